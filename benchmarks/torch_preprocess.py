@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from edge_server.gpu.kernels.preprocess import PixelFormat
+from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,18 +65,31 @@ def preprocess(pixel_format: PixelFormat, frame: Any, size: tuple[int, int], hal
 
 
 def planes_of(pixel_format: PixelFormat, frame: Any) -> Any:
-    """(3, H, W) float32, 0..255; BT.601 with video range, as OpenCV has it."""
+    """(3, H, W) float32, 0..255; BT.709, limited range."""
     if pixel_format is PixelFormat.BGR:
         return frame.reshape(HEIGHT, WIDTH, 3).permute(2, 0, 1).float()
-    if pixel_format is PixelFormat.NV12:
-        luma = frame[: WIDTH * HEIGHT].reshape(HEIGHT, WIDTH).float()
-        pairs = frame[WIDTH * HEIGHT :].reshape(HEIGHT // 2, WIDTH // 2, 2).permute(2, 0, 1).float()
-        u, v = torch.nn.functional.interpolate(pairs[None], scale_factor=2, mode="nearest")[0]
-    else:
-        pixels = frame.reshape(HEIGHT, WIDTH // 2, 4).float()
-        luma = pixels[..., 0::2].reshape(HEIGHT, WIDTH)
-        u, v = (pixels[..., i].repeat_interleave(2, dim=1) for i in (1, 3))
-    y = 1.164 * (luma - 16).clamp(min=0)
-    u, v = u - 128, v - 128
-    blue, green, red = y + 2.018 * u, y - 0.391 * u - 0.813 * v, y + 1.596 * v
+    luma, u, v = yuv_of(pixel_format, frame)
+    y = 255 / 219 * (luma - 16)
+    u, v = 255 / 224 * (u - 128), 255 / 224 * (v - 128)
+    blue, green, red = y + 1.8556 * u, y - 0.18732 * u - 0.46812 * v, y + 1.5748 * v
     return torch.stack([blue, green, red]).clamp(0, 255)
+
+
+def yuv_of(pixel_format: PixelFormat, frame: Any) -> tuple[Any, Any, Any]:
+    """Each (H, W) float32."""
+    luma = frame[: WIDTH * HEIGHT].reshape(HEIGHT, WIDTH).float()
+    behind = frame[WIDTH * HEIGHT :]
+    match pixel_format:
+        case PixelFormat.GREY:
+            return luma, torch.full_like(luma, 128), torch.full_like(luma, 128)
+        case PixelFormat.YUY2:
+            pixels = frame.reshape(HEIGHT, WIDTH // 2, 4).float()
+            luma = pixels[..., 0::2].reshape(HEIGHT, WIDTH)
+            u, v = (pixels[..., i].repeat_interleave(2, dim=1) for i in (1, 3))
+            return luma, u, v
+        case PixelFormat.NV12:
+            planes = behind.reshape(HEIGHT // 2, WIDTH // 2, 2).permute(2, 0, 1).float()
+        case _:
+            planes = behind.reshape(2, HEIGHT // 2, WIDTH // 2).float()
+    u, v = torch.nn.functional.interpolate(planes[None], scale_factor=2, mode="nearest")[0]
+    return luma, u, v

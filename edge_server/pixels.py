@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,16 @@ class PixelFormat(Enum):
         """The chroma has half the rows of the luma, in planes behind it."""
         return self in (PixelFormat.NV12, PixelFormat.I420)
 
+    @property
+    def has_chroma(self) -> bool:
+        """The values are Y, U and V."""
+        return self not in (PixelFormat.BGR, PixelFormat.GREY)
+
+    @property
+    def chroma_step_px(self) -> tuple[int, int]:
+        """The columns and rows of the frame that one U and V pair stands for."""
+        return (2 if self.has_chroma else 1), (2 if self.is_subsampled else 1)
+
 
 class ColourMatrix(Enum):
     """How luma and chroma mix red, green and blue (ITU-R BT.601, BT.709)."""
@@ -54,6 +65,72 @@ class Colour:
 
     matrix: ColourMatrix = ColourMatrix.BT601
     range: ColourRange = ColourRange.LIMITED
+
+    @property
+    def to_bgr(self) -> YuvToBgr:
+        """The conversion to BGR."""
+        return _yuv_to_bgr(self)
+
+
+class YuvToBgr(NamedTuple):
+    """The conversion of Y, U and V to B, G and R in whole numbers.
+
+    Each channel is a sum of products, plus 256, shifted right by 9 bits and clipped to 0..255.
+    `luma` multiplies Y - `black` in each channel; `blue_u` multiplies U - 128 in B, `green_u` and
+    `green_v` U - 128 and V - 128 in G, `red_v` V - 128 in R. All are times 512: with more bits
+    OpenCV's fastest conversion would round; these results differ from the exact ones by less than
+    0.8 of a level, 0.5 of which is the rounding to 8 bits.
+    """
+
+    black: int
+    luma: int
+    blue_u: int
+    green_u: int
+    green_v: int
+    red_v: int
+
+
+# Kr and Kb of the two recommendations.
+_WEIGHTS = {ColourMatrix.BT601: (0.299, 0.114), ColourMatrix.BT709: (0.2126, 0.0722)}
+
+
+@lru_cache
+def _yuv_to_bgr(colour: Colour) -> YuvToBgr:
+    red, blue = _WEIGHTS[colour.matrix]
+    green = 1 - red - blue
+    black, luma, chroma = 0, 1.0, 1.0
+    if colour.range is ColourRange.LIMITED:
+        black, luma, chroma = 16, 255 / 219, 255 / 224
+    by_u, by_v = 2 * (1 - blue) * chroma, 2 * (1 - red) * chroma
+    factors = (luma, by_u, -by_u * blue / green, -by_v * red / green, by_v)
+    return YuvToBgr(black, *(round(512 * factor) for factor in factors))
+
+
+@dataclass(frozen=True)
+class CropRegion:
+    """A rectangle of a frame in px, whole pixels; of any parity in every format."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    def is_within(self, width: int, height: int) -> bool:
+        """Return whether the region is not empty, and lies within a frame of that size in px."""
+        return (
+            min(self.x, self.y) >= 0
+            and min(self.width, self.height) >= 1
+            and self.x + self.width <= width
+            and self.y + self.height <= height
+        )
+
+    def of_chroma(self, pixel_format: PixelFormat) -> CropRegion:
+        """Return the region in px of the chroma: whole ones, so that it may be larger than this
+        region by 1 px of the frame on each side."""
+        columns, rows = pixel_format.chroma_step_px
+        x, y = self.x // columns, self.y // rows
+        right, bottom = -(-(self.x + self.width) // columns), -(-(self.y + self.height) // rows)
+        return CropRegion(x, y, right - x, bottom - y)
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,12 +118,16 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def log_prefix(self) -> str:
-        """Triton's `[request id: x] ` prefix of the error texts that carry it."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        return log_prefix(self.id)
 
     @property
     def cancelled(self) -> bool:
         return self.cancellation is not None and self.cancellation.cancelled
+
+
+def log_prefix(request_id: str) -> str:
+    """Triton's `[request id: x] ` prefix of the error texts that carry it."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 class StepTiming(NamedTuple):

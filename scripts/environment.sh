@@ -24,15 +24,15 @@ any_python() {
     return 1
 }
 
-# make_venv DIRECTORY PYTHON EXTRAS: an environment with this checkout and its extras in it;
-# a second call does nothing until pyproject.toml changes.
+# make_venv DIRECTORY PYTHON EXTRAS [OPTION]: an environment with this checkout and its extras in
+# it, OPTION as of python -m venv; a second call does nothing until pyproject.toml changes.
 make_venv() {
     local stamp wanted
     stamp=$1/.installed
     wanted=$(cat "$root/pyproject.toml" - <<<"$3" | sha256sum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "installing edge-server[$3] into ${1#"$root"/} …" >&2
-    "$2" -m venv "$1"
+    "$2" -m venv ${4:+"$4"} "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[$3]" >&2
     echo "$wanted" >"$stamp"
 }
@@ -43,9 +43,23 @@ need() {
     local command=$1
     shift
     command -v "$command" >/dev/null || [ -x "/usr/sbin/$command" ] && return
+    install_packages "$command" "$@"
+}
+
+install_packages() {
+    local wanted=$1
+    shift
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "installing $* …" >&2
         { apt-get update && apt-get install -y --no-install-recommends "$@"; } >/dev/null 2>&1 && return
     fi
-    echo "$command is missing; to have it: apt install $*" >&2
+    echo "$wanted is missing; to have it: apt install $*" >&2
+}
+
+# need_gstreamer: GStreamer, its codecs, and PyGObject, which belongs to the system's own Python.
+need_gstreamer() {
+    local probe="import gi; gi.require_version('GstRtspServer', '1.0'); gi.require_version('GstVideo', '1.0'); from gi.repository import Gst; Gst.init(None); assert all(map(Gst.ElementFactory.find, ('x264enc', 'x265enc', 'avdec_h265', 'rtspsrc', 'h265parse')))"
+    /usr/bin/python3 -c "$probe" 2>/dev/null || install_packages GStreamer python3-gi python3-gst-1.0 \
+        python3-venv gir1.2-gst-plugins-base-1.0 gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base \
+        gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-plugins-ugly gstreamer1.0-libav
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import gc
 import importlib.util
 import ipaddress
 import logging
@@ -27,9 +28,17 @@ if TYPE_CHECKING:
 
 # How long an example takes says something of the machine only.
 settings.register_profile(
-    "edge_server", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=20
 )
-settings.load_profile("edge_server")
+# `scripts/test --all` takes this one, by --hypothesis-profile.
+settings.register_profile("deep", settings.get_profile("quick"), max_examples=100)
+settings.load_profile("quick")
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 class Authority:

@@ -46,6 +46,14 @@ def no_progress(text: str) -> None:
     """Discard the text: a `ProgressCallback` for a load whose progress is not shown."""
 
 
+def all_on_host(tensors: Tensors, copied: Copied) -> Tensors:
+    """Return `tensors` on the host; see `on_host`."""
+    for tensor in tensors.values():
+        if not isinstance(tensor.array, np.ndarray):
+            return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
+    return tensors
+
+
 def on_host(tensor: Tensor, copied: Copied) -> Tensor:
     """Return `tensor` on the host; a tensor on a device is copied and the copy counted.
 
@@ -100,10 +108,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
         Raises:
             EdgeServerError: a device failed.
         """
-        inputs = self.inputs
-        if not any(tensor.on_device for tensor in inputs.values()):
-            return inputs
-        return {name: on_host(tensor, self.copied) for name, tensor in inputs.items()}
+        return all_on_host(self.inputs, self.copied)
 
 
 class Phases(NamedTuple):

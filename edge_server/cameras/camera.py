@@ -184,6 +184,12 @@ class Camera:
             frame, self._newest = self._newest, None
             return frame
 
+    def wait_for_frame(self, timeout_s: float) -> bool:
+        """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
+            return self._newest is not None
+
     @property
     def state(self) -> CameraState:
         """That of `status`."""

@@ -1,57 +1,144 @@
-"""Conversion of camera images to BGR, for people and for models that take nothing else."""
+"""Conversion of camera images to BGR, for people, models that take nothing else, and networks.
+
+Y, U and V are resized apart and converted at the size that is wanted: a network's input needs no
+BGR image of the frame's size. `pixels.YuvToBgr` defines the numbers.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
 import numpy as np
 
-from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-# Kr and Kb of the two recommendations.
-_WEIGHTS = {ColourMatrix.BT601: (0.299, 0.114), ColourMatrix.BT709: (0.2126, 0.0722)}
+# The values of U and V without colour.
+_NEUTRAL = 128
+
+
+class Layer(NamedTuple):
+    """Values of an image that are resized together.
+
+    Attributes:
+        pixels: (h, w) or (h, w, channels) uint8, a view; rows may have gaps.
+        step_px: columns and rows of the image per pixel of the layer.
+        black: the value of black, by channel.
+    """
+
+    pixels: NDArray[np.uint8]
+    step_px: tuple[int, int]
+    black: tuple[int, ...]
+
+
+def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
+    """Return the layers of `image`, or of one region of it, in the order of `bgr_of_layers`.
+
+    YUY2's luma is the first of two channels, the second of which has no meaning; its chroma is the
+    second and fourth of four.
+    """
+    first = image.planes[0]
+    crop = region or CropRegion(0, 0, image.width, image.height)
+    black = image.colour.to_bgr.black
+    pairs: list[tuple[NDArray[np.uint8], tuple[int, ...]]]
+    match image.pixel_format:
+        case PixelFormat.BGR:
+            return [_cropped(first, crop, (1, 1), (0, 0, 0))]
+        case PixelFormat.GREY:
+            return [_cropped(image.luma(), crop, (1, 1), (black,))]
+        case PixelFormat.YUY2:
+            pairs = [(first.reshape(len(first), -1, 4), (black, _NEUTRAL) * 2)]
+            luma = _cropped(first, crop, (1, 1), (black, _NEUTRAL))
+        case PixelFormat.NV12:
+            chroma = image.planes[1]
+            pairs = [(chroma.reshape(len(chroma), -1, 2), (_NEUTRAL, _NEUTRAL))]
+            luma = _cropped(first, crop, (1, 1), (black,))
+        case PixelFormat.I420:
+            pairs = [(plane, (_NEUTRAL,)) for plane in image.planes[1:]]
+            luma = _cropped(first, crop, (1, 1), (black,))
+    step_px = image.pixel_format.chroma_step_px
+    of_chroma = crop.of_chroma(image.pixel_format)
+    return [luma, *(_cropped(plane, of_chroma, step_px, empty) for plane, empty in pairs)]
+
+
+def bgr_of_layers(
+    pixel_format: PixelFormat, colour: Colour, layers: Sequence[NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """Return (H, W, 3) uint8 BGR of the pixels of `layers_of`, all of which have been brought to H
+    and W; BGR pixels are returned themselves."""
+    first = layers[0]
+    match pixel_format:
+        case PixelFormat.BGR:
+            return first
+        case PixelFormat.GREY:
+            bright = cv2.LUT(first, _grey_table(colour))
+            return cv2.cvtColor(bright, cv2.COLOR_GRAY2BGR)  # type: ignore[no-any-return]  # OpenCV has no types
+        case PixelFormat.YUY2:
+            channels = [cv2.extractChannel(layers[i], c) for i, c in ((0, 0), (1, 1), (1, 3))]
+        case PixelFormat.NV12:
+            channels = [first, *cv2.split(layers[1])]
+        case PixelFormat.I420:
+            channels = list(layers)
+    return cv2.transform(cv2.merge(channels), _matrix(colour))  # type: ignore[no-any-return]  # OpenCV has no types
 
 
 def bgr_of(image: Image) -> NDArray[np.uint8]:
     """Return `image` as (H, W, 3) uint8 BGR; a BGR image's own pixels, otherwise new ones.
 
-    Chroma is that of the nearest pixel.
+    Chroma is interpolated.
     """
-    match image.pixel_format:
-        case PixelFormat.BGR:
-            return image.planes[0]
-        case PixelFormat.GREY:
-            chroma = np.full((*image.luma().shape, 2), 128, np.uint8)
-        case PixelFormat.YUY2:
-            pairs = image.planes[0][..., 1].reshape(image.height, -1, 2)
-            chroma = pairs.repeat(2, axis=1)
-        case PixelFormat.NV12:
-            pairs = image.planes[1].reshape(image.height // 2, -1, 2)
-            chroma = pairs.repeat(2, axis=0).repeat(2, axis=1)
-        case PixelFormat.I420:
-            pairs = np.stack(image.planes[1:], axis=-1)
-            chroma = pairs.repeat(2, axis=0).repeat(2, axis=1)
-    yuv = np.dstack([image.luma(), chroma])
-    return cv2.transform(yuv, _to_bgr(image.colour))  # type: ignore[no-any-return]  # OpenCV has no types
+    size = (image.width, image.height)
+    layers = [resized(layer.pixels, *size) for layer in layers_of(image)]
+    return bgr_of_layers(image.pixel_format, image.colour, layers)
 
 
-def _to_bgr(colour: Colour) -> NDArray[np.float64]:
-    """Return the (3, 4) matrix from Y, U, V and 1 to B, G, R."""
-    red, blue = _WEIGHTS[colour.matrix]
-    green = 1 - red - blue
-    black, luma, chroma = 0.0, 1.0, 1.0
-    if colour.range is ColourRange.LIMITED:
-        black, luma, chroma = 16.0, 255 / 219, 255 / 224
-    by_blue, by_red = 2 * (1 - blue) * chroma, 2 * (1 - red) * chroma
+def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return `pixels` at that size in px, bilinearly interpolated in 8 bits (sample centres at half
+    pixels, no antialiasing); `pixels` themselves where they have it."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    if pixels.shape == (2 * height, 2 * width, 2):
+        # OpenCV halves one, three or four channels by other roundings than two.
+        channels = [resized(channel, width, height) for channel in cv2.split(pixels)]
+        return cv2.merge(channels)  # type: ignore[no-any-return]  # OpenCV has no types
+    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)  # type: ignore[no-any-return]  # OpenCV has no types
+
+
+def _cropped(
+    pixels: NDArray[np.uint8], crop: CropRegion, step_px: tuple[int, int], black: tuple[int, ...]
+) -> Layer:
+    rows, columns = slice(crop.y, crop.y + crop.height), slice(crop.x, crop.x + crop.width)
+    return Layer(pixels[rows, columns], step_px, black)
+
+
+@lru_cache
+def _matrix(colour: Colour) -> NDArray[np.float64]:
+    """Return the (3, 4) matrix from Y, U, V and 1 to B, G, R.
+
+    All are multiples of 1/1024, and no sum lies in the middle between two whole numbers: each way
+    in which an OpenCV computes and rounds them is exact, and gives the same numbers.
+    """
+    to_bgr = colour.to_bgr
     rows = np.array(
         [
-            [luma, by_blue, 0],
-            [luma, -by_blue * blue / green, -by_red * red / green],
-            [luma, 0, by_red],
+            [to_bgr.luma, to_bgr.blue_u, 0],
+            [to_bgr.luma, to_bgr.green_u, to_bgr.green_v],
+            [to_bgr.luma, 0, to_bgr.red_v],
         ]
     )
-    return np.column_stack([rows, -rows @ (black, 128, 128)])
+    offsets = 1 - 2 * rows @ (to_bgr.black, _NEUTRAL, _NEUTRAL)
+    return np.column_stack([rows / 512, offsets / 1024])
+
+
+@lru_cache
+def _grey_table(colour: Colour) -> NDArray[np.uint8]:
+    """Return the (256,) uint8 brightness of each luma."""
+    to_bgr = colour.to_bgr
+    bright = (to_bgr.luma * (np.arange(256) - to_bgr.black) + 256) >> 9
+    return bright.clip(0, 255).astype(np.uint8)

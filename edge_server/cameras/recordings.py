@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
 from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS, Recording
+from edge_server.cameras.opencv_settings import settle_opencv
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 FOLDER_FPS = 10.0
 # The rate of a video that does not state its own.
 VIDEO_FPS = 25.0
-_FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
 # FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
@@ -119,9 +118,7 @@ def _own_fps(path: Path, capture: cv2.VideoCapture) -> float:
 
 def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
     """Return the opened file and its first image."""
-    # FFmpeg's lines on stderr must not mix with the log: with --log-format json each line is an
-    # object.
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _FFMPEG_QUIET)
+    settle_opencv()
     capture = cv2.VideoCapture(str(path))
     image = None
     if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:

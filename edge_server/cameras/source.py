@@ -1,137 +1,23 @@
-"""Source URIs, the table of source kinds, and `open_source`, the only function that opens one."""
+"""The table of source kinds, and `open_source`, the only function that opens one."""
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS
+from edge_server.cameras.frame import IMAGE_SUFFIXES
+from edge_server.cameras.gstreamer_pipelines import flip_of
+from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.source_uri import Credentials, SourceUri
     from edge_server.pixels import ColourMatrix, ColourRange
-
-
-@dataclass(frozen=True)
-class SourceUri:
-    """A parsed `scheme://host/path?key=value`, or a plain path as scheme `file` without a query.
-
-    Attributes:
-        scheme: lower case.
-        host: without user and port, lower case; "" if the URI has none.
-        path: percent-decoded.
-        query: percent-decoded, every key once.
-        label: the source's name in messages, without user and password.
-    """
-
-    scheme: str
-    host: str
-    path: str
-    query: Mapping[str, str]
-    label: str
-
-    def allow(self, *known: str) -> None:
-        """Reject unknown query keys.
-
-        Raises:
-            SourceUriError: a key is not in `known`; the text has the nearest match.
-        """
-        for key in self.query:
-            if key not in known:
-                raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
-
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return the value of `key=true|false`.
-
-        Raises:
-            SourceUriError: the value is neither `true` nor `false`.
-        """
-        text = self.query.get(key, str(default).lower())
-        if text not in {"true", "false"}:
-            raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
-        return text == "true"
-
-    def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """Return the value of `key`, a whole number from `low` to `high`.
-
-        Raises:
-            SourceUriError: the value is no such number.
-        """
-        text = self.query.get(key, str(default))
-        if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
-            raise SourceUriError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
-        return int(text)
-
-    def fps(self) -> float | None:
-        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent.
-
-        Raises:
-            SourceUriError: the value is neither 0 nor within `SLOWEST_FPS` to `FASTEST_FPS`.
-        """
-        text = self.query.get("fps")
-        if text is None:
-            return None
-        try:
-            fps = float(text)
-        except ValueError:
-            fps = -1.0
-        if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
-            raise SourceUriError(
-                f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
-                "per second, or 0 for as fast as it can be read"
-            )
-        return fps
-
-
-def parse_source_uri(text: str) -> SourceUri:
-    """Parse `text`; a text without `://` is a path, whatever characters the text has.
-
-    Raises:
-        SourceUriError: `text` is empty, is no URI, or repeats a key.
-    """
-    if not text.strip():
-        raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
-    if "://" not in text:
-        return SourceUri(scheme="file", host="", path=text, query={}, label=text)
-    try:
-        parts = urlsplit(text, allow_fragments=False)
-        host = parts.hostname or ""
-        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError:
-        # Both the text and the error may hold a password, so the message quotes neither.
-        scheme = text.partition("://")[0]
-        raise SourceUriError(
-            f"a {scheme}:// source is malformed; write {scheme}://host/path?key=value&key=value"
-        ) from None
-    path = unquote(parts.path)
-    label = f"{parts.scheme}://{host}{path}"
-    query = dict(pairs)
-    if len(query) < len(pairs):
-        raise SourceUriError(f"{label}: an option is given twice; write each once")
-    return SourceUri(parts.scheme, host, path, query, label)
-
-
-def did_you_mean(word: str, known: tuple[str, ...]) -> str:
-    """Return `word`, quoted, with its nearest match in `known`, or with all of `known`."""
-    nearest = difflib.get_close_matches(word, known, n=1)
-    if nearest:
-        return f"{word!r}; did you mean {nearest[0]!r}?"
-    return f"{word!r}; known: {', '.join(known)}"
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """User name and password of a camera; never part of a text that people see."""
-
-    user: str
-    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -139,7 +25,7 @@ class SourceOptions:
     """What a camera's settings add to its URI.
 
     Attributes:
-        credentials: those of the URI come first.
+        credentials: of a network camera; those of its URI come first.
         reader: of a live camera; `auto` prefers GStreamer.
         matrix: overrides the matrix that the camera reports.
         range: likewise the range.
@@ -162,10 +48,12 @@ class SourceKind:
         open: opens a source of this kind, or raises SourceError.
         live: the source is a device, which may be absent now and return later; an absent recording
             is an error.
+        check: raises SourceUriError where a URI of this kind can never be opened on any machine.
     """
 
     open: Callable[[SourceUri, SourceOptions], FrameSource]
     live: bool
+    check: Callable[[SourceUri], None] = lambda _: None
 
 
 def open_source(
@@ -176,8 +64,7 @@ def open_source(
     """Open `uri` and decode its first image, so that a bad source raises here.
 
     Args:
-        uri: a path (video, image, or folder of images), `file:///path?loop=true&fps=10`, or
-            `synthetic://road?seed=7&fps=30&width=1280&height=720&frames=100`.
+        uri: a path (video, image, folder of images, /dev/videoN) or a URI of `SOURCE_KINDS`.
         kinds: the allowed schemes; `SOURCE_KINDS` by default.
         options: of a live camera.
 
@@ -186,8 +73,9 @@ def open_source(
         SourceUriError: the URI itself is wrong.
     """
     parsed = parse_source_uri(uri)
+    kind = _kind_of(parsed, kinds)
     try:
-        return _kind_of(parsed, kinds).open(parsed, options)
+        return kind.open(parsed, options)
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
@@ -201,7 +89,7 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     """Return whether `uri` names a device, which may return after a loss, rather than a recording.
 
     Raises:
-        SourceUriError: the scheme is unknown or the URI malformed.
+        SourceUriError: the URI is wrong.
     """
     return _kind_of(parse_source_uri(uri), kinds).live
 
@@ -210,11 +98,10 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)
     if kind is None:
-        known = ", ".join(f"{scheme}://" for scheme in table)
         raise SourceUriError(
-            f"{uri.label}: unknown kind of source {uri.scheme + '://'!r}; "
-            f"known: {known} and plain paths"
+            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
         )
+    kind.check(uri)
     return kind
 
 
@@ -267,8 +154,70 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     )
 
 
+def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
+    from edge_server.cameras.readers import open_live  # noqa: PLC0415
+
+    return open_live(uri, options)
+
+
+# The checks know the options of both readers: a URI must not depend on which one reads it.
+
+
+def _check_csi(uri: SourceUri) -> None:
+    if not uri.host.isdecimal() or uri.path not in {"", "/"}:
+        raise SourceUriError(f"{uri.label}: name a sensor by its number: csi://0")
+    uri.allow("mode", "width", "height", "fps", "flip")
+    flip_of(uri)
+    uri.whole("mode", 0, 0, 99)
+    _check_size_and_fps(uri)
+
+
+def _check_v4l2(uri: SourceUri) -> None:
+    if uri.host or not uri.path.startswith("/"):
+        device = f"/{uri.host}{uri.path}".rpartition("/")[2]
+        number = device.removeprefix("video")
+        right = f"/dev/video{number}" if number.isdecimal() else "/dev/video0"
+        raise SourceUriError(f"{uri.label}: names no device; write v4l2://{right}, or {right}")
+    uri.allow("format", "width", "height", "fps", "flip")
+    form = uri.query.get("format", "mjpeg")
+    if form not in V4L2_FORMATS:
+        raise SourceUriError(f"{uri.label}: unknown format {did_you_mean(form, V4L2_FORMATS)}")
+    _check_size_and_fps(uri)
+
+
+def _check_size_and_fps(uri: SourceUri) -> None:
+    uri.whole("width", 1280, 16, 16384)
+    uri.whole("height", 720, 16, 16384)
+    if uri.fps() == 0:
+        raise SourceUriError(f"{uri.label}: fps is 0; a live camera has a rate of its own")
+    if ("width" in uri.query) != ("height" in uri.query):
+        raise SourceUriError(f"{uri.label}: width and height go together; write both or none")
+
+
+def _check_rtsp(uri: SourceUri) -> None:
+    _check_network(uri)
+    transport = uri.query.get("transport", "tcp")
+    if transport not in {"tcp", "udp"}:
+        raise SourceUriError(f"{uri.label}: transport is {transport!r}; write tcp or udp")
+
+
+def _check_network(uri: SourceUri) -> None:
+    if not uri.host:
+        raise SourceUriError(f"{uri.label}: has no host; write {uri.scheme}://HOST/path")
+
+
+# Of `format=`, by what the kernel calls MJPG, YUYV, NV12, YU12 and GREY.
+V4L2_FORMATS = ("mjpeg", "yuy2", "nv12", "i420", "grey")
+
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
+        "csi": SourceKind(_open_live, live=True, check=_check_csi),
+        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2),
+        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp),
+        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp),
+        "http": SourceKind(_open_live, live=True, check=_check_network),
+        "https": SourceKind(_open_live, live=True, check=_check_network),
+        "gst": SourceKind(_open_live, live=True),
         "file": SourceKind(_open_file, live=False),
         "synthetic": SourceKind(_open_synthetic, live=False),
     }

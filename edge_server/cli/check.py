@@ -17,6 +17,8 @@ from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
+from edge_server.cameras.source_uri import masked_uri
+from edge_server.daemon.camera_set import source_options
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -208,7 +210,11 @@ def _check_camera(
     findings: Findings,
 ) -> None:
     """Check one camera; a fault of its model is reported with the model, not here."""
-    camera = Camera(name, settings.uri)
+    try:
+        camera = Camera(name, settings.uri, options=source_options(name, settings))
+    except SettingsError as error:
+        findings.note(error)
+        return
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:
         try:
@@ -224,7 +230,8 @@ def _check_camera(
     finally:
         camera.stop()
     if is_well:
-        findings.well.append(f"camera {name}: {settings.uri}: gives frames to {settings.model}")
+        shown = masked_uri(settings.uri)
+        findings.well.append(f"camera {name}: {shown}: gives frames to {settings.model}")
 
 
 def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:

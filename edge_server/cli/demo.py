@@ -21,6 +21,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from edge_server.cameras.source import is_live
+from edge_server.cameras.source_uri import masked_uri
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
@@ -44,6 +46,8 @@ KEPT = 256
 
 _TIMEOUT_S = 15.0
 _REFRESH_S = 0.5
+# Frames older than this do not count for the rate that is shown.
+_RATE_OVER_S = 3.0
 
 
 def run_demo(
@@ -115,7 +119,7 @@ class Inbox(queue.Queue[bytes]):
 def _settings(
     source: str, broker: Mapping[str, Any] | None, repositories: Sequence[str] | None
 ) -> Settings:
-    if "://" not in source:
+    if "://" not in source and not is_live(source):
         source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
@@ -153,7 +157,8 @@ def _put_directly(inbox: Inbox) -> Listener:
 def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     mqtt = settings.mqtt
     broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
-    return f"edge-server {VERSION}: {source}; gRPC on 127.0.0.1:{daemon.grpc_port}; {broker}"
+    shown, port = masked_uri(source), daemon.grpc_port
+    return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}"
 
 
 def _show(
@@ -161,22 +166,30 @@ def _show(
 ) -> None:
     table = None if as_json else _Table()
     arrived = 0
+    reason = ""
     give_up = time.monotonic() + _TIMEOUT_S
     while not stop.is_set() and (not frames or arrived < frames):
+        # A camera that has been there may come back: the table shows what is wrong meanwhile.
+        if time.monotonic() > give_up and not (arrived and is_live(source)):
+            why = f": {reason}" if reason else ""
+            raise Unavailable(
+                f"no lanes arrived for {_TIMEOUT_S:g} s from {masked_uri(source)}{why}"
+            )
         try:
             payload = inbox.get(timeout=_REFRESH_S)
         except queue.Empty:
             if all(pipeline.camera.ended for pipeline in daemon.pipelines):
                 break
-            if time.monotonic() > give_up:
-                raise Unavailable(f"no lanes arrived for {_TIMEOUT_S:g} s from {source}") from None
             continue
-        give_up = time.monotonic() + _TIMEOUT_S
-        arrived += 1
+        message = msgspec.json.decode(payload)
+        reason = "; ".join(message["reasons"])
+        if message["status"] != "FRAME_STATUS_INVALID":
+            give_up = time.monotonic() + _TIMEOUT_S
+            arrived += 1
         if table is None:
             print(payload.decode(), flush=True)
         else:
-            table.add(msgspec.json.decode(payload))
+            table.add(message)
     if table is not None:
         table.finish()
 
@@ -202,9 +215,10 @@ def free_name(path: Path) -> Path:
 
 
 class _Table:
-    """One row that is overwritten on a terminal, and printed repeatedly elsewhere."""
+    """One row that is overwritten on a terminal, and printed repeatedly elsewhere; a line below it
+    whenever the camera's state or its reason changes."""
 
-    _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}"
+    _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}  {}"
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
@@ -213,24 +227,37 @@ class _Table:
         self._printed_at = 0.0
         self._row = ""
         self._printed = ""
-        head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped")
+        self._word = ""
+        head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped", "state")
         print(self._FORMAT.format(*head))
 
     def add(self, message: dict[str, Any]) -> None:
         now = time.monotonic()
-        self._count += 1
-        self._arrivals = [*self._arrivals[-49:], now]
-        spanned_s = self._arrivals[-1] - self._arrivals[0]
-        fps = (len(self._arrivals) - 1) / spanned_s if spanned_s > 0 else 0.0
+        state = message["status"].removeprefix("FRAME_STATUS_").lower()
+        if state != "invalid":
+            self._count += 1
+            self._arrivals = [*self._arrivals[-49:], now]
+        recent = [at for at in self._arrivals if now - at < _RATE_OVER_S]
+        spanned_s = recent[-1] - recent[0] if recent else 0.0
+        fps = (len(recent) - 1) / spanned_s if spanned_s > 0 else 0.0
         self._row = self._FORMAT.format(
             message["camera"],
             self._count,
             f"{fps:.1f}",
             f"{message['time']['age_us'] / 1e3:.1f}",
-            f"{message['latency_us']['infer'] / 1e3:.1f}",
+            f"{message['latency_us'].get('infer', 0) / 1e3:.1f}",
             len(message["lanes"]),
             message["dropped"],
+            state,
         )
+        reason = "; ".join(message["reasons"])
+        # A reason begins with its word; the text after it may differ from message to message.
+        word = reason.partition(":")[0]
+        if word != self._word:
+            self._word = word
+            self._printed_at = now
+            self._print(end="\n")
+            print(f"{message['camera']:>8} {state}{f': {reason}' if reason else ''}", flush=True)
         if now - self._printed_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
             self._printed_at = now
             self._print(end="\r" if self._terminal else "\n")

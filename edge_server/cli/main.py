@@ -15,12 +15,14 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +93,7 @@ def _discard_output() -> None:
 def _report(error: errors.EdgeServerError) -> int:
     """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
-    for line in str(error).splitlines():
+    for line in masked(str(error)).splitlines():
         if logs_json():
             log.error("%s", line)
         else:
@@ -131,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
+
+    add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
@@ -174,13 +178,19 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
         name, equals, uri = text.partition("=")
-        if not equals:
-            raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
+        if not equals or "://" in name:
+            raise errors.SettingsError(
+                f"--camera {masked_uri(text)}: give it as NAME=URI, like front=road.mp4"
+            )
         if name in cameras:
-            raise errors.SettingsError(f"--camera {text}: camera '{name}' is given twice")
+            raise errors.SettingsError(
+                f"--camera {name}={masked_uri(uri)}: camera '{name}' is given twice"
+            )
         cameras[name] = {"uri": uri}
     return cameras
 
@@ -217,8 +227,22 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
+def _reload_on_signal() -> threading.Event:
+    """Return an event that SIGHUP sets."""
+    requested = threading.Event()
+
+    def request_reload(*_: Any) -> None:
+        # On a thread, as in `_stop_on_signals`.
+        threading.Thread(target=requested.set, name="reload").start()
+
+    signal.signal(signal.SIGHUP, request_reload)
+    return requested
+
+
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
+    # Without a file nothing can be read again: a closed terminal ends the daemon.
+    reload_requested = None if arguments.config is None else _reload_on_signal()
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:
@@ -226,7 +250,12 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
     from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
 
-    daemon = Daemon(settings, log_switches=log_switches)
+    daemon = Daemon(
+        settings,
+        log_switches=log_switches,
+        read_settings=lambda: _settings(arguments)[0],
+        reload_requested=reload_requested,
+    )
     daemon.start(stop)
     code = OK
     try:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import is_live
+from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
     following_control,
     python_of,
 )
+from edge_server.daemon.reload import SettingsReload
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
-from edge_server.errors import EdgeServerError, SettingsError, SourceError, StageStuck
+from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -32,7 +32,6 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
-from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.worker import check_progress
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.lifecycle.control import RepositoryControl
-    from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.process.logs import LogSwitches
     from edge_server.process.worker import Worker
     from edge_server.settings import Settings
@@ -65,6 +64,8 @@ class Daemon:
         settings: the settings of this run.
         listeners: receive every LaneFrame, beside the MQTT publisher.
         log_switches: the log settings that clients change; None covers all that this process logs.
+        read_settings: reads the settings again.
+        reload_requested: set where that shall be done; None never does it. See `SettingsReload`.
 
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound, or the directory of traces, of
@@ -79,6 +80,8 @@ class Daemon:
         settings: Settings,
         listeners: Sequence[Listener] = (),
         log_switches: LogSwitches | None = None,
+        read_settings: Callable[[], Settings] | None = None,
+        reload_requested: threading.Event | None = None,
     ) -> None:
         keep_large_buffers()
         repository, serving = settings.repository, settings.serving
@@ -86,6 +89,7 @@ class Daemon:
         self.devices = Devices()
         self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
         self._scheduling = chosen_scheduling(serving)
+        camera_models: set[str] = set()
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
             registry,
@@ -93,7 +97,7 @@ class Daemon:
             self.devices,
             repository,
             python=python_of(settings),
-            cameras=settings.cameras,
+            camera_models=camera_models,
         )
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
@@ -114,28 +118,39 @@ class Daemon:
         if publisher is not None:
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
-        self.pipelines = [
-            LanePipeline(
-                Camera(name, camera.uri), self.data_plane, camera.model, (*listeners, latency)
-            )
-            for name, camera in settings.cameras.items()
-        ]
+        self._cameras = CameraSet(
+            settings.cameras,
+            self.data_plane,
+            (*listeners, latency),
+            camera_models,
+            latency.forget,
+        )
         self._metrics = None
         if settings.metrics.enabled:
             sources = Sources(
                 VERSION,
                 lambda: self.data_plane.index(only_ready=False),
-                self.pipelines,
+                self._cameras.pipelines,
                 latency,
                 publisher,
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
-        self._status = StatusReport(self.data_plane, self.control, self.pipelines, publisher)
+        self._status = StatusReport(
+            self.data_plane, self.control, self._cameras.pipelines, publisher
+        )
+        self._reload = None
+        if read_settings is not None and reload_requested is not None:
+            self._reload = SettingsReload(settings, read_settings, reload_requested, self._cameras)
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
+
+    @property
+    def pipelines(self) -> Sequence[LanePipeline]:
+        """The loops of the present cameras."""
+        return self._cameras.pipelines
 
     @property
     def grpc_port(self) -> int:
@@ -182,7 +197,7 @@ class Daemon:
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
         if (metrics := self._metrics) is not None:
             yield metrics.start, lambda: metrics.stop(self._left_s())
-        yield self._open_recordings, self._stop_pipelines
+        yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
         if (publisher := self._publisher) is not None:
             yield publisher.start, publisher.stop
         yield lambda: self._load(stop), _nothing
@@ -197,13 +212,12 @@ class Daemon:
                 recovers.
             InternalError: a worker died.
         """
-        workers = self._workers()
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
         while not stop.wait(period_s):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
-            check_progress(workers, now)
+            check_progress(self._workers(), now)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
@@ -223,56 +237,39 @@ class Daemon:
         self._running.close()
         log.info("edge-server: stopped")
 
-    def _open_recordings(self) -> None:
-        """Report a camera's mistake before the models load, which may take minutes.
-
-        A live camera stays closed: an open one would fill its buffers meanwhile.
-        """
-        for pipeline in self.pipelines:
-            _open(pipeline.camera, even_live=False)
-
     def _load(self, stop: threading.Event) -> None:
         """Load models and open cameras; builds take minutes, reported to broker and systemd."""
         with self._status.loading():
             try:
                 self.control.start(stop)
-                for pipeline in self.pipelines:
-                    if stop.is_set():
-                        break
-                    pipeline.validate()
-                    _open(pipeline.camera)
+                self._cameras.validate(stop)
             except EdgeServerError:
                 self.devices.check()
                 raise
 
     def _serve(self, stop: threading.Event) -> None:
         if not stop.is_set():
-            for pipeline in self.pipelines:
-                pipeline.camera.start()
-                pipeline.worker.start()
+            self._cameras.start()
             self.data_plane.open()
+            if self._reload is not None:
+                self._reload.worker.start()
 
     def _drain(self) -> None:
         """Request every part to stop before waiting for any of them."""
         self._stop_by = time.monotonic() + self._exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
-        for pipeline in self.pipelines:
-            pipeline.worker.ask_to_stop()
-            pipeline.camera.worker.ask_to_stop()
-
-    def _stop_pipelines(self) -> None:
-        for pipeline in self.pipelines:
-            pipeline.worker.stop(self._left_s())
-            pipeline.camera.stop(self._left_s())
+        self._cameras.ask_to_stop()
+        if self._reload is not None:
+            self._reload.worker.stop(self._left_s())
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = [worker for p in self.pipelines for worker in (p.camera.worker, p.worker)]
-        parts = (self._publisher, self._metrics, self._grpc.self_call)
+        workers = self._cameras.workers()
+        parts = (self._publisher, self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
@@ -281,19 +278,6 @@ class Daemon:
 
 def _nothing() -> None:
     """What a part does that needs no start, or no stop."""
-
-
-def _open(camera: Camera, *, even_live: bool = True) -> None:
-    """Open a camera's source; only the URI is checked of a live one that shall not open yet.
-
-    Raises:
-        SourceError: the error with the camera's name.
-    """
-    try:
-        if even_live or not is_live(camera.source_uri):
-            camera.open()
-    except SourceError as error:
-        raise type(error)(f"camera {camera.name}: {error}") from error
 
 
 def _publisher(settings: Settings) -> Publisher | None:

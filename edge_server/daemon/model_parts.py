@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,11 +30,11 @@ from edge_server.repository.store import ModelStore
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection
 
     from edge_server.gpu.devices import Devices
     from edge_server.inference.registry import ModelRegistry
-    from edge_server.settings import CameraSection, Repository, Serving, Settings
+    from edge_server.settings import Repository, Serving, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.
 _LOADS_BY_MODELS = 16
@@ -80,6 +79,7 @@ def python_of(settings: Settings) -> Python:
         settings.grpc.tls.key,
         settings.grpc.socket or "",
         (settings.mqtt.password_file if settings.mqtt else None) or "",
+        *(camera.credentials_file or "" for camera in settings.cameras.values()),
         *settings.python.private,
     )
     unix_sockets = settings.python.unix_sockets
@@ -97,7 +97,7 @@ def chosen_control(
     settings: Repository,
     *,
     python: Python = _ANY_PYTHON,
-    cameras: Mapping[str, CameraSection] = MappingProxyType({}),
+    camera_models: Collection[str] = (),
 ) -> RepositoryControl:
     """Return the control that loads models into `registry`, at the start and on request.
 
@@ -105,6 +105,7 @@ def chosen_control(
 
     Args:
         python: see `python_of`.
+        camera_models: names of the models of cameras; read at each load, so it may change.
     """
     server_context = LiveModels(registry)
     private = PrivateDirectory()
@@ -119,7 +120,7 @@ def chosen_control(
             server_context=server_context,
             signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
-            interface=InterfaceRule(_of_cameras(cameras), LaneTensors.of),
+            interface=InterfaceRule(camera_models, LaneTensors.of),
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -142,10 +143,6 @@ def _store_directory(settings: Repository) -> Path:
     return Path(settings.store) if settings.store else state_directory() / "store"
 
 
-def _of_cameras(cameras: Mapping[str, CameraSection]) -> frozenset[str]:
-    return frozenset(camera.model for camera in cameras.values())
-
-
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
@@ -158,7 +155,7 @@ def following_control(
     settings: Repository,
     *,
     python: Python = _ANY_PYTHON,
-    cameras: Mapping[str, CameraSection] = MappingProxyType({}),
+    camera_models: Collection[str] = (),
 ) -> PollControl:
     """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
     paths = _paths(settings)
@@ -188,7 +185,7 @@ def following_control(
         on_passed=deployments.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(_of_cameras(cameras), LaneTensors.of, deployments.has_served),
+        interface=InterfaceRule(camera_models, LaneTensors.of, deployments.has_served),
     )
     return PollControl(
         loader,

@@ -102,7 +102,11 @@ class StatusReport:
             return
         now = time.monotonic()
         no_lanes = []
-        for pipeline in self._pipelines:
+        pipelines = tuple(self._pipelines)
+        for name in self._published.keys() - {pipeline.camera.name for pipeline in pipelines}:
+            del self._published[name]
+            self._publisher.clear_camera_status(name)
+        for pipeline in pipelines:
             camera, failure = pipeline.camera, pipeline.failure
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
@@ -135,7 +139,7 @@ class StatusReport:
             f"{p.camera.name} {_spelt(p.camera.status)}, {p.camera.captured} frames, "
             f"{p.camera.dropped} dropped, {p.failed_frames} failed"
             + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
-            for p in self._pipelines
+            for p in tuple(self._pipelines)
         )
         broker = "off"
         if self._publisher is not None:

@@ -33,10 +33,15 @@ class DataPlane:
 
     Args:
         strict_readiness: the server is ready only while every desired model is READY.
+
+    Attributes:
+        lease: leases the current snapshot (see `ModelRegistry.lease`), for a request that reads its
+            model's configuration first.
     """
 
     def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
         self._registry = registry
+        self.lease = registry.lease
         self._strict_readiness = strict_readiness
         self._open = False
 
@@ -46,12 +51,8 @@ class DataPlane:
         Raises:
             EdgeServerError: see `Snapshot.infer`.
         """
-        with self._registry.lease() as snapshot:
+        with self.lease() as snapshot:
             return snapshot.infer(request)
-
-    def lease(self) -> Lease:
-        """Lease the current snapshot, for a request that reads its model's configuration first."""
-        return self._registry.lease()
 
     def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
         """Start one request; `respond` gets its responses, now or later (see `Scheduler.submit`).
@@ -66,7 +67,7 @@ class DataPlane:
         Raises:
             NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` is not called.
         """
-        lease = lease or self._registry.lease()
+        lease = lease or self.lease()
 
         def pass_on(response: ResponseCallback, final: bool) -> None:
             if final:

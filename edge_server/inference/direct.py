@@ -39,11 +39,10 @@ class DirectScheduler:
         except EdgeServerError as error:
             self._executor.count_failure(job, error)
             raise
-        began = time.monotonic()
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._give_back(instance, began)
+            self._expected_wait.ran(self._pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
@@ -52,11 +51,10 @@ class DirectScheduler:
         except EdgeServerError as error:
             self._executor.refuse(job, error)
             return
-        began = time.monotonic()
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._give_back(instance, began)
+            self._expected_wait.ran(self._pool.give_back(instance))
 
     def pending(self) -> int:
         return self._pool.waiting()
@@ -79,15 +77,6 @@ class DirectScheduler:
             now = time.monotonic()
             ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
             self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
-        instance = self._pool.take(
+        return self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
         )
-        death = job.death()
-        if death is not None:
-            self._pool.give_back(instance)
-            raise death
-        return instance
-
-    def _give_back(self, instance: Instance, began: float) -> None:
-        self._pool.give_back(instance)
-        self._expected_wait.ran(time.monotonic() - began)

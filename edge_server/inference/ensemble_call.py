@@ -6,15 +6,16 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Phases
+from edge_server.backends.contract import Phases, all_on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
-from edge_server.inference.job import batch_size_of, in_shape, to_host
+from edge_server.inference.job import batch_size_of, in_shape
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferRequest, InferResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from edge_server.backends.contract import Tensors
     from edge_server.inference.data_flow import PlannedStep
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
@@ -126,9 +127,9 @@ class EnsembleCall:
                 required shape.
         """
         config = self._config
-        outputs = {name: tensors[name] for name in self._names}
+        outputs: Tensors = {name: tensors[name] for name in self._names}
         if not self.request.on_device:
-            outputs = to_host(outputs, self._statistics)
+            outputs = all_on_host(outputs, self._statistics.copied)
         if config.reshapes:
             shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
             outputs = {

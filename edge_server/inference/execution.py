@@ -6,7 +6,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Phases
+import msgspec
+
+from edge_server.backends.contract import ExecuteRequest, Phases, all_on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -14,7 +16,7 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
-from edge_server.inference.job import in_shape, to_host
+from edge_server.inference.job import in_shape
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
 
@@ -53,8 +55,11 @@ class Executor:
         Raises:
             EdgeServerError: the model responded with it, or failed.
         """
-        execution = _Execution(job, self.config.name)
-        failure, phases = self._execute(instance, (job,), (execution,))
+        began_ns = time.monotonic_ns()
+        execution = _Execution(job, self.config.name, began_ns)
+        failure, phases = self._execute(instance, [self._request(job, execution)], began_ns)
+        if failure is None and not job.request.replayed:
+            self.statistics.executed(job.batch_size or 1, phases)
         response = self._result(execution, failure, phases)
         if isinstance(response, EdgeServerError):
             raise response
@@ -65,8 +70,9 @@ class Executor:
         if self.config.decoupled:
             self._run_decoupled(instance, jobs)
             return
-        executions = [_Execution(job, self.config.name) for job in jobs]
-        failure, phases = self._execute(instance, jobs, executions)
+        began_ns = time.monotonic_ns()
+        executions = [_Execution(job, self.config.name, began_ns) for job in jobs]
+        failure, phases = self._execute_batch(instance, jobs, executions, began_ns)
         for execution in executions:
             if not execution.job.padding:
                 result = self._result(execution, failure, phases)
@@ -77,8 +83,9 @@ class Executor:
         # inside `execute`.
         leases = [job.snapshot.retain() for job in jobs]
         try:
-            executions = [_DecoupledExecution(self, job) for job in jobs]
-            failure, _ = self._execute(instance, jobs, executions)
+            began_ns = time.monotonic_ns()
+            executions = [_DecoupledExecution(self, job, began_ns) for job in jobs]
+            failure, _ = self._execute_batch(instance, jobs, executions, began_ns)
             for execution in executions:
                 execution.end(failure)
         finally:
@@ -86,30 +93,36 @@ class Executor:
                 if lease is not None:
                     lease.release()
 
-    def _execute(
-        self, instance: Instance, jobs: Sequence[Job], responds: Sequence[RespondTensors]
+    def _execute_batch(
+        self,
+        instance: Instance,
+        jobs: Sequence[Job],
+        responds: Sequence[RespondTensors],
+        began_ns: int,
     ) -> tuple[InternalError | None, Phases]:
         """Run `jobs` as one batch and count the run; return why it failed, and its phases."""
-        began_ns = time.monotonic_ns()
-        failure: InternalError | None = None
-        phases: Phases | None = None
+        failure, phases = self._execute(
+            instance,
+            [self._request(job, respond) for job, respond in zip(jobs, responds, strict=True)],
+            began_ns,
+        )
+        if failure is None and not all(job.request.replayed for job in jobs):
+            batch_size = sum(job.batch_size for job in jobs)
+            padding = sum(job.padding for job in jobs)
+            self.statistics.executed(max(1, batch_size), phases, padding)
+        return failure, phases
+
+    def _execute(
+        self, instance: Instance, requests: Sequence[ExecuteRequest], began_ns: int
+    ) -> tuple[InternalError | None, Phases]:
+        """Run `requests` together; return why the run failed, and its phases."""
         try:
-            phases = instance.execute(
-                [self._request(job, respond) for job, respond in zip(jobs, responds, strict=True)]
-            )
+            phases = instance.execute(requests)
         except Exception as error:
             log.exception("model %s: an instance raised", self.config.name)
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
-        if phases is None:
-            phases = Phases(0, time.monotonic_ns() - began_ns, 0)
-        batch_size, padding, replayed = 0, 0, True
-        for job in jobs:
-            batch_size += job.batch_size
-            padding += job.padding
-            replayed &= job.request.replayed
-        if failure is None and not replayed:
-            self.statistics.executed(max(1, batch_size), phases, padding)
-        return failure, phases
+            return failure, Phases(0, time.monotonic_ns() - began_ns, 0)
+        return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
     def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
         """Return `job` as its instance takes it, with the inputs in the model's own shapes."""
@@ -174,14 +187,15 @@ class Executor:
         """
         if isinstance(made, EdgeServerError):
             return made
+        request = job.request
         try:
             if job.made is not None:
-                made = to_host(made, self.statistics)
+                made = all_on_host(made, self.statistics.copied)
                 job.made(made)
-            names = job.request.outputs or self._output_names
-            outputs = {name: made[name] for name in names if name in made}
-            if not job.request.on_device:
-                outputs = to_host(outputs, self.statistics)
+            names = request.outputs or self._output_names
+            outputs: Tensors = {name: made[name] for name in names if name in made}
+            if not request.on_device:
+                outputs = all_on_host(outputs, self.statistics.copied)
             if shapes := self._client_shapes:
                 outputs = {
                     name: in_shape(tensor, shapes.get(name), job.batch_size)
@@ -192,28 +206,24 @@ class Executor:
         except Exception as error:
             log.exception("model %s: a response of no known form", self.config.name)
             return InternalError(f"model '{self.config.name}' failed: {error!r}")
-        timing = StepTiming(self.config.name, self.config.backend, infer_ns)
-        return InferResponse(
-            self.config.name, self._version, job.request.id, outputs, (timing,), parameters
-        )
+        config = self.config
+        timing = StepTiming(config.name, config.backend, infer_ns)
+        return InferResponse(config.name, self._version, request.id, outputs, (timing,), parameters)
 
 
-class _Execution:
+class _Execution(msgspec.Struct, eq=False):
     """One running job of a model that is not decoupled: its instance responds here, once.
 
     The response is kept until the run has ended, so that the statistics count it before the caller
     gets it.
     """
 
-    __slots__ = ("_made", "_model_name", "_over", "began_ns", "job", "parameters")
-
-    def __init__(self, job: Job, model_name: str) -> None:
-        self.job = job
-        self.began_ns = time.monotonic_ns()
-        self.parameters = NO_PARAMETERS
-        self._made: Tensors | EdgeServerError | None = None
-        self._model_name = model_name
-        self._over = False
+    job: Job
+    model_name: str
+    began_ns: int
+    parameters: Parameters = NO_PARAMETERS
+    _made: Tensors | EdgeServerError | None = None
+    _over: bool = False
 
     def __call__(
         self,
@@ -223,7 +233,7 @@ class _Execution:
     ) -> None:
         if self._over:
             if not self.job.padding:
-                log.warning("model %s: a response after the last one", self._model_name)
+                log.warning("model %s: a response after the last one", self.model_name)
         elif made is not None:
             self._made, self.parameters = made, parameters
 
@@ -238,10 +248,10 @@ class _DecoupledExecution:
 
     __slots__ = ("_began_ns", "_executor", "_job", "_last_ns", "_over", "_responses")
 
-    def __init__(self, executor: Executor, job: Job) -> None:
+    def __init__(self, executor: Executor, job: Job, began_ns: int) -> None:
         self._executor = executor
         self._job = job
-        self._began_ns = self._last_ns = time.monotonic_ns()
+        self._began_ns = self._last_ns = began_ns
         self._responses = 0
         self._over = False
 

@@ -25,10 +25,15 @@ _RUNS = 15
 # by a third, 3/4 came within 4 % of the best of 1/2 to 1, at any load and deadline; a share of 1
 # left 40 % of the goodput at ten times the load, as the last request admitted is late.
 _FORESEEN = 0.75
+# After so many urgent callers in a row one of the others is next: cameras that keep a model busy
+# leave a quarter of its runs to clients.
+_URGENT_IN_A_ROW = 3
 
 
 class InstancePool:
-    """Lends each instance to one caller at a time; urgent callers go before the others.
+    """Lends each instance to one caller at a time.
+
+    Urgent callers go before the others, but every fourth run is one of the others' who wait.
 
     Args:
         instances: the instances that run.
@@ -57,6 +62,9 @@ class InstancePool:
         self._for_urgent = threading.Condition(self._lock)
         self._for_others = threading.Condition(self._lock)
         self._urgent_waiting = 0
+        self._others_waiting = 0
+        # Urgent callers since one of the others was served, or did not wait.
+        self._urgent_in_a_row = 0
         self._waiting = 0
 
     @staticmethod
@@ -117,57 +125,75 @@ class InstancePool:
                 passed before the call.
             Cancelled: the caller cancelled while it waited.
         """
-        instance = self._take_now(urgent=urgent, deadline=deadline)
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            raise _too_late()
+        instance: Instance | None = None
+        with self._lock:
+            if self._idle and self._may_take(urgent):
+                instance = self._pop_idle(urgent)
         if instance is None:
-            waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
-            if cancellation is not None:
-                cancellation.when_cancelled(waiter)
-            instance = self._take_idle(waiter, urgent=urgent, deadline=deadline)
+            instance = self._wait_for_idle(urgent, deadline, cancellation)
+            now = time.monotonic()
         if self._limiter is not None:
             instance = self._take_limited(self._limiter, instance, deadline, cancellation)
-        self._started_at[id(instance)] = time.monotonic()
+            now = time.monotonic()
+        self._started_at[id(instance)] = now
         return instance
 
-    def give_back(self, instance: Instance) -> None:
-        del self._started_at[id(instance)]
+    def give_back(self, instance: Instance) -> float:
+        """Take back a lent instance; return how long it was lent, in s."""
+        ran_s = time.monotonic() - self._started_at.pop(id(instance))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         self._make_idle(instance)
+        return ran_s
 
-    def _take_now(self, *, urgent: bool, deadline: float | None) -> Instance | None:
-        with self._lock:
-            if self._idle and self._may_take(urgent=urgent) and _left_s(deadline) != 0.0:
-                return self._idle.pop()
-        return None
-
-    def _take_idle(
-        self, waiter: _CancelWaiter, *, urgent: bool, deadline: float | None
+    def _wait_for_idle(
+        self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
     ) -> Instance:
+        waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
+        if cancellation is not None:
+            cancellation.when_cancelled(waiter)
         with self._lock:
             self._urgent_waiting += urgent
+            self._others_waiting += not urgent
             self._waiting += 1
             try:
                 may_take = waiter.turn.wait_for(
-                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent=urgent)),
+                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent)),
                     _left_s(deadline),
                 )
             finally:
                 waiter.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
+                self._others_waiting -= not urgent
             if waiter.cancelled or not may_take or _left_s(deadline) == 0.0:
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
                 if waiter.cancelled:
                     raise Cancelled("the caller cancelled the request")
-                raise DeadlineExceeded("the request's deadline passed before an instance was idle")
-            instance = self._idle.pop()
-            # Two instances may have been given back while only this caller was woken.
-            self._wake_next()
-            return instance
+                raise _too_late()
+            return self._pop_idle(urgent)
 
-    def _may_take(self, *, urgent: bool) -> bool:
-        return urgent or not self._urgent_waiting
+    def _pop_idle(self, urgent: bool) -> Instance:
+        self._urgent_in_a_row = self._urgent_in_a_row + 1 if urgent and self._others_waiting else 0
+        instance = self._idle.pop()
+        if self._waiting:
+            # Two instances may have been given back while one caller was woken; and now another
+            # kind of caller may be next.
+            self._wake_next()
+        return instance
+
+    def _may_take(self, urgent: bool) -> bool:
+        if urgent:
+            return not self._others_first
+        return self._others_first or not self._urgent_waiting
+
+    @property
+    def _others_first(self) -> bool:
+        return self._others_waiting > 0 and self._urgent_in_a_row >= _URGENT_IN_A_ROW
 
     def _take_limited(
         self,
@@ -192,11 +218,13 @@ class InstancePool:
     def _make_idle(self, instance: Instance) -> None:
         with self._lock:
             self._idle.append(instance)
-            self._wake_next()
+            if self._waiting:
+                self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._idle and (self._waiting or self._urgent_waiting):
-            (self._for_urgent if self._urgent_waiting else self._for_others).notify()
+        if self._idle and self._waiting:
+            is_urgent_next = self._urgent_waiting and not self._others_first
+            (self._for_urgent if is_urgent_next else self._for_others).notify()
 
 
 class _CancelWaiter:
@@ -260,6 +288,10 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool
         limiter,
         [each.share for each in (*running, *passive) if each.share is not None],
     )
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request's deadline passed before an instance was idle")
 
 
 def _left_s(deadline: float | None) -> float | None:

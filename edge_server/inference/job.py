@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Tensors
     from edge_server.inference.snapshot import Snapshot
-    from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
@@ -66,7 +64,7 @@ class Job:
         self.respond = respond
         self.inputs: Tensors = request.inputs
         self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        self.batch_size = batch_size_of(config, request)
+        self.batch_size = batch_size_of(config, request) if config.max_batch_size else 0
         self.queued_at_ns = time.monotonic_ns()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", self.queued_at_ns)
@@ -87,11 +85,6 @@ def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
     """Return the number of rows of a checked request; 0 where the model does not batch."""
     batched = config.max_batch_size > 0 and request.inputs
     return next(iter(request.inputs.values())).shape[0] if batched else 0
-
-
-def to_host(tensors: Tensors, statistics: ModelStatistics) -> dict[str, Tensor]:
-    """Raises: EdgeServerError: the device that holds a tensor failed."""
-    return {name: on_host(tensor, statistics.copied) for name, tensor in tensors.items()}
 
 
 def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
 from edge_server.process.threads import side_by_side, start_thread
 
@@ -52,15 +54,16 @@ class ModelRegistry:
     def lease(self) -> Lease:
         """Lease the current snapshot; its models stay open until the lease is released."""
         with self._lock:
-            self._current.leases += 1
-            return Lease(self, self._current)
+            current = self._current
+            current.leases += 1
+        return Lease(self, current, current.snapshot)
 
     def _keep(self, snapshot: Snapshot) -> Lease:
         """Add a lease on a snapshot that is already leased."""
         with self._lock:
             pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
             pinned.leases += 1
-            return Lease(self, pinned)
+        return Lease(self, pinned, snapshot)
 
     def end(self, lease: Lease) -> None:
         """End `lease` on its snapshot; further calls for the same lease have no effect."""
@@ -192,21 +195,18 @@ def _close_one(model: LoadedModel) -> None:
         log.exception("model %s: closing version %d failed", model.name, model.version)
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """The right to use one snapshot, from any thread, until `release` or the end of a `with`."""
 
-    __slots__ = ("_registry", "pinned", "snapshot")
-
-    def __init__(self, registry: ModelRegistry, pinned: _PinnedSnapshot) -> None:
-        self._registry = registry
-        self.pinned: _PinnedSnapshot | None = pinned
-        self.snapshot = pinned.snapshot
+    _registry: ModelRegistry
+    pinned: _PinnedSnapshot | None
+    snapshot: Snapshot
 
     def __enter__(self) -> Snapshot:
         return self.snapshot
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self._registry.end(self)
 
     def release(self) -> None:
         """Release the snapshot; further calls have no effect on the snapshot's other leases."""

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
-from edge_server.tensors import TensorSpec, shape_fits, shape_text
+from edge_server.requests import log_prefix
+from edge_server.tensors import shape_fits, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Set
@@ -27,21 +28,19 @@ _BATCH_NOTE = (
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes differ from the model's."""
     inputs = request.inputs
-    check_names(config, request, inputs.keys(), request.outputs)
+    check_names(config, request.id, inputs.keys(), request.outputs)
     batch_sizes = {
         spec.name: check_tensor(
-            config, request, spec, inputs[spec.name].datatype, inputs[spec.name].shape
+            config, request.id, spec.name, inputs[spec.name].datatype, inputs[spec.name].shape
         )
         for spec in config.inputs
         if spec.name in inputs
     }
-    check_batch_sizes(config, request, batch_sizes)
+    check_batch_sizes(config, request.id, batch_sizes)
 
 
-def check_batch_sizes(
-    config: ModelConfig, request: InferRequest, batch_sizes: Mapping[str, int]
-) -> None:
-    """Check the batch sizes of the inputs of `request`, by name, against each other and the model.
+def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
+    """Check the batch sizes of a request's inputs, by name, against each other and the model.
 
     Raises:
         InvalidRequest: they differ, or the model takes no batch of that size.
@@ -52,20 +51,20 @@ def check_batch_sizes(
     for name, batch_size in batch_sizes.items():
         if batch_size != first:
             raise InvalidRequest(
-                f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
-                f"'{config.name}'"
+                f"{log_prefix(request_id)}input '{name}' batch size does not match other inputs "
+                f"for '{config.name}'"
             )
     if not 1 <= first <= config.max_batch_size:
         raise InvalidRequest(
-            f"{request.log_prefix}inference request batch-size must be "
+            f"{log_prefix(request_id)}inference request batch-size must be "
             f"{'<=' if first else '>= 1 and <='} {config.max_batch_size} for '{config.name}'"
         )
 
 
 def check_names(
-    config: ModelConfig, request: InferRequest, inputs: Set[str], outputs: Collection[str]
+    config: ModelConfig, request_id: str, inputs: Set[str], outputs: Collection[str]
 ) -> None:
-    """Check the tensor names in `inputs` and `outputs` of `request` against the model's.
+    """Check the names of a request's `inputs` and `outputs` against the model's.
 
     Raises:
         InvalidRequest: a name is missing, or unknown to the model.
@@ -86,7 +85,7 @@ def check_names(
         if least < most:
             expected = f"number of inputs between {least} and {most}"
         raise InvalidRequest(
-            f"{request.log_prefix}expected {expected} but got {got} inputs for model "
+            f"{log_prefix(request_id)}expected {expected} but got {got} inputs for model "
             f"'{config.name}'. Got input(s) {_names(inputs)}, but missing required "
             f"input(s) {_names(missing)}. Please provide all required input(s)."
         )
@@ -95,33 +94,29 @@ def check_names(
 
 
 def check_tensor(
-    config: ModelConfig,
-    request: InferRequest,
-    spec: TensorSpec,
-    datatype: DataType,
-    shape: tuple[int, ...],
+    config: ModelConfig, request_id: str, name: str, datatype: DataType, shape: tuple[int, ...]
 ) -> int:
-    """Return the batch size of an input of `request`, 0 where the model does not batch.
+    """Return the batch size of the input `name`, 0 where the model does not batch.
 
     Raises:
         InvalidRequest: the model takes another type or shape.
     """
-    if datatype is not spec.datatype:
+    expected_type, expected = config.full_inputs[name]
+    if datatype is not expected_type:
         raise InvalidRequest(
-            f"{request.log_prefix}inference input '{spec.name}' data-type is "
+            f"{log_prefix(request_id)}inference input '{name}' data-type is "
             f"'{datatype.value}', but model '{config.name}' expects "
-            f"'{spec.datatype.value}'"
+            f"'{expected_type.value}'"
         )
     batched = config.max_batch_size > 0
     if batched and not shape:
         raise InvalidRequest(
-            f"{request.log_prefix}input '{spec.name}' has no shape but model requires batch "
+            f"{log_prefix(request_id)}input '{name}' has no shape but model requires batch "
             f"dimension for '{config.name}'"
         )
-    expected = config.full_shape(spec)
-    if not shape_fits(shape, expected):
+    if shape != expected and not shape_fits(shape, expected):
         raise InvalidRequest(
-            f"{request.log_prefix}unexpected shape for input '{spec.name}' for model "
+            f"{log_prefix(request_id)}unexpected shape for input '{name}' for model "
             f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(shape)}. "
             f"{_BATCH_NOTE if batched else ''}"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 
 if TYPE_CHECKING:
-    from edge_server.inference.snapshot import RetainedSnapshot, Scheduler, Snapshot
+    from edge_server.inference.snapshot import LoadedModel, RetainedSnapshot, Scheduler, Snapshot
     from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback, Trace
 
 
@@ -107,10 +107,10 @@ class TracedScheduler(SchedulerWrapper):
     The trace ends with the last response of the model, also where the caller has left before it.
     """
 
-    def __init__(self, beneath: Scheduler, trace: Trace, version: int) -> None:
-        super().__init__(beneath)
+    def __init__(self, loaded: LoadedModel, trace: Trace) -> None:
+        super().__init__(loaded.scheduler)
         self._trace = trace
-        self._version = version
+        self._version = loaded.version
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         return infer_by_submit(self, request, snapshot)

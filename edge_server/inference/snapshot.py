@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, InferResponse, Respond, Trace
+    from edge_server.requests import InferRequest, InferResponse, Respond
 
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
@@ -240,7 +240,9 @@ class Snapshot:
         Raises:
             EdgeServerError: see `Scheduler.infer`.
         """
-        return _scheduler(loaded, request.trace).infer(request, self)
+        if request.trace is None:
+            return loaded.scheduler.infer(request, self)
+        return TracedScheduler(loaded, request.trace).infer(request, self)
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Find the model, check the request against it and pass it to the model's scheduler.
@@ -251,7 +253,9 @@ class Snapshot:
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
-        _scheduler(loaded, request.trace).submit(request, self, respond)
+        trace = request.trace
+        scheduler = loaded.scheduler if trace is None else TracedScheduler(loaded, trace)
+        scheduler.submit(request, self, respond)
 
     def retain(self) -> RetainedSnapshot | None:
         """Keep the models open beyond the caller's own lease."""
@@ -295,10 +299,3 @@ class Snapshot:
 
     def ready_versions(self, name: str) -> list[int]:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
-
-
-def _scheduler(loaded: LoadedModel, trace: Trace | None) -> Scheduler:
-    """Return the scheduler of `loaded` for a request with that trace."""
-    if trace is None:
-        return loaded.scheduler
-    return TracedScheduler(loaded.scheduler, trace, loaded.version)

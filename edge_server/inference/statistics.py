@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect
 from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
 
 # A model may send responses without end; each index has a counter, and all go to clients.
 _MOST_RESPONSES = 1000
-# Four buckets per power of two, so that each bound is at most a quarter above the last.
-_PER_OCTAVE_BITS = 2
-_LEAST_NS = 1 << 10
-_BUCKETS = 64 << _PER_OCTAVE_BITS
+# The upper bounds of the buckets: four per power of two from 1 us, so that each bound is at most a
+# quarter above the last.
+_BOUNDS_NS = [(5 + quarter) << octave >> 2 for octave in range(10, 64) for quarter in range(4)]
 
 
 class FailureReason(Enum):
@@ -52,17 +52,32 @@ class CopyCount:
 
 
 @dataclass
-class BatchStatistics:
-    """Executions of one batch size."""
+class ComputeTimes:
+    """The number of computations, and the total time of each phase."""
 
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
+    computed: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
 
     def add(self, phases: Phases) -> None:
-        self.compute_input.add(phases.input)
-        self.compute_infer.add(phases.infer)
-        self.compute_output.add(phases.output)
+        input_ns, infer_ns, output_ns = phases
+        self.computed += 1
+        self.input_ns += input_ns
+        self.infer_ns += infer_ns
+        self.output_ns += output_ns
+
+    @property
+    def compute_input(self) -> Duration:
+        return Duration(self.computed, self.input_ns)
+
+    @property
+    def compute_infer(self) -> Duration:
+        return Duration(self.computed, self.infer_ns)
+
+    @property
+    def compute_output(self) -> Duration:
+        return Duration(self.computed, self.output_ns)
 
 
 @dataclass
@@ -78,37 +93,33 @@ class ResponseStatistics:
 
 
 @dataclass
-class Counts:
-    """All numbers of one model version.
+class Counts(ComputeTimes):
+    """All numbers of one model version; the computations are those of whole requests.
 
     Attributes:
-        last_inference_ms: epoch; 0 before the first.
-        inference_count: batch elements.
-        execution_count: runs of the model; a batch is one.
+        last_inference_ns: epoch; 0 before the first.
+        padding: batch elements that belong to no request.
         success: whole requests, from the data plane to their last response.
         failures: by reason; `fail` is their sum.
+        queue_ns: the time of all successes in the queue.
         batches: batch size → its executions.
         responses: index of a response of a decoupled request, "0" first; the last of
             `_MOST_RESPONSES` includes all after it.
         copies: of inputs to the model's device, and of outputs to the callers'.
     """
 
-    last_inference_ms: int = 0
-    inference_count: int = 0
-    execution_count: int = 0
+    last_inference_ns: int = 0
+    padding: int = 0
+    queue_ns: int = 0
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
-    queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     failures: dict[FailureReason, int] = field(
         default_factory=lambda: dict.fromkeys(FailureReason, 0)
     )
-    batches: defaultdict[int, BatchStatistics] = field(
-        default_factory=lambda: defaultdict(BatchStatistics)
+    batches: defaultdict[int, ComputeTimes] = field(
+        default_factory=lambda: defaultdict(ComputeTimes)
     )
     responses: defaultdict[str, ResponseStatistics] = field(
         default_factory=lambda: defaultdict(ResponseStatistics)
@@ -116,6 +127,24 @@ class Counts:
     copies: dict[CopyDirection, CopyCount] = field(
         default_factory=lambda: {"to_host": CopyCount(), "to_device": CopyCount()}
     )
+
+    @property
+    def last_inference_ms(self) -> int:
+        return self.last_inference_ns // 1_000_000
+
+    @property
+    def inference_count(self) -> int:
+        """The number of batch elements."""
+        return sum(size * runs.computed for size, runs in self.batches.items()) - self.padding
+
+    @property
+    def execution_count(self) -> int:
+        """The number of runs of the model; a batch is one."""
+        return sum(runs.computed for runs in self.batches.values())
+
+    @property
+    def queue(self) -> Duration:
+        return Duration(self.success.count, self.queue_ns)
 
 
 class ModelStatistics:
@@ -152,27 +181,23 @@ class ModelStatistics:
         """
         with self._lock:
             counts = self._counts
-            counts.execution_count += 1
-            counts.inference_count += batch_size - padding
-            counts.last_inference_ms = time.time_ns() // 1_000_000
+            counts.last_inference_ns = time.time_ns()
+            counts.padding += padding
             counts.batches[batch_size].add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
         """Count a request that got its last response."""
         with self._lock:
             counts = self._counts
+            counts.add(phases)
             counts.success.add(total_ns)
+            counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
-            counts.queue.add(queue_ns)
-            counts.compute_input.add(phases.input)
-            counts.compute_infer.add(phases.infer)
-            counts.compute_output.add(phases.output)
 
     def hit(self, total_ns: int) -> None:
         """Count a request with a cached response: a success without computation."""
         with self._lock:
             self._counts.success.add(total_ns)
-            self._counts.queue.add(0)
             self._counts.cache_hit.add(total_ns)
 
     def missed(self, ns: int) -> None:
@@ -210,19 +235,17 @@ class Latencies:
 
     def __init__(self) -> None:
         self.count = 0
-        self._buckets = [0] * _BUCKETS
+        self._buckets = [0] * len(_BOUNDS_NS)
 
     def add(self, ns: int) -> None:
         self.count += 1
-        ns = max(ns, _LEAST_NS)
-        octave = ns.bit_length() - 1
-        self._buckets[octave << 2 | (ns >> (octave - 2)) & 3] += 1
+        self._buckets[bisect(_BOUNDS_NS, ns)] += 1
 
     def quantile_ns(self, share: float) -> int:
         """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
         above = self.count * (1 - share)
-        for index in reversed(range(_BUCKETS)):
-            above -= self._buckets[index]
+        for count, bound_ns in zip(reversed(self._buckets), reversed(_BOUNDS_NS), strict=True):
+            above -= count
             if above < 0:
-                return (5 + (index & 3)) << (index >> 2) >> 2
+                return bound_ns
         return 0

@@ -43,7 +43,7 @@ class LaneFrame:
     Attributes:
         camera: name of the camera as configured.
         frame_id: counts every captured frame of this camera, dropped ones included.
-        dropped: frames captured since start that a newer one replaced.
+        dropped: frames captured since start that a newer one replaced, or that were too old.
         capture_mono_ns: CLOCK_MONOTONIC at capture.
         capture_epoch_ns: Unix time at capture; Unix time may jump, so join on the monotonic time
             within a host.
@@ -60,6 +60,7 @@ class LaneFrame:
         clock: how the capture time is known; see `Frame`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.
+        max_age_ms: the lanes are stale where they are published at a greater age.
     """
 
     camera: str
@@ -79,6 +80,7 @@ class LaneFrame:
     clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""
+    max_age_ms: int = 200
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this

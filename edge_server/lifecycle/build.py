@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from concurrent.futures import Future, wait
 from dataclasses import replace
+from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import LoadContext, no_progress
@@ -16,8 +17,9 @@ from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
-from edge_server.lifecycle.reuse import Reuse, renewed, reuse
-from edge_server.process.threads import start_thread
+from edge_server.model_config.files import CONFIG_NAME
+from edge_server.process.threads import Hangs, run_with_timeout
+from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +31,24 @@ if TYPE_CHECKING:
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.model_spec import ModelSpec, Part
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.repository.tree import Fingerprint
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
+# A model of these backends consists of its instances only, each with its whole configuration.
+_ONLY_INSTANCES = frozenset({"python"})
+# Compared by their meaning, or redundant to the other files.
+_NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
 # Longer than the validation itself waits for the response of a model that no longer executes.
 VALIDATION_TIMEOUT_S = 90.0
+
+
+class Reuse(IntEnum):
+    """The parts of a version that are reused; each value includes the values before it."""
+
+    NOTHING = 0
+    STATISTICS = 1
+    MODEL = 2
+    INSTANCES = 3
 
 
 class Build:
@@ -78,7 +91,7 @@ class Build:
 
         Args:
             model_spec: the spec of the model.
-            serving: the serving versions; their unchanged parts are reused, see `reuse`.
+            serving: the serving versions; their unchanged parts are reused, see `Reuse`.
             progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
         """
@@ -131,7 +144,7 @@ class Build:
             return None
         if what is Reuse.STATISTICS:
             return self._anew(model_spec, version, progress, like.statistics)
-        config = renewed(like.config, model_spec)
+        config = _renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
         return self._scheduling.with_instances(like, config, model_spec.files.directory)
@@ -206,64 +219,75 @@ def _reuse(
     if serving is None:
         return Reuse.NOTHING, None
     like = next((model for model in serving.models if model.version == version), None)
-    what = Reuse.NOTHING if like is None else reuse(model_spec, serving.model_spec, version)
+    what = Reuse.NOTHING if like is None else _reusable(model_spec, serving.model_spec, version)
     return what, like if what is not Reuse.NOTHING else None
 
 
-class Hangs(ModelLoadError):
-    """The work made no progress for too long; the resources that it holds are still in use."""
+def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
+    """Return which parts of `version`, loaded from `old`, can be reused for `new`.
 
-
-def run_with_timeout(
-    name: str,
-    work: Callable[[Callable[[], None]], T],
-    timeout_s: float,
-    *,
-    late: Callable[[], None],
-) -> T:
-    """Run `work` on a thread of its own; return its result or raise its exception.
-
-    Args:
-        name: the name of the thread.
-        work: receives a function to call at each sign of progress.
-        timeout_s: the longest time between two signs of progress, in seconds.
-        late: called on that thread if the work ends after the timeout.
-
-    Raises:
-        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
-            running with all resources that it holds.
-        ModelLoadError: the system refuses a thread.
+    A part is reusable only if the files are unchanged and the configurations differ in nothing but
+    the version policy and the instance groups.
     """
-    progress_s = time.monotonic()
-    outcome: Future[T] = Future()
+    if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
+        return Reuse.NOTHING
+    ours, theirs = _without(new, "version_policy"), _without(old, "version_policy")
+    if ours == theirs:
+        return Reuse.INSTANCES
+    placements = [_placements(message) for message in (ours, theirs)]
+    for message in (ours, theirs):
+        message.ClearField("instance_group")
+    if ours != theirs:
+        return Reuse.NOTHING
+    if placements[0] != placements[1] or new.config.backend in _ONLY_INSTANCES:
+        return Reuse.STATISTICS
+    return Reuse.MODEL
 
-    def note_progress() -> None:
-        nonlocal progress_s
-        progress_s = time.monotonic()
 
-    def run() -> None:
-        result: T | None = None
-        raised: BaseException | None = None
-        try:
-            result = work(note_progress)
-        # The waiting caller raises it, even a SystemExit of a model.
-        except BaseException as error:  # noqa: BLE001
-            raised = error
-        # False where the caller has given up.
-        if outcome.set_running_or_notify_cancel():
-            if raised is None:
-                outcome.set_result(cast("T", result))
-            else:
-                outcome.set_exception(raised)
-            return
-        try:
-            late()
-        except Exception:
-            log.exception("%s: ended after its timeout, and closing its model failed", name)
+def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
+    """Return the configuration of a reused version with version policy and instance groups of
+    `model_spec`."""
+    message = pb.ModelConfig()
+    message.CopyFrom(config.message)
+    for field in ("version_policy", "instance_group"):
+        message.ClearField(field)
+    message.version_policy.CopyFrom(model_spec.message.version_policy)
+    message.instance_group.extend(model_spec.message.instance_group)
+    return replace(config, message=message, instance_groups=model_spec.config.instance_groups)
 
-    if not start_thread(name, run):
-        raise ModelLoadError("the system has no thread left for it")
-    while (left_s := progress_s + timeout_s - time.monotonic()) > 0 or not outcome.cancel():
-        if wait([outcome], max(0.0, left_s)).done:
-            return outcome.result()
-    raise Hangs(f"it hangs: no progress for {timeout_s:g} s")
+
+def _without(model_spec: ModelSpec, field: str) -> Any:
+    message = pb.ModelConfig()
+    message.CopyFrom(model_spec.message)
+    message.ClearField(field)
+    return message
+
+
+def _placements(message: Any) -> set[Any]:
+    """Return the devices of the instances; on another device the model must be loaded again."""
+    return {
+        (
+            group.kind,
+            tuple(group.gpus),
+            tuple((d.kind, d.device_id) for d in group.secondary_devices),
+        )
+        for group in message.instance_group
+    }
+
+
+def _same_files(new: ModelSpec, old: ModelSpec, version: int) -> bool:
+    if new.fingerprint is None or old.fingerprint is None:
+        return False
+    ours = _files_for(new.fingerprint, version)
+    # A size of -1 marks an unreadable file, which never counts as unchanged.
+    return ours == _files_for(old.fingerprint, version) and all(size >= 0 for _, size, *_ in ours)
+
+
+def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
+    """Return the files of the version and the files that belong to all versions."""
+    return frozenset(file for file in fingerprint if _counts(file[0], version))
+
+
+def _counts(path: str, version: int) -> bool:
+    first = path.partition("/")[0]
+    return first == str(version) or not (first.isdecimal() or path in _NOT_COMPARED)

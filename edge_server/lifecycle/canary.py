@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
-from edge_server.lifecycle.canary_run import CanaryRun, KeptPredecessor
+from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

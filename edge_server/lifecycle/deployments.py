@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.model_table import ModelTable
-    from edge_server.lifecycle.records import ModelRecord, Update
+    from edge_server.lifecycle.records import ModelRecord
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.store import ModelStore
-    from edge_server.repository.tree import ModelTree
     from edge_server.repository.verdicts import Verdict
 
 log = logging.getLogger(__name__)
@@ -31,14 +30,6 @@ log = logging.getLogger(__name__)
 # `torn`: the model changed while the store copied it, and is scanned again; `failed`: the
 # predecessor continues to serve.
 OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
-
-
-class QuarantinedModel(ModelConfigError):
-    """The delivered content is quarantined; `digest` is the digest of that content."""
-
-    def __init__(self, text: str, digest: str) -> None:
-        super().__init__(text)
-        self.digest = digest
 
 
 class Deployments:
@@ -96,30 +87,12 @@ class Deployments:
         with self._counting:
             return dict(self._outcomes)
 
-    def stage(self, tree: ModelTree) -> Update:
-        """Make a private copy of the model that `tree` describes; return the update to load it.
-
-        Raises:
-            TornModel: the files changed during the copy.
-            QuarantinedModel: the content must not be loaded.
-            EdgeServerError: the model cannot be copied.
-        """
-        if tree.fault:
-            raise ModelConfigError(tree.fault)
-        copy = self.store.stage(tree)
-        if reason := self.store.quarantined(copy.digest):
-            raise QuarantinedModel(
-                f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
-                f"with `edge-server models release {tree.name}`",
-                copy.digest,
-            )
-        with self._reporting(tree.name) as record:
-            return record.deliver(copy, tree.directory)
-
-    def withdraw(self, name: str) -> Update:
-        """Return the update that removes `name`, which has gone from the repository."""
+    @contextmanager
+    def reporting(self, name: str) -> Iterator[ModelRecord]:
+        """Give the record of `name`, locked, and write the verdicts after the block."""
         with self.table.lock:
-            return self.table[name].withdraw()
+            yield self.table[name]
+        self._write()
 
     def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
         """Report that the new content of `name` does not serve; the predecessor still does.
@@ -130,12 +103,12 @@ class Deployments:
             digest: the digest of the content; empty if the content could not be read.
             waits: True if the daemon retries the load.
         """
-        with self._reporting(name) as record:
+        with self.reporting(name) as record:
             record.report(WAITS if waits else REFUSED, digest, reason)
 
     def serves_again(self, copy: StagedModel) -> None:
         """Report that `copy`, the last known good copy, serves again after a restart."""
-        with self._reporting(copy.name) as record:
+        with self.reporting(copy.name) as record:
             record.deployed = copy
             record.is_good(copy)
 
@@ -148,7 +121,7 @@ class Deployments:
             is_good = record.last_good is serving
         if is_good:
             self.store.commit(copy)
-        with self._reporting(copy.name) as record:
+        with self.reporting(copy.name) as record:
             record.report(GOOD if is_good else ON_TRIAL, copy.digest)
 
     def note_serving(self) -> None:
@@ -197,7 +170,7 @@ class Deployments:
             return
         self.count("rolled_back")
         self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
-        with self._reporting(copy.name) as record:
+        with self.reporting(copy.name) as record:
             record.rolled_back(copy, reason)
 
     def has_served(self, model_spec: ModelSpec) -> bool:
@@ -212,7 +185,7 @@ class Deployments:
             InternalError: the store cannot be written.
         """
         self.count("removed")
-        with self._reporting(name) as record:
+        with self.reporting(name) as record:
             record.removed()
         self.store.forget(name)
 
@@ -223,16 +196,9 @@ class Deployments:
 
     def _commit(self, copy: StagedModel) -> None:
         self.store.commit(copy)
-        with self._reporting(copy.name) as record:
+        with self.reporting(copy.name) as record:
             record.is_good(copy)
         log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
-
-    @contextmanager
-    def _reporting(self, name: str) -> Iterator[ModelRecord]:
-        """Give the record of `name`, locked, and write the verdicts after the block."""
-        with self.table.lock:
-            yield self.table[name]
-        self._write()
 
     def _write(self) -> None:
         # At the end of the daemon nothing serves any more, which is no news of a model.

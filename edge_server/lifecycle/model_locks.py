@@ -1,8 +1,10 @@
-"""Locks by model name, so that loads of one model run one after another."""
+"""Which loads run at once: one after another for one model, and one updated model at a time."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from edge_server.requests import Cancellation
+
+log = logging.getLogger(__name__)
 
 
 class _Hold:
@@ -109,3 +113,32 @@ class ModelLocks:
                 if holder is not None and hold.within is holder:
                     todo += [each for each in hold.names if each not in todo]
         return False
+
+
+class LoadSlot:
+    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._holder: str | None = None
+        self._since = 0.0
+
+    @contextmanager
+    def take(self, name: str) -> Iterator[None]:
+        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
+        with self._changed:
+            while self._holder is not None:
+                left_s = self._since + self._timeout_s - time.monotonic()
+                if left_s <= 0:
+                    log.warning("model %s: still loads; others load beside it", self._holder)
+                    break
+                self._changed.wait(left_s)
+            self._holder, self._since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                if self._holder == name:
+                    self._holder = None
+                    self._changed.notify_all()

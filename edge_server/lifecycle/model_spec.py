@@ -1,4 +1,4 @@
-"""A model to load: its spec, and the result of its load: loaded versions or a failure."""
+"""A model to load: its spec, the result of its load, and the canary of its new versions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from edge_server.repository.tree import fingerprint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.lifecycle.staging import StagedFiles
     from edge_server.model_config.config import Completion
@@ -208,3 +209,54 @@ class LoadFailure:
             reason = self.model_spec.files.as_shown(reason)
         # A model may raise any text, and every transport must carry the reason.
         return as_utf8(reason)[:LONGEST_REASON]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPredecessor:
+    """The predecessor of a version in a canary.
+
+    Attributes:
+        built: the predecessor's versions, open; the caller that takes them publishes or closes
+            them.
+        ensembles: the specs of the ensembles that changed together with the model.
+        members: for an ensemble, the models that it used, direct and indirect; open, for the
+            comparison, and closed by the caller that takes them.
+    """
+
+    built: LoadedVersions
+    ensembles: Mapping[str, ModelSpec]
+    members: tuple[LoadedModel, ...] = ()
+
+    def close(self) -> None:
+        """Close the predecessor and its members; used when the predecessor is discarded."""
+        self.built.close()
+        self.close_members()
+
+    def close_members(self) -> None:
+        """Close only the members; used when `built` is published again."""
+        LoadedVersions(self.built.model_spec, self.members).close()
+
+
+class CanaryRun:
+    """The canary of one model's new versions.
+
+    Attributes:
+        model_spec: the spec of the new versions.
+        before: the predecessor; None once another owner has taken it.
+        versions: the numbers of the new versions.
+        monitor: compares both; set right after construction.
+    """
+
+    monitor: CanaryMonitor
+
+    def __init__(
+        self, model_spec: ModelSpec, before: KeptPredecessor, versions: frozenset[int]
+    ) -> None:
+        self.model_spec = model_spec
+        self.before: KeptPredecessor | None = before
+        self.versions = versions
+
+    def take(self) -> KeptPredecessor | None:
+        """Return the predecessor and pass its ownership to the caller."""
+        before, self.before = self.before, None
+        return before

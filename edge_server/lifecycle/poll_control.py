@@ -14,10 +14,14 @@ from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
 from edge_server.lifecycle.updates import Updates
 from edge_server.process.worker import Worker
-from edge_server.repository.change_detector import ChangeDetector, InotifyWatch, SeenFiles
+from edge_server.repository.change_detector import (
+    ChangeDetector,
+    InotifyWatch,
+    SeenFiles,
+    read_repositories,
+)
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import is_model_name, model_names
-from edge_server.repository.tree import read_repositories
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

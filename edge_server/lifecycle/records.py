@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.errors import ModelConfigError
-    from edge_server.lifecycle.canary_run import CanaryRun
-    from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+    from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 
 log = logging.getLogger(__name__)

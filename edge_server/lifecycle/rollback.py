@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.lifecycle.canary import Canary
-    from edge_server.lifecycle.canary_run import KeptPredecessor
     from edge_server.lifecycle.fit import Fit
-    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_spec import KeptPredecessor, ModelSpec
     from edge_server.lifecycle.model_table import ModelTable
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, InternalError, Unavailable, may_pass
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    Unavailable,
+    may_pass,
+)
 from edge_server.lifecycle.budget import TooLittleMemory
-from edge_server.lifecycle.deployments import QuarantinedModel
+from edge_server.lifecycle.model_locks import LoadSlot
 from edge_server.lifecycle.records import Update
 from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import threading
+    from collections.abc import Iterable
 
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
@@ -25,11 +31,20 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.repository.change_detector import Change
     from edge_server.repository.store import StagedModel
+    from edge_server.repository.tree import ModelTree
 
 log = logging.getLogger(__name__)
 
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
+
+
+class QuarantinedModel(ModelConfigError):
+    """The delivered content is quarantined; `digest` is the digest of that content."""
+
+    def __init__(self, text: str, digest: str) -> None:
+        super().__init__(text)
+        self.digest = digest
 
 
 class Updates:
@@ -115,14 +130,10 @@ class Updates:
         torn = []
         updates: dict[str, Update] = {}
         for change in changes:
-            name, tree = change.name, change.tree
+            name = change.name
             self._forget_retry(name, loads_only=True)
             try:
-                updates[name] = (
-                    self._deployments.withdraw(name)
-                    if tree is None
-                    else self._deployments.stage(tree)
-                )
+                updates[name] = self._stage(name, change.tree)
                 self._forget_retry(name)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
@@ -142,6 +153,31 @@ class Updates:
             for name, update in updates.items():
                 self._begin(name, update)
         return torn
+
+    def _stage(self, name: str, tree: ModelTree | None) -> Update:
+        """Make a private copy of the model that `tree` describes; return the update to load it.
+
+        Without a tree, return the update that removes the model.
+
+        Raises:
+            TornModel: the files changed during the copy.
+            QuarantinedModel: the content must not be loaded.
+            EdgeServerError: the model cannot be copied.
+        """
+        if tree is None:
+            with self._table.lock:
+                return self._table[name].withdraw()
+        if tree.fault:
+            raise ModelConfigError(tree.fault)
+        copy = self._store.stage(tree)
+        if reason := self._store.quarantined(copy.digest):
+            raise QuarantinedModel(
+                f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
+                f"with `edge-server models release {name}`",
+                copy.digest,
+            )
+        with self._deployments.reporting(name) as record:
+            return record.deliver(copy, tree.directory)
 
     def retry(self, now: float) -> set[str]:
         """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
@@ -285,32 +321,3 @@ class Updates:
             self._loader.refuse(name, error)
         except Unavailable:
             log.debug("model %s: not refused: the server ends", name)
-
-
-class LoadSlot:
-    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._holder: str | None = None
-        self._since = 0.0
-
-    @contextmanager
-    def take(self, name: str) -> Iterator[None]:
-        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
-        with self._changed:
-            while self._holder is not None:
-                left_s = self._since + self._timeout_s - time.monotonic()
-                if left_s <= 0:
-                    log.warning("model %s: still loads; others load beside it", self._holder)
-                    break
-                self._changed.wait(left_s)
-            self._holder, self._since = name, time.monotonic()
-        try:
-            yield
-        finally:
-            with self._changed:
-                if self._holder == name:
-                    self._holder = None
-                    self._changed.notify_all()

@@ -23,6 +23,8 @@ from edge_server.tensors import TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from edge_server.tensors import DataType
+
 
 @dataclass(frozen=True)
 class EnsembleStep:
@@ -228,6 +230,11 @@ class ModelConfig:
     @cached_property
     def output_names(self) -> frozenset[str]:
         return frozenset(spec.name for spec in self.outputs)
+
+    @cached_property
+    def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
+        """The type and the full shape (see `full_shape`) of each input, by name."""
+        return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
 
     @property
     def kind(self) -> str:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/json"
 SCHEMA = "edge.lanes/1"
-STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 
 CameraState = Literal["ok", "degraded", "stalled", "frozen", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
@@ -57,7 +56,7 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
         reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
-    if age_us > STALE_US:
+    if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
     if frame.failure:

@@ -155,6 +155,10 @@ class Publisher:
         topic = self._topic(self._topics.camera_status, name)
         self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure, **more))
 
+    def clear_camera_status(self, name: str) -> None:
+        """Clear the retained state of a camera that was removed."""
+        self._put_state(self._topic(self._topics.camera_status, name), b"")
+
     def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
         """Publish whether a model serves, and the reason if it does not."""
         topic = self._topic(self._topics.model_state, name)

@@ -22,6 +22,7 @@ from edge_server.errors import (
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
+from edge_server.pipeline.fair_shares import FairShares, frames_at_once
 from edge_server.pipeline.lane_tensors import LaneTensors
 from edge_server.pixels import Image
 from edge_server.process.worker import Worker
@@ -49,6 +50,10 @@ _NO_FRAMES_PERIOD_S = 1.0
 # frees the camera from the queue behind another client's slow request, and lets the daemon kill
 # a Python model that hangs; see `execution_timeout_s`.
 FRAME_DEADLINE_S = 10.0
+# At 130 km/h the vehicle has gone 7 m.
+MAX_AGE_MS = 200
+# A camera all of whose frames are too old for so long has no lanes, and says why.
+_TOO_OLD_S = 1.0
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
@@ -64,11 +69,19 @@ class LanePipeline:
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
     process is found, and named, through `DataPlane.longest_run`.
 
+    A frame is taken when it is this camera's turn at the model, see `FairShares`; a frame that is
+    too old by then is dropped.
+
     Args:
+        shares: those of the cameras with the same model; None where there is no other camera.
+        priority: of the camera in `shares`.
+        max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
 
     Attributes:
+        model: the model's name.
         failed_frames: number of frames without lanes because the request failed.
+        too_old_frames: number of frames dropped because they were older than `max_age_ms`.
         unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
     """
@@ -80,15 +93,23 @@ class LanePipeline:
         model: str,
         listeners: Sequence[Listener],
         *,
+        shares: FairShares | None = None,
+        priority: int = 1,
+        max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
     ) -> None:
         self.camera = camera
+        self.model = model
         self.failed_frames = 0
+        self.too_old_frames = 0
         self.unusable_frames = 0
         self.failure = ""
-        self.worker = Worker(f"lanes-{camera.name}", self.tick)
+        self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
         self._data_plane = data_plane
-        self._model = model
+        self._shares = FairShares() if shares is None else shares
+        self._share = self._shares.share(priority)
+        self._max_age_ms = max_age_ms
+        self._only_too_old_since_ns: int | None = None
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
@@ -98,29 +119,72 @@ class LanePipeline:
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
-        frame = self.camera.next_frame(_FRAME_WAIT_S)
-        if frame is None:
+        if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
             return not self.camera.ended
         self._absence = None
         status = self.camera.status
         if status.state is CameraState.FROZEN or status.reason in UNUSABLE:
-            self.unusable_frames += 1
-            lane_frame = self._lane_frame(frame)
-            lane_frame = replace(lane_frame, failure=status.text, failure_reason=status.reason)
-            self._give(lane_frame, frame)
-            return True
+            self._give_no_road(status)
+        elif self._shares.take_turn(self._share, _FRAME_WAIT_S):
+            self._use_turn()
+        return True
+
+    def _give_no_road(self, status: CameraStatus) -> None:
+        """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
+        self.leave()
+        frame = self.camera.next_frame(0.0)
+        if frame is None:
+            return
+        self.unusable_frames += 1
+        lane_frame = self._lane_frame(frame, status.text)
+        self._give(replace(lane_frame, failure_reason=status.reason), frame)
+
+    def _use_turn(self) -> None:
+        """Give the newest frame and its lanes, unless it is too old for lanes."""
         try:
-            # An execution that begins just before the deadline is watched for as long as any other.
-            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
-                lane_frame = self.detect(frame, time.monotonic() + self._frame_deadline_s)
-        except EdgeServerError as error:
-            lane_frame = self._lane_frame(frame, str(error) or type(error).__name__)
+            frame = self.camera.next_frame(0.0)
+            if frame is None or self._is_too_old(frame):
+                return
+            status = self.camera.status
+            lane_frame = self._try_detect(frame)
+        finally:
+            self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
         self._note(lane_frame.failure)
         if status.state is CameraState.DEGRADED:
             lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
         self._give(lane_frame, frame)
+
+    def _try_detect(self, frame: Frame) -> LaneFrame:
+        """Return the lanes of `frame`, or the reason why there are none."""
+        try:
+            # An execution that begins just before the deadline is watched for as long as any other.
+            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
+                return self.detect(frame, time.monotonic() + self._frame_deadline_s)
+        except EdgeServerError as error:
+            return self._lane_frame(frame, str(error) or type(error).__name__)
+
+    def _is_too_old(self, frame: Frame) -> bool:
+        """Return whether `frame` is too old for lanes, and count it."""
+        now_ns = time.monotonic_ns()
+        age_ms = (now_ns - frame.capture_mono_ns) / 1e6
+        if age_ms <= self._max_age_ms:
+            self._only_too_old_since_ns = None
+            return False
+        self.too_old_frames += 1
+        if self._only_too_old_since_ns is None:
+            self._only_too_old_since_ns = now_ns
+        elif now_ns - self._only_too_old_since_ns > _TOO_OLD_S * 1e9:
+            self._fail(
+                f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
+                f"{self._max_age_ms}; lower the latency of the camera, or raise "
+                f"cameras.{self.camera.name}.max_age_ms"
+            )
         return True
+
+    def leave(self) -> None:
+        """Give up this camera's turn and its place in the order; the loop's thread ends with it."""
+        self._shares.end_turn(self._share)
 
     def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
         """Return the lanes of `frame`.
@@ -134,11 +198,11 @@ class LanePipeline:
         """
         queue_ns = time.monotonic_ns() - frame.capture_mono_ns
         with self._data_plane.lease() as snapshot:
-            tensors = self._tensors_of(snapshot.find(self._model).config)
+            tensors = self._tensors_of(snapshot.find(self.model).config)
             image, parameters = tensors.input_of(frame.image)
             response = snapshot.infer(
                 InferRequest(
-                    self._model,
+                    self.model,
                     {tensors.image: image},
                     outputs=(tensors.points, tensors.scores),
                     deadline=deadline,
@@ -146,13 +210,16 @@ class LanePipeline:
                     parameters=parameters,
                 )
             )
+            self._shares.limit = frames_at_once(
+                response.timings, lambda name: snapshot.find(name).config
+            )
         points = response.outputs[tensors.points].array
         scores = response.outputs[tensors.scores].array
         if not tensors.batched:
             points, scores = points[np.newaxis], scores[np.newaxis]
         if not _are_lanes(points, scores):
             raise _NoLanes(
-                f"model '{self._model}' returned '{tensors.points}' {points.shape} and "
+                f"model '{self.model}' returned '{tensors.points}' {points.shape} and "
                 f"'{tensors.scores}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), "
                 "of floating-point numbers"
             )
@@ -183,7 +250,7 @@ class LanePipeline:
                 )
             is_lane_model = may_pass(error) and not isinstance(error, _NoLanes)
             raise (Unavailable if is_lane_model else SettingsError)(
-                f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
+                f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
             ) from error
 
     def _tensors_of(self, config: ModelConfig) -> LaneTensors:
@@ -197,13 +264,14 @@ class LanePipeline:
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
-            dropped=self.camera.dropped,
+            dropped=self.camera.dropped + self.too_old_frames,
             capture_mono_ns=frame.capture_mono_ns,
             capture_epoch_ns=frame.capture_epoch_ns,
             width=frame.image.width,
             height=frame.image.height,
-            model_name=self._model,
+            model_name=self.model,
             failure=failure,
+            max_age_ms=self._max_age_ms,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
@@ -234,10 +302,10 @@ class LanePipeline:
         last = self._last
         if last is None:
             since = status.since_mono_ns, status.since_epoch_ns
-            last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self._model)
+            last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self.model)
         absent = replace(
             last,
-            dropped=self.camera.dropped,
+            dropped=self.camera.dropped + self.too_old_frames,
             lanes=(),
             latency_us=StageLatency(),
             failure=status.text,
@@ -249,14 +317,18 @@ class LanePipeline:
     def _note(self, failure: str) -> None:
         """Count a failed frame, and log where failures begin and end."""
         self.failed_frames += bool(failure)
-        if failure and not self.failure:
-            log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
-            self.failure = failure
-        elif self.failure and not failure:
+        if failure:
+            self._fail(failure)
+        elif self.failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
             self.failure = ""
+
+    def _fail(self, failure: str) -> None:
+        if not self.failure:
+            log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
+            self.failure = failure
 
 
 def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 from edge_server.errors import ModelConfigError
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.pixels import PixelFormat
-from edge_server.requests import NO_PARAMETERS, Parameters
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.pixels import Image
+    from edge_server.requests import Parameters
     from edge_server.tensors import TensorSpec
 
 _FLOATS = (DataType.FP32, DataType.FP16)
@@ -30,8 +30,7 @@ class LaneTensors:
     """Which tensors of a model are the image, the lanes' points and their scores.
 
     Attributes:
-        pixel_format: the only format that the model takes; None where it takes each of them, with
-            the request parameters `pixel_format`, `color_matrix` and `color_range`.
+        pixel_format: the only format that the model takes; None where it takes each of them.
         batched: tensors have a batch dimension.
     """
 
@@ -72,18 +71,13 @@ class LaneTensors:
         )
 
     def input_of(self, image: Image) -> tuple[Tensor, Parameters]:
-        """Return the input tensor of `image`, and the request parameters that describe its pixels.
+        """Return the input tensor of `image`, and the request parameters that describe its pixels:
+        `pixel_format`, `color_matrix` and `color_range`.
 
         The pixels are copied only where their planes have gaps, or where the model takes BGR alone.
         """
-        parameters = NO_PARAMETERS
         if self.pixel_format is None:
             pixels = image.packed()
-            parameters = {
-                "pixel_format": image.pixel_format.value,
-                "color_matrix": image.colour.matrix.value,
-                "color_range": image.colour.range.value,
-            }
         elif self.pixel_format is image.pixel_format:
             pixels = image.packed()
             if self.pixel_format is PixelFormat.NV12:
@@ -99,6 +93,11 @@ class LaneTensors:
                 f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
                 'image_preprocess the parameter pixel_format "any"'
             )
+        parameters = {
+            "pixel_format": (self.pixel_format or image.pixel_format).value,
+            "color_matrix": image.colour.matrix.value,
+            "color_range": image.colour.range.value,
+        }
         return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
 
 

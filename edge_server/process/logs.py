@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from edge_server.errors import SettingsError, Unavailable
@@ -118,7 +119,8 @@ class LogFormatter(logging.Formatter):
     """Formats records: for a terminal `12:00:00 INFO    text`; for Triton's `ISO8601`
     `2026-01-31T12:00:00Z I text`; for the journal, which adds its own time, `<6>text`; or as JSON.
 
-    A text is of limited length, its further lines are indented, control characters escaped. JSON is
+    A text is of limited length and shows no secret; its further lines are indented, control
+    characters escaped. JSON is
     one object on its own line, with the full time in any case; duplicate fields of a record are
     left out.
 
@@ -142,7 +144,9 @@ class LogFormatter(logging.Formatter):
         return "\n".join(prefix + line for line in text.split("\n"))
 
     def _text(self, record: logging.LogRecord) -> str:
-        text = _shortened(super().format(record)).translate(_ESCAPED).replace("\n", "\n    ")
+        text = (
+            _shortened(masked(super().format(record))).translate(_ESCAPED).replace("\n", "\n    ")
+        )
         if self._switches.settings.iso8601:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
             return f"{at} {record.levelname[0]} {text}"
@@ -157,10 +161,10 @@ class LogFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "thread": record.threadName,
-            "text": _shortened(record.getMessage()),
+            "text": _shortened(masked(record.getMessage())),
         }
         if record.exc_info:
-            fields["traceback"] = _shortened(self.formatException(record.exc_info))
+            fields["traceback"] = _shortened(masked(self.formatException(record.exc_info)))
         # JSON escapes control characters and newlines.
         return json.dumps(fields)
 

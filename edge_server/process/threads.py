@@ -1,15 +1,20 @@
 """Threads for work that ends, beside `Worker` for work that repeats.
 
 Where the system refuses a thread, `run_parallel` and `side_by_side` do the work with the threads
-that they got, or on the caller's; `start_thread` returns False, and its caller decides.
+that they got, or on the caller's; `start_thread` returns False, and its caller decides;
+`run_with_timeout` raises.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from edge_server.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -92,3 +97,62 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
             log.exception("%s: failed", name)
 
     run_parallel(name, len(works), do, works)
+
+
+class Hangs(ModelLoadError):
+    """The work made no progress for too long; the resources that it holds are still in use."""
+
+
+def run_with_timeout(
+    name: str,
+    work: Callable[[Callable[[], None]], T],
+    timeout_s: float,
+    *,
+    late: Callable[[], None],
+) -> T:
+    """Run `work` on a thread of its own; return its result or raise its exception.
+
+    Args:
+        name: the name of the thread.
+        work: receives a function to call at each sign of progress.
+        timeout_s: the longest time between two signs of progress, in seconds.
+        late: called on that thread if the work ends after the timeout.
+
+    Raises:
+        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
+            running with all resources that it holds.
+        ModelLoadError: the system refuses a thread.
+    """
+    progress_s = time.monotonic()
+    outcome: Future[T] = Future()
+
+    def note_progress() -> None:
+        nonlocal progress_s
+        progress_s = time.monotonic()
+
+    def run() -> None:
+        result: T | None = None
+        raised: BaseException | None = None
+        try:
+            result = work(note_progress)
+        # The waiting caller raises it, even a SystemExit of a model.
+        except BaseException as error:  # noqa: BLE001
+            raised = error
+        # False where the caller has given up.
+        if outcome.set_running_or_notify_cancel():
+            if raised is None:
+                outcome.set_result(cast("T", result))
+            else:
+                outcome.set_exception(raised)
+            return
+        try:
+            late()
+        except Exception:
+            log.exception("%s: ended after its timeout, and closing its model failed", name)
+
+    if not start_thread(name, run):
+        raise ModelLoadError("the system has no thread left for it")
+    while (left_s := progress_s + timeout_s - time.monotonic()) > 0 or not outcome.cancel():
+        if wait([outcome], max(0.0, left_s)).done:
+            return outcome.result()
+    raise Hangs(f"it hangs: no progress for {timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""The detection of changes: which changes are complete, and when the next scan is worth it.
+"""The detection of changes: the scan of the repositories, and which changes are complete.
 
 What the scans found of a model is a `SeenFiles`, which the model's record holds between two scans.
 """
@@ -14,15 +14,15 @@ from inotify_simple import INotify, flags
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
-from edge_server.repository.scan import is_model_name
-from edge_server.repository.tree import FileSet
+from edge_server.repository.scan import APPEARS_TWICE, is_model_name
+from edge_server.repository.tree import FileSet, ModelTree, models_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.repository.manifest import Manifest
-    from edge_server.repository.tree import ModelTree, RepositoryScan, SeenFile
+    from edge_server.repository.tree import SeenFile
 
     ReadManifest = Callable[[ModelTree], Manifest]
 
@@ -31,6 +31,42 @@ log = logging.getLogger(__name__)
 _EVENTS = flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ONLYDIR
 # A file set is complete after so many equal scans, and after the window.
 _SCANS = 2
+
+
+@dataclass(frozen=True)
+class RepositoryScan:
+    """One scan of all repositories.
+
+    Attributes:
+        models: the models by name, sorted.
+        unreadable: repository → the reason why a missing model does not count as removed: the
+            repository cannot be read, or holds no model at all, as one that is not mounted.
+    """
+
+    models: Mapping[str, ModelTree]
+    unreadable: Mapping[Path, str]
+
+
+def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
+    """Scan every model of every repository once."""
+    models: dict[str, ModelTree] = {}
+    unreadable: dict[Path, str] = {}
+    for repository in repositories:
+        try:
+            found = models_in(repository)
+        except OSError as error:
+            unreadable[repository] = f"cannot be read: {error.strerror or error}"
+            continue
+        if not found:
+            unreadable[repository] = "holds no model"
+        for tree in found:
+            twin = models.get(tree.name)
+            if twin is not None:
+                places = f"{twin.directory}, {tree.directory}"
+                fault = f"{APPEARS_TWICE}: {places}; rename or remove all but one"
+                tree = ModelTree(tree.name, tree.repository, fault=fault)  # noqa: PLW2901
+            models[tree.name] = tree
+    return RepositoryScan(dict(sorted(models.items())), unreadable)
 
 
 @dataclass(frozen=True)

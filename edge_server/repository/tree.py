@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.process.utf8 import is_utf8, shown
-from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
+from edge_server.repository.scan import NAME_RULE, is_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 # Limits against an accident or an attack: a larger scan would take too much of the board's time.
@@ -103,40 +103,23 @@ class ModelTree:
         return replace(self, fault=fault)
 
 
-@dataclass(frozen=True)
-class RepositoryScan:
-    """One scan of all repositories.
+def models_in(repository: Path) -> list[ModelTree]:
+    """Scan every model of one repository.
 
-    Attributes:
-        models: the models by name, sorted.
-        unreadable: repository → the reason why a missing model does not count as removed: the
-            repository cannot be read, or holds no model at all, as one that is not mounted.
+    Raises:
+        OSError: the repository itself cannot be read, or holds too many models.
     """
-
-    models: Mapping[str, ModelTree]
-    unreadable: Mapping[Path, str]
-
-
-def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
-    """Scan every model of every repository once."""
-    models: dict[str, ModelTree] = {}
-    unreadable: dict[Path, str] = {}
-    for repository in repositories:
-        try:
-            found = _models(repository)
-        except OSError as error:
-            unreadable[repository] = f"cannot be read: {error.strerror or error}"
-            continue
-        if not found:
-            unreadable[repository] = "holds no model"
-        for tree in found:
-            twin = models.get(tree.name)
-            if twin is not None:
-                places = f"{twin.directory}, {tree.directory}"
-                fault = f"{APPEARS_TWICE}: {places}; rename or remove all but one"
-                tree = ModelTree(tree.name, tree.repository, fault=fault)  # noqa: PLW2901
-            models[tree.name] = tree
-    return RepositoryScan(dict(sorted(models.items())), unreadable)
+    with _directory(repository) as descriptor:
+        with os.scandir(descriptor) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if not (is_left_behind(entry.name) or entry.name.startswith("_"))
+                and not entry.is_file(follow_symlinks=False)
+            ]
+        if len(names) > MOST_MODELS:
+            raise OSError(f"more than {MOST_MODELS} directories")
+        return [_look(descriptor, repository, name) for name in sorted(names)]
 
 
 def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
@@ -219,20 +202,6 @@ def _directory(path: Path | str, below: int | None = None, flags: int = 0) -> It
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _models(repository: Path) -> list[ModelTree]:
-    with _directory(repository) as descriptor:
-        with os.scandir(descriptor) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if not (is_left_behind(entry.name) or entry.name.startswith("_"))
-                and not entry.is_file(follow_symlinks=False)
-            ]
-        if len(names) > MOST_MODELS:
-            raise OSError(f"more than {MOST_MODELS} directories")
-        return [_look(descriptor, repository, name) for name in sorted(names)]
 
 
 def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:

@@ -125,10 +125,27 @@ class Mqtt(Section, frozen=True):
 
 
 class CameraSection(Section, frozen=True):
-    """`[cameras.NAME]`: where frames come from and which model detects lanes in them."""
+    """`[cameras.NAME]`: where frames come from and which model detects lanes in them.
+
+    Attributes:
+        credentials_file: the user name and the password of a live camera; see `read_credentials`.
+        reader: of a live camera; `auto` prefers GStreamer.
+        priority: where a model is slower than its cameras, one of priority 2 gets twice the lanes
+            of one of priority 1.
+        max_age_ms: frames that are older are not sent to the model, and lanes that are older when
+            they are published are stale. Lanes older than 1 s are never published.
+        color_matrix: overrides the matrix that the camera reports for its YUV images.
+        color_range: likewise the range of their values.
+    """
 
     uri: str
     model: str = "lane_detection"
+    credentials_file: str | None = None
+    reader: Literal["auto", "gstreamer", "opencv"] = "auto"
+    priority: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+    max_age_ms: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    color_matrix: Literal["bt601", "bt709"] | None = None
+    color_range: Literal["limited", "full"] | None = None
 
 
 class LogSection(Section, frozen=True):

@@ -1,6 +1,6 @@
 """The kernels give the CPU's numbers on a real GPU, bit for bit, and so does the backend.
 
-Colours are held against whole numbers: OpenCV's own differ on a Jetson (tests/integer_colours.py).
+Both are held against whole numbers (tests/integer_colours.py), not against the OpenCV of a board.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from integer_colours import bgr_by_integers
+from integer_colours import COLOURS, bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import LoadContext, no_progress
@@ -23,11 +23,9 @@ from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.kernels.preprocess import (
-    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
-    PixelFormat,
     PreprocessArgs,
 )
 from edge_server.gpu.memory import DeviceMemory, MappedMemory
@@ -36,6 +34,7 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -66,27 +65,21 @@ def module(device: Device) -> Module:
 class CameraFrame:
     """Random bytes as a camera gives them, with gaps between the rows."""
 
-    def __init__(self, pixel_format: PixelFormat, width: int, height: int) -> None:
-        self.pixel_format = pixel_format
-        per_row = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}[pixel_format]
-        stride = width * per_row + 20
-        rows = height * 3 // 2 if pixel_format is PixelFormat.NV12 else height
-        self.bytes = np.random.default_rng(width).integers(0, 256, (rows, stride), np.uint8)
-        has_chroma = pixel_format is PixelFormat.NV12
-        self.layout = FrameLayout(pixel_format, width, height, stride, stride * has_chroma)
-        self._chroma_at = height * stride if has_chroma else 0
+    def __init__(self, pixel_format: PixelFormat, width: int, height: int, colour: Colour) -> None:
+        self.image = random_image(pixel_format, width, height, width, colour)
+        rows = [plane.reshape(len(plane), -1) for plane in self.image.planes]
+        padded = [np.pad(plane, ((0, 0), (0, 20))) for plane in rows]
+        self.bytes = np.concatenate([plane.reshape(-1) for plane in padded])
+        strides = [plane.shape[1] for plane in padded]
+        self.layout = FrameLayout(pixel_format, width, height, *strides[:2])
 
     def at(self, pointer: int) -> FrameAddress:
-        return FrameAddress(pointer, pointer + self._chroma_at if self._chroma_at else 0)
+        return self.layout.address(pointer)
 
-    def bgr(self) -> np.ndarray:
-        width, height = self.layout.width, self.layout.height
-        if self.pixel_format is PixelFormat.NV12:
-            planes = np.ascontiguousarray(self.bytes[:, :width])
-            return bgr_by_integers(self.pixel_format, planes[:height], planes[height:])
-        channels = 3 if self.pixel_format is PixelFormat.BGR else 2
-        pixels = np.ascontiguousarray(self.bytes[:height, : width * channels])
-        return bgr_by_integers(self.pixel_format, pixels.reshape(height, width, channels))
+
+def scaled(bgr: np.ndarray, dtype: type[np.floating]) -> np.ndarray:
+    """(3, H, W) of BGR pixels."""
+    return (bgr.transpose(2, 0, 1) * SCALE).astype(dtype)
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["copied", "in place"])
@@ -102,26 +95,30 @@ def test_resized(
 ) -> None:
     width, height, out_width, out_height, taken = sizes
     region = CropRegion(*taken) if taken else CropRegion(0, 0, width, height)
-    frame = CameraFrame(pixel_format, width, height)
-    geometry = FramePreprocess(
-        frame.layout,
-        out_width,
-        out_height,
-        scale=float(SCALE),
-        half=dtype is np.float16,
-        region=region,
-    )
-    expected = np.empty((3, out_height, out_width), dtype)
-    of = frame.bgr()[region.y : region.y + region.height, region.x : region.x + region.width]
-    scale_frame(of, SCALE, expected)
-    got = run(module, frame, geometry, expected, mapped=mapped)
-    np.testing.assert_array_equal(got, expected)
+    for colour in COLOURS:
+        frame = CameraFrame(pixel_format, width, height, colour)
+        geometry = FramePreprocess(
+            frame.layout,
+            out_width,
+            out_height,
+            scale=float(SCALE),
+            half=dtype is np.float16,
+            colour=colour,
+            region=region,
+        )
+        expected = scaled(bgr_by_integers(frame.image, out_width, out_height, region), dtype)
+        on_cpu = np.empty_like(expected)
+        scale_frame(frame.image, SCALE, on_cpu, None, region)
+        np.testing.assert_array_equal(on_cpu, expected)
+        got = run(module, frame, geometry, expected, mapped=mapped)
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("pixel_format", PixelFormat)
 def test_undistorted(module: Module, pixel_format: PixelFormat, dtype: type[np.floating]) -> None:
-    frame = CameraFrame(pixel_format, 1280, 720)
+    colour = Colour(ColourMatrix.BT709, ColourRange.FULL)
+    frame = CameraFrame(pixel_format, 1280, 720, colour)
     random = np.random.default_rng(0)
     shape = (180, 322)
     # Points beyond every border, too: black.
@@ -142,10 +139,13 @@ def test_undistorted(module: Module, pixel_format: PixelFormat, dtype: type[np.f
         shape[0],
         scale=float(SCALE),
         half=dtype is np.float16,
+        colour=colour,
         undistortion=(on_device[0].pointer, on_device[1].pointer),
     )
-    expected = np.empty((3, *shape), dtype)
-    scale_frame(frame.bgr(), SCALE, expected, lens)
+    expected = scaled(bgr_by_integers(frame.image, lens=lens), dtype)
+    on_cpu = np.empty_like(expected)
+    scale_frame(frame.image, SCALE, on_cpu, lens)
+    np.testing.assert_array_equal(on_cpu, expected)
     got = run(module, frame, geometry, expected, mapped=False)
     np.testing.assert_array_equal(got, expected)
 
@@ -224,7 +224,7 @@ def frames(count: int, seed: int) -> np.ndarray:
 def by_opencv(images: np.ndarray) -> np.ndarray:
     made = np.empty((len(images), 3, 360, 640), np.float16)
     for image, out in zip(images, made, strict=True):
-        scale_frame(image, SCALE, out)
+        scale_frame(Image.of_bgr(image), SCALE, out)
     return made
 
 
@@ -277,7 +277,32 @@ def test_a_cameras_format_and_lens_are_those_of_the_cpu(devices: Devices) -> Non
     lens = UndistortionMap.of_camera(camera, distortion, CropRegion(61, 301, 1801, 701), 640, 360)
     expected = np.empty((2, 3, 360, 640), np.float16)
     for image, out in zip(images, expected, strict=True):
-        bgr = bgr_by_integers(PixelFormat.NV12, image[:1080], image[1080:])
-        scale_frame(bgr, SCALE, out, lens)
+        frame = Image.of_packed(PixelFormat.NV12, image[..., np.newaxis])
+        out[:] = scaled(bgr_by_integers(frame, lens=lens), np.float16)
     made = ask(snapshot(CAMERA, devices), images).on_host()
     np.testing.assert_array_equal(made, expected)
+
+
+ANY = (
+    CONFIG.replace("[-1, -1, 3]", "[-1, -1, -1]")
+    + 'parameters { key: "pixel_format" value { string_value: "any" } }'
+)
+
+
+def test_each_request_has_its_own_format_and_colours(devices: Devices) -> None:
+    model = snapshot(ANY, devices)
+    for pixel_format in PixelFormat:
+        for colour in COLOURS:
+            image = random_image(pixel_format, 1920, 1080, colour=colour)
+            request = InferRequest(
+                "p",
+                {"image": Tensor(image.packed()[np.newaxis])},
+                parameters={
+                    "pixel_format": pixel_format.value,
+                    "color_matrix": colour.matrix.value,
+                    "color_range": colour.range.value,
+                },
+            )
+            made = model.infer(request).outputs["input"].array
+            expected = scaled(bgr_by_integers(image, 640, 360), np.float16)
+            np.testing.assert_array_equal(made[0], expected)

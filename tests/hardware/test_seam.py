@@ -102,9 +102,8 @@ def test_memory_that_there_is_not_is_told(device: Device) -> None:
 
 LOSE = """
 from edge_server.gpu.devices import Devices
-from edge_server.gpu.kernels.preprocess import (
-    FrameAddress, FrameLayout, FramePreprocess, PixelFormat
-)
+from edge_server.gpu.kernels.preprocess import FrameAddress, FrameLayout, FramePreprocess
+from edge_server.pixels import PixelFormat
 from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.stream import Module, Stream
 from edge_server.errors import DeviceLost, InternalError

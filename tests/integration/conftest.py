@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -10,16 +11,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from free_ports import free_ports
+from live_cameras.clip import Clip, jpegs, write_road
+from live_cameras.mjpeg import MjpegCamera
+from live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
+from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
+from mosquitto import Mosquitto, mosquitto_binary
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
@@ -31,92 +39,10 @@ PATIENCE_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
-class Mosquitto:
-    """A real broker on a free loopback port, which can be treated badly.
-
-    Args:
-        folder: for its configuration, its own.
-        lines: of mosquitto.conf, beside the listener; the default lets everyone in.
-    """
-
-    def __init__(self, folder: Path, *lines: str) -> None:
-        self.host = "127.0.0.1"
-        (self.port,) = _free_ports(1)
-        self._conf = folder / "mosquitto.conf"
-        # It keeps root when started as root, or it could not read files under a private folder.
-        self._conf.write_text(
-            "\n".join(
-                [
-                    "user root",
-                    "persistence false",
-                    "connection_messages false",
-                    f"listener {self.port} {self.host}",
-                    *(lines or ["allow_anonymous true"]),
-                    "",
-                ]
-            )
-        )
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Returns when it listens."""
-        self._process = process = subprocess.Popen(
-            [_binary(), "-c", str(self._conf)], stderr=subprocess.PIPE, text=True
-        )
-        assert process.stderr is not None
-        said = ""
-        for line in process.stderr:
-            said += line
-            if line.rstrip().endswith("running"):
-                return
-        self.kill()
-        raise AssertionError(f"mosquitto did not start:\n{said}")
-
-    def kill(self) -> None:
-        """kill -9, frozen or not; returns when it is gone. A second call does nothing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-
-# Below the ports that the kernel gives to clients, and from another place for each test process: a
-# port that is free now is still free when the daemon that is to listen there does so.
-_FIRST_PORT = 10_000 + os.getpid() * 211 % 20_000
-_PORTS = itertools.cycle((*range(_FIRST_PORT, 32_000), *range(10_000, _FIRST_PORT)))
-
-
-def _free_ports(count: int) -> list[int]:
-    return list(itertools.islice(filter(_is_free, _PORTS), count))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _binary() -> str:
-    # Debian puts it where only root looks.
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or ""
-
-
 @pytest.fixture
 def stopped_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker that lets everyone in and is not yet there."""
-    if not _binary():
+    if not mosquitto_binary():
         pytest.skip("no mosquitto on this machine: apt install mosquitto")
     broker = Mosquitto(tmp_path)
     yield broker
@@ -133,7 +59,7 @@ def mosquitto(stopped_mosquitto: Mosquitto) -> Mosquitto:
 @pytest.fixture
 def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
     """Makes and starts brokers with lines of mosquitto.conf: `mosquitto_with("acl_file f")`."""
-    if not _binary():
+    if not mosquitto_binary():
         pytest.skip("no mosquitto on this machine: apt install mosquitto")
     made: list[Mosquitto] = []
 
@@ -156,8 +82,9 @@ class Process:
         address.unlink(missing_ok=True)  # of one that was started before
         self._socket.bind(str(address))
         self._socket.settimeout(0.5)
+        self._draining: threading.Thread | None = None
         self.log = folder / "log"
-        self.port, self.metrics_port = _free_ports(2)
+        self.port, self.metrics_port = free_ports(2)
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [
@@ -183,6 +110,17 @@ class Process:
             with suppress(TimeoutError):
                 said = self._socket.recv(4096).decode()
 
+    def drain(self) -> None:
+        """Read on, until `close`, what the daemon says: it waits for a reader that does not."""
+
+        def read() -> None:
+            while self.popen.poll() is None:
+                with suppress(TimeoutError, OSError):
+                    self._socket.recv(4096)
+
+        self._draining = threading.Thread(target=read)
+        self._draining.start()
+
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(PATIENCE_S)
@@ -190,6 +128,8 @@ class Process:
     def close(self) -> None:
         self.popen.kill()
         self.popen.wait()
+        if self._draining is not None:
+            self._draining.join()
         self._socket.close()
 
 
@@ -206,6 +146,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
     yield start_process
     for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One daemon with the shipped models, for all tests of a file that change nothing of it."""
+    models = Path(__file__).parents[2] / "models"
+    process = Process(tmp_path_factory.mktemp("shipped"), f"--model-repository={models}")
+    try:
+        process.wait_for("READY=1")
+        yield process
+    finally:
         process.close()
 
 
@@ -340,3 +292,52 @@ def road_input(road_image: np.ndarray) -> triton.InferInput:
     tensor = triton.InferInput("image", [1, *road_image.shape], "UINT8")
     tensor.set_data_from_numpy(road_image[np.newaxis])
     return tensor
+
+
+class LiveCameras:
+    """Makes cameras and what stands between them and a reader; closes them with the test.
+
+    Args:
+        folder: for the clips.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def clip(self, width: int = 640, height: int = 360) -> Clip:
+        return write_road(self._folder, width, height)
+
+    def rtsp(self, clip: Clip | None = None, **stream: Any) -> RtspCamera:
+        """Start a camera with RTSP; `stream` has the fields of `Stream`."""
+        missing = no_rtsp_camera()
+        if missing:
+            pytest.skip(missing)
+        return self._stack.enter_context(RtspCamera(clip or self.clip(), Stream(**stream)))
+
+    def mjpeg(self, **options: Any) -> MjpegCamera:
+        """Start a camera that serves JPEGs over HTTP; see `MjpegCamera`."""
+        pictures = itertools.cycle(jpegs())
+        return self._stack.enter_context(MjpegCamera(lambda: next(pictures), **options))
+
+    def proxy(self, port: int) -> TcpProxy:
+        return self._stack.enter_context(TcpProxy(port))
+
+    def relay(self, port: int, loss: float = 0.05) -> LossyRelay:
+        return self._stack.enter_context(LossyRelay(port, loss=loss))
+
+    def silent_port(self) -> int:
+        return self._stack.enter_context(SilentPort()).port
+
+    def dropping_port(self) -> int:
+        return self._stack.enter_context(DroppingPort()).port
+
+
+no_rtsp_camera = functools.cache(what_is_missing)
+
+
+@pytest.fixture
+def live_cameras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCameras]:
+    """Cameras that are real to a reader."""
+    with ExitStack() as stack:
+        yield LiveCameras(tmp_path_factory.getbasetemp(), stack)

@@ -72,6 +72,10 @@ class HalfSender:
             bytes_ -= _FRAME_BYTES
         return True
 
+    def send(self, number: int, data: bytes) -> bool:
+        """A short part of the message; False where the server has ended the call."""
+        return self._send_data(number, data)
+
     def wait_for_end(self, number: int) -> bool:
         """Whether the server ends the call."""
         with self._changed:

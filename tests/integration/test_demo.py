@@ -9,11 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import pytest
 
+if TYPE_CHECKING:
+    from tests.integration.conftest import LiveCameras
+
 PATIENCE_S = 60.0
+RIGHT = "q8Zr-right"
 
 
 def demo(
@@ -43,6 +48,7 @@ def test_it_ends_after_n_frames_and_leaves_a_picture(tmp_path: Path) -> None:
         "ms",
         "lanes",
         "dropped",
+        "state",
     ]
     assert rows[-1].split()[:2] == ["road", "20"]
     assert cv2.imread(str(tmp_path / "lanes.png")).shape == (720, 1280, 3)
@@ -74,6 +80,24 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = demo(tmp_path, "--source", "nowhere.mp4")
     assert done.returncode == 69
     assert "nowhere.mp4: no such file or folder" in done.stderr
+
+
+def test_a_camera_with_a_password_is_shown_without_it(
+    tmp_path: Path, live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp(user="driver", password=RIGHT)
+    done = demo(tmp_path, "--frames", "5", "--source", camera.uri())
+    assert done.returncode == 0, done.stderr
+    assert f"rtsp://127.0.0.1:{camera.port}/camera; gRPC on" in done.stdout
+    assert done.stdout.splitlines()[-2].split()[-1] == "ok"
+    assert RIGHT not in done.stdout + done.stderr
+
+
+def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--frames", "5", "--source", "/dev/video77")
+    assert done.returncode == 69
+    assert "no lanes arrived for 15 s from /dev/video77" in done.stderr
+    assert "/dev/video77: no such device; check the camera's plug and cable" in done.stderr
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -324,6 +324,23 @@ def objects_larger_than_memory(target: Target) -> None:
     assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
 
 
+def responses_that_nobody_reads(target: Target) -> None:
+    """Their requests have a few bytes: the tensors are in shared memory."""
+    with shared(LARGE_BYTES) as key, ExitStack() as stack:
+        assert target.ask("SystemSharedMemoryRegister", region("r", key, LARGE_BYTES)) == "OK"
+        large = in_region("UINT8", "r", LARGE_BYTES)
+        senders = [half_sender(target, stack, reads=False) for _ in range(24)]
+        numbers = []
+        for sender in senders:
+            numbers.append(sender.call(SERVICE + "ModelInfer", len(large)))
+            assert sender.send(numbers[-1], large)
+            # One after another, as copies of the tensor are counted while their models run.
+            time.sleep(0.1)
+        for sender, number in zip(senders, numbers, strict=True):
+            assert sender.wait_for_end(number)
+        assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
+
+
 def calls_that_are_half_sent(target: Target) -> None:
     """As many as all threads and more, on as many connections as it takes; others get through."""
     with ExitStack() as stack:
@@ -470,6 +487,7 @@ ATTACKS = (
     regions_by_the_thousand,
     objects_that_shrink,
     objects_larger_than_memory,
+    responses_that_nobody_reads,
     calls_that_are_half_sent,
     bodies_that_are_half_sent,
     large_requests,

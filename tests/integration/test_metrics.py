@@ -41,17 +41,16 @@ def scrape(process: Process) -> dict[tuple[str, str], float]:
 
 
 def test_each_request_is_counted_with_each_model_that_ran_for_it(
-    start: Callable[..., Process],
+    shipped: Process,
     client: Callable[..., triton.InferenceServerClient],
     road_input: triton.InferInput,
 ) -> None:
-    process = start("--model-repository", str(MODELS))
-    before = scrape(process)
+    before = scrape(shipped)
     for _ in range(3):
-        client(process).infer("lane_detection", [road_input])
+        client(shipped).infer("lane_detection", [road_input])
     with pytest.raises(InferenceServerException):
-        client(process).infer("lane_detection", [])
-    after = scrape(process)
+        client(shipped).infer("lane_detection", [])
+    after = scrape(shipped)
     for model in ("lane_detection", "lane_preprocess", "laneDetect_model", "lane_decode"):
         key = "nv_inference_request_success", model
         assert after[key] - before[key] == 3
@@ -78,8 +77,8 @@ def test_a_camera_and_its_lanes_are_counted(
     assert process.terminate() == 0
 
 
-def test_a_taken_port_ends_with_69_and_the_remedy(start: Callable[..., Process]) -> None:
-    taken = start("--model-repository", str(MODELS)).metrics_port
+def test_a_taken_port_ends_with_69_and_the_remedy(shipped: Process) -> None:
+    taken = shipped.metrics_port
     done = subprocess.run(
         [
             *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),

@@ -10,6 +10,10 @@ import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from integer_colours import COLOURS, camera_image
+from tritonclient.utils import InferenceServerException
+
+from edge_server.pixels import Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,36 +23,41 @@ if TYPE_CHECKING:
 MODELS = Path(__file__).parents[2] / "models"
 # Where the road lies in a larger frame; the chroma of NV12 goes by pairs of pixels.
 X, Y = 38, 16
+# Each format, and each of the colours.
+FORMATS = [
+    (PixelFormat.BGR, COLOURS[0]),
+    (PixelFormat.YUY2, COLOURS[1]),
+    (PixelFormat.NV12, COLOURS[2]),
+    (PixelFormat.NV12, COLOURS[3]),
+    (PixelFormat.I420, COLOURS[0]),
+]
 
 
-def nv12_of(bgr: np.ndarray) -> np.ndarray:
-    height, width = bgr.shape[:2]
-    planar = cv2.cvtColor(bgr, cv2.COLOR_BGR2YUV_I420)
-    u, v = planar[height:].reshape(2, height // 2, width // 2)
-    return np.concatenate([planar[:height], np.stack([u, v], axis=-1).reshape(-1, width)])
-
-
-def repository(folder: Path, crop: str = "") -> Path:
-    """The shipped one, for a camera that gives NV12."""
+def repository(folder: Path, crop: str) -> Path:
+    """The shipped one, with a crop."""
     made = folder / "models"
     shutil.copytree(MODELS, made)
-    for name in ("lane_preprocess", "lane_detection"):
-        path = made / name / "config.pbtxt"
-        bgr, nv12 = "dims: [ -1, -1, 3 ]", "dims: [ -1, -1 ]"
-        assert bgr in path.read_text()
-        path.write_text(path.read_text().replace(bgr, nv12))
     with (made / "lane_preprocess" / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "pixel_format" value { string_value: "nv12" } }\n')
-        if crop:
-            config.write(f'parameters {{ key: "crop" value {{ string_value: "{crop}" }} }}\n')
+        config.write(f'parameters {{ key: "crop" value {{ string_value: "{crop}" }} }}\n')
     return made
 
 
-def lanes(client: triton.InferenceServerClient, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lanes(client: triton.InferenceServerClient, image: Image) -> tuple[np.ndarray, np.ndarray]:
     """Points and scores, from left to right."""
-    tensor = triton.InferInput("image", [1, *image.shape], "UINT8")
-    tensor.set_data_from_numpy(image[np.newaxis])
-    answer = client.infer("lane_detection", [tensor])
+    pixels = image.packed()[np.newaxis]
+    tensor = triton.InferInput("image", list(pixels.shape), "UINT8")
+    tensor.set_data_from_numpy(pixels)
+    # BGR is what a frame without parameters is.
+    parameters = {
+        "pixel_format": image.pixel_format.value,
+        "color_matrix": image.colour.matrix.value,
+        "color_range": image.colour.range.value,
+    }
+    answer = client.infer(
+        "lane_detection",
+        [tensor],
+        parameters=None if image.pixel_format is PixelFormat.BGR else parameters,
+    )
     points, scores = answer.as_numpy("lane_points")[0], answer.as_numpy("lane_scores")[0]
     # Where they meet the lowest rows they differ most.
     order = np.argsort([lane[lane[:, 0] >= 0][0, 0] for lane in points])
@@ -57,19 +66,17 @@ def lanes(client: triton.InferenceServerClient, image: np.ndarray) -> tuple[np.n
 
 @pytest.fixture
 def seen_as_bgr(
-    start: Callable[..., Process],
+    shipped: Process,
     client: Callable[[Process], triton.InferenceServerClient],
     road_image: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    process = start("--model-repository", str(MODELS))
-    points, scores = lanes(client(process), road_image)
-    process.terminate()
+    points, scores = lanes(client(shipped), Image.of_bgr(road_image))
     assert len(scores) >= 2
     return points, scores
 
 
 @pytest.mark.parametrize("cropped", [False, True], ids=["all", "crop"])
-def test_nv12_has_the_lanes_of_bgr_in_pixels_of_the_crop(
+def test_each_format_has_the_lanes_of_bgr_in_pixels_of_the_crop(
     start: Callable[..., Process],
     client: Callable[[Process], triton.InferenceServerClient],
     tmp_path: Path,
@@ -79,17 +86,37 @@ def test_nv12_has_the_lanes_of_bgr_in_pixels_of_the_crop(
     cropped: bool,
 ) -> None:
     height, width = road_image.shape[:2]
-    image, crop = road_image, ""
+    image, models = road_image, MODELS
     if cropped:
         image = cv2.copyMakeBorder(road_image, Y, 34, X, 22, cv2.BORDER_CONSTANT, value=(0, 0, 255))
-        crop = f"{X},{Y},{width},{height}"
-    process = start("--model-repository", str(repository(tmp_path, crop)))
-    points, scores = lanes(client(process), nv12_of(image))
-    assert points.shape == seen_as_bgr[0].shape
-    np.testing.assert_allclose(scores, seen_as_bgr[1], atol=0.02)
-    both = (points[..., 0] >= 0) & (seen_as_bgr[0][..., 0] >= 0)
-    assert both.mean() > 0.3
-    apart_px = np.abs(points - seen_as_bgr[0])[both]
-    # Chroma has half the pixels, and 8 bits lose a little on the way.
-    assert apart_px.max() < 2
+        models = repository(tmp_path, f"{X},{Y},{width},{height}")
+    process = start("--model-repository", str(models))
+    for pixel_format, colour in FORMATS:
+        points, scores = lanes(client(process), camera_image(pixel_format, image, colour))
+        assert points.shape == seen_as_bgr[0].shape
+        np.testing.assert_allclose(scores, seen_as_bgr[1], atol=0.02)
+        both = (points[..., 0] >= 0) & (seen_as_bgr[0][..., 0] >= 0)
+        assert both.mean() > 0.3
+        apart_px = np.abs(points - seen_as_bgr[0])[both]
+        # Chroma has half the pixels, and 8 bits lose a little on the way.
+        assert apart_px.max() < 2
+    assert process.terminate() == 0
+
+
+def test_a_parameter_that_is_wrong_is_an_invalid_argument(
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    process = start("--model-repository", str(MODELS))
+    server = client(process)
+    tensor = triton.InferInput("image", [1, 54, 96, 3], "UINT8")
+    tensor.set_data_from_numpy(np.zeros((1, 54, 96, 3), np.uint8))
+    for parameters, says in (
+        ({"pixel_format": "nv12"}, "parameter 'pixel_format' is 'nv12', whose frames have 1 as"),
+        ({"color_range": "tv"}, "parameter 'color_range' is 'tv'; it is one of limited, full"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            server.infer("lane_detection", [tensor], parameters=parameters)
+        assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert says in caught.value.message()
     assert process.terminate() == 0

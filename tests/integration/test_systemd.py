@@ -384,6 +384,26 @@ def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit, wrong: str)
     assert unit["ActiveEnterTimestampMonotonic"] == was_active_us
 
 
+def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
+    pid = active["MainPID"]
+    rear = '[cameras.rear]\nuri = "synthetic://road?seed=3&fps=5"\n'
+    try:
+        for config, seen in (
+            (ROAD + rear, lambda status: "road live" in status and "rear live" in status),
+            ("[cameras", lambda status: "rear live" in status),
+            (ROAD, lambda status: "road live" in status and "rear" not in status),
+        ):
+            active.container.write(CONFIG, config)
+            active.container.do("systemctl", "reload", "edge-server")
+            _wait_for(lambda: active["ActiveState"] == "active")  # not `reloading` any more
+            _wait_for(lambda seen=seen: seen(active["StatusText"]))
+        assert active["MainPID"] == pid
+        texts = [text for _, text in active.journal()]
+        assert any(f"not reloaded, everything stays as it is: {CONFIG}" in text for text in texts)
+    finally:
+        active.container.write(CONFIG, ROAD)
+
+
 def test_doctor_tells_how_the_unit_is(active: Unit) -> None:
     _, findings = _doctor(active.container)
     assert findings["unit"] == ["warning", "sudo systemctl enable edge-server"]

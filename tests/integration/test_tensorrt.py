@@ -19,13 +19,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
+from mosquitto import Mosquitto, Subscriber
 from onnx import TensorProto, helper
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from ..conftest import SIMULATED_GPU
-from .conftest import POLL, Mosquitto, Process
-from .test_daemon import Subscriber
+from .conftest import POLL, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.repository import content
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Iterator
 
 
 _REAL_PARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
@@ -38,6 +41,28 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         return (yield)
     finally:
         _IN_TEST.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_later_timestamp_is_waited_for() -> Iterator[None]:
+    """A copy of a model waits until a further change would show in the file's timestamp, which is
+    real time; tests/integration/test_model_copies.py is about that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(content, "_TICK_NS", 0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is one: no unit test waits for a disk."""
+    shared = Path("/dev/shm")  # noqa: S108 - the tests' own folder is made in it
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=memory))
 
 
 @pytest.fixture

@@ -47,9 +47,8 @@ class Admission:
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
-            refusal = self.refusal()
-            if refusal is not None:
-                raise refusal
+            if self._closed or self.inside == self._limit:
+                raise self.refusal() or Unavailable(SHUTTING_DOWN)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -154,6 +153,26 @@ class ByteBudget:
                 self._changed.wait(_LOOK_S)
             self.used_bytes += size_bytes
             return True
+
+    def take_for_response(self, size_bytes: int, request_bytes: int) -> None:
+        """Count a response until `give`; its request still counts, if it is large enough to.
+
+        A response that is no longer than its request always fits, as it takes the request's place.
+
+        Raises:
+            Unavailable: the bytes exceed the limit together with the other messages in flight.
+        """
+        if request_bytes < COUNTED_FROM_BYTES:
+            request_bytes = 0
+        with self._changed:
+            others = self.used_bytes - request_bytes
+            if size_bytes > request_bytes and others and others + size_bytes > self.limit_bytes:
+                raise Unavailable(
+                    f"Exceeds maximum queue size: messages of {others} bytes are in flight "
+                    f"already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); the "
+                    f"response has {size_bytes}"
+                )
+            self.used_bytes += size_bytes
 
     def add(self, size_bytes: int) -> None:
         """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""

@@ -26,7 +26,7 @@ from edge_server.inference.request_check import (
     check_names,
     check_tensor,
 )
-from edge_server.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse, log_prefix
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.api.grpc.shared_memory import SharedMemory
-    from edge_server.inference.snapshot import LoadedModel
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Cancellation
 
 _NO_PARAMETERS = RequestParameters()
-_NO_BYTES = memoryview(b"")
 # Each string is a separate Python object of some fifty bytes even when it is short.
 _MOST_STRINGS = 2**20
 _NO_CLASSES = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
@@ -107,14 +105,16 @@ AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 
 def to_infer_request(
     message: Any,
-    raw: Sequence[memoryview],
+    raw: Sequence[bytes | memoryview],
     timeout_s: float | None = None,
     cancellation: Cancellation | None = None,
     shared_memory: SharedMemory | None = None,
     *,
     config: ModelConfig | None = None,
-) -> InferRequest:
-    """Return the request of a `ModelInferRequest`; its tensors are views on the received bytes.
+) -> tuple[InferRequest, Mapping[str, OutputForm]]:
+    """Return the request of a `ModelInferRequest`, and the outputs that it wants in another form.
+
+    The request's tensors are views on the received bytes.
 
     Args:
         message: the `ModelInferRequest` without its raw contents, which may be large.
@@ -125,51 +125,49 @@ def to_infer_request(
             converted; None leaves that check to `Snapshot.infer`.
 
     Raises:
-        InvalidRequest, NotFound: tensors or parameters contradict each other (Triton's texts).
+        InvalidRequest, NotFound: tensors or parameters contradict each other, or the form of an
+            output is invalid (Triton's texts).
         Unavailable: the budget has no room for the tensors in shared memory.
         Unsupported: the request uses shared memory, which is off.
     """
     parameters = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
-    like = InferRequest(message.model_name, {}, id=message.id)
-    prefix = like.log_prefix
-    names = _distinct("input", message.inputs, prefix)
-    outputs = _distinct("output", message.outputs, prefix) if message.outputs else {}
+    model, request_id = message.model_name, message.id
+    # A slice is a list; iteration over protobuf's own sequence costs twice as much.
+    tensors = _by_name("input", message.inputs[:], request_id)
+    outputs = _by_name("output", message.outputs[:], request_id)
     if config is not None:
-        check_names(config, like, names.keys(), outputs)
-    taken = {} if config is None else {spec.name: spec for spec in config.inputs}
+        check_names(config, request_id, tensors.keys(), outputs)
     raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
     batch_sizes: dict[str, int] = {}
     strings = 0
-    for tensor in message.inputs:
-        declared = Declared.of(tensor, message.model_name, prefix)
+    for name, tensor in tensors.items():
+        declared = Declared.of(tensor, name, model, request_id)
         if config is not None:
-            spec = taken[declared.name]
-            batch_sizes[spec.name] = check_tensor(
-                config, like, spec, declared.datatype, declared.shape
+            batch_sizes[name] = check_tensor(
+                config, request_id, name, declared.datatype, declared.shape
             )
         if declared.datatype is DataType.BYTES:
             strings += declared.count
             if strings > _MOST_STRINGS:
                 raise InvalidRequest(
-                    f"{prefix}with input '{tensor.name}' for model '{message.model_name}' the "
-                    f"request has {strings} strings, at most {_MOST_STRINGS} are read; send large "
-                    "data as UINT8"
+                    f"{declared.prefix}with input '{name}' for model '{model}' the request has "
+                    f"{strings} strings, at most {_MOST_STRINGS} are read; send large data as UINT8"
                 )
         place = _place(tensor, shared_memory) if tensor.parameters else None
         if place is None:
             array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
         else:
             array = _from_region(declared, tensor, place)
-        inputs[declared.name] = Tensor(array.reshape(declared.shape))
+        inputs[name] = Tensor(array)
     if config is not None:
-        check_batch_sizes(config, like, batch_sizes)
-    return InferRequest(
-        model_name=message.model_name,
+        check_batch_sizes(config, request_id, batch_sizes)
+    request = InferRequest(
+        model_name=model,
         model_version=message.model_version,
         inputs=inputs,
         outputs=tuple(outputs),
-        id=like.id,
+        id=request_id,
         deadline=None if timeout_s is None else time.monotonic() + timeout_s,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
@@ -177,19 +175,22 @@ def to_infer_request(
         parameters=parameters.custom,
         cancellation=cancellation,
     )
+    return request, output_forms(outputs, config, shared_memory)
 
 
 def output_forms(
-    message: Any, loaded: LoadedModel, shared_memory: SharedMemory | None = None
+    outputs: Mapping[str, Any],
+    config: ModelConfig | None = None,
+    shared_memory: SharedMemory | None = None,
 ) -> Mapping[str, OutputForm]:
-    """Return the outputs that a `ModelInferRequest` wants in another form, by name.
+    """Return those of a request's `outputs` that it wants in another form, by name.
 
     Raises:
         InvalidRequest, NotFound: the requested form is invalid (Triton's texts).
         Unsupported: the request wants shared memory, which is off.
     """
     forms: dict[str, OutputForm] = {}
-    for output in message.outputs:
+    for name, output in outputs.items():
         if not output.parameters:
             continue
         place = _place(output, shared_memory)
@@ -199,18 +200,17 @@ def output_forms(
                 raise InvalidRequest(
                     "output can't set both 'shared_memory_region' and 'classification'"
                 )
-            forms[output.name] = place
+            forms[name] = place
         elif count is not None:
-            batched = loaded.config.max_batch_size > 0
-            forms[output.name] = Classification(
-                count, batched, loaded.config.labels.get(output.name, ())
-            )
+            batched = config is not None and config.max_batch_size > 0
+            labels = config.labels.get(name, ()) if config is not None else ()
+            forms[name] = Classification(count, batched, labels)
     return forms or AS_IT_IS
 
 
 def to_response_message(
     response: InferResponse, forms: Mapping[str, OutputForm] = AS_IT_IS
-) -> tuple[Any, list[memoryview]]:
+) -> tuple[Any, list[bytes | memoryview]]:
     """Return the `ModelInferResponse` for `response` without its raw contents, and the contents.
 
     Outputs requested in shared memory have been written there.
@@ -222,37 +222,42 @@ def to_response_message(
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
-    for key, parameter in response.parameters.items():
-        write_parameter(message.parameters[key], parameter)
-    raw: list[memoryview] = []
+    if response.parameters:
+        for key, parameter in response.parameters.items():
+            write_parameter(message.parameters[key], parameter)
+    raw: list[bytes | memoryview] = []
+    outputs = message.outputs
     for name, tensor in response.outputs.items():
         form = forms.get(name)
         value = form.of(tensor) if isinstance(form, Classification) else tensor
-        output = message.outputs.add(
-            name=name, datatype=value.datatype.value, shape=value.array.shape
-        )
-        data = to_raw(value)
+        array = value.array
+        output = outputs.add(name=name, datatype=value.datatype.value, shape=array.shape)
+        data = to_raw(array)
         if isinstance(form, RegionSlice):
-            form.write(name, data, output.parameters)
-            data = _NO_BYTES
+            form.write(name, memoryview(data), output.parameters)
+            data = b""
         raw.append(data)
     return message, raw
 
 
-def _distinct(kind: str, tensors: Sequence[Any], prefix: str) -> dict[str, None]:
-    """Return the tensors' names, in order."""
-    names = dict.fromkeys([tensor.name for tensor in tensors])
-    if len(names) < len(tensors):
+def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:
+    """Return the tensors by name, in order.
+
+    Raises:
+        InvalidRequest: two have the same name.
+    """
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if len(by_name) < len(tensors):
         listed = [tensor.name for tensor in tensors]
         twice = next(name for place, name in enumerate(listed) if name in listed[:place])
-        raise InvalidRequest(f"{prefix}{kind} '{twice}' already exists in request")
-    return names
+        raise InvalidRequest(f"{log_prefix(request_id)}{kind} '{twice}' already exists in request")
+    return by_name
 
 
 def _contents(
-    declared: Declared, tensor: Any, raw_contents: Iterator[memoryview], *, has_raw: bool
+    declared: Declared, tensor: Any, raw_contents: Iterator[bytes | memoryview], *, has_raw: bool
 ) -> NDArray[Any]:
-    """Return the input's values, flat; raw contents go to the inputs in order of need."""
+    """Return the input's values; raw contents go to the inputs in order of need."""
     if tensor.HasField("contents"):
         if has_raw:
             raise InvalidRequest(

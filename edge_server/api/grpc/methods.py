@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -99,9 +100,9 @@ def unary(
         try:
             with traffic.budget.hold(len(request)):
                 response = behaviour(request, context)
+                return traffic.send(response, context, len(request))
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, path, error)
-        return traffic.send(response, context)
 
     return grpc.stream_unary_rpc_method_handler(_allowed(respond, path, rules))
 
@@ -202,13 +203,10 @@ def header_text(text: str) -> str:
     return text
 
 
-class CallCancellation:
+class CallCancellation(msgspec.Struct, frozen=True, eq=False):
     """A unary call's `Cancellation`: the request is cancelled once its call is over."""
 
-    __slots__ = ("_context",)
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._context = context
+    _context: grpc.ServicerContext
 
     @property
     def cancelled(self) -> bool:

@@ -83,9 +83,7 @@ class GrpcServer:
             return
         log_switches = log_switches or LogSwitches()
         shared_memory = (
-            SharedMemory(budget=_budget(settings), longest_bytes=settings.max_message_bytes)
-            if client_shared_memory
-            else None
+            SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
         )
 
         def side(*, unix: bool) -> _Side:
@@ -96,7 +94,7 @@ class GrpcServer:
                 version,
                 made.gate,
                 control=control and BoundedControl(control, _LOADS_AT_ONCE),
-                shared_memory=shared_memory,
+                shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,

@@ -157,6 +157,12 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._regions: dict[str, SharedRegion] = {}
 
+    def counted_by(self, budget: ByteBudget) -> SharedMemory:
+        """Return the same regions, whose copied inputs count in `budget`."""
+        made = SharedMemory(self._directory, budget, self._longest_bytes)
+        made._lock, made._regions = self._lock, self._regions
+        return made
+
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register the object `key` of the clients as the region `name`.
 

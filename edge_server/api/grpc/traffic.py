@@ -114,7 +114,8 @@ class Traffic:
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return a call's request; a call without one ends with gRPC's own status."""
         self._arriving[context] = time.monotonic()
-        self._wake()
+        if not self._awake.is_set():
+            self._awake.set()
         try:
             request = next(requests, None)
         finally:
@@ -123,14 +124,24 @@ class Traffic:
             context.abort(
                 grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
             )
-        self._note(len(request))
+        if len(request) >= COUNTED_FROM_BYTES:
+            self._note(len(request))
         return request
 
-    def send(self, response: bytes, context: grpc.ServicerContext) -> bytes:
-        """Return `response`, whose bytes count until the call is over."""
+    def send(self, response: bytes, context: grpc.ServicerContext, request_bytes: int = 0) -> bytes:
+        """Return `response`, whose bytes count until the call is over.
+
+        gRPC keeps each response twice until its client has read it.
+
+        Args:
+            request_bytes: of the call's request, which still counts.
+
+        Raises:
+            Unavailable: responses that no client has read yet leave no room for this one.
+        """
         size_bytes = len(response)
         if size_bytes >= COUNTED_FROM_BYTES:
-            self.budget.add(size_bytes)
+            self.budget.take_for_response(size_bytes, request_bytes)
             self._note(0)
             self._leaving[context] = time.monotonic(), self._within_s
             self._wake()

@@ -17,12 +17,7 @@ from edge_server.api.grpc.control_calls import (
     update_log_settings,
     update_trace_settings,
 )
-from edge_server.api.grpc.convert import (
-    AS_IT_IS,
-    output_forms,
-    to_infer_request,
-    to_response_message,
-)
+from edge_server.api.grpc.convert import to_infer_request, to_response_message
 from edge_server.api.grpc.methods import CallCancellation, method_handlers, timeout_s
 from edge_server.api.grpc.model_info import server_extensions, statistics_message, tensor_metadata
 from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
@@ -134,16 +129,14 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 raise Unsupported(
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
-            shared_memory = self._shared_memory
-            read = to_infer_request(
+            read, forms = to_infer_request(
                 message,
                 raw,
                 timeout_s(context),
                 CallCancellation(context),
-                shared_memory,
+                self._shared_memory,
                 config=loaded.config,
             )
-            forms = output_forms(message, loaded, shared_memory) if read.outputs else AS_IT_IS
             if trace is not None:
                 read = trace.begin(read, context.add_callback)
             response = snapshot.run(loaded, read)
@@ -175,8 +168,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         lease = self._data_plane.lease()
         try:
             loaded = lease.snapshot.find(message.model_name, message.model_version)
-            stream_request.forms = output_forms(message, loaded, self._shared_memory)
-            request = to_infer_request(
+            request, stream_request.forms = to_infer_request(
                 message,
                 raw,
                 timeout_s(context),

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # Below this size protobuf's own parser, in C, is faster than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
@@ -28,6 +28,7 @@ _PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
+_parse: Callable[[bytes], Any] = pb.ModelInferRequest.FromString
 _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
 _RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
@@ -48,8 +49,8 @@ _TOO_MANY_IN_LOAD = (
 )
 
 
-def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
-    """Return a `ModelInferRequest` without its raw contents, and the contents as views on `data`.
+def read_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
+    """Return a `ModelInferRequest`, and its raw contents: of a large request, views on `data`.
 
     Raises:
         InvalidRequest: `data` is no such message, has more fields than any request needs, or too
@@ -67,15 +68,14 @@ def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
                     f"{_PROTOBUF_UP_TO_BYTES} are read; send large tensors in raw_input_contents "
                     "instead of typed contents"
                 )
-            return pb.ModelInferRequest.FromString(rest), raw
-        message = pb.ModelInferRequest.FromString(data)
+            return _parse(rest), raw
+        message = _parse(data)
     except DecodeError as error:
         raise InvalidRequest(f"the request is no ModelInferRequest: {error}") from error
-    if len(message.raw_input_contents) > _MOST_FIELDS:
+    contents = message.raw_input_contents[:]
+    if len(contents) > _MOST_FIELDS:
         raise InvalidRequest(_TOO_MANY_FIELDS)
-    raw = [memoryview(entry) for entry in message.raw_input_contents]
-    message.ClearField("raw_input_contents")
-    return message, raw
+    return message, contents
 
 
 def read_load_request(data: bytes) -> Any:
@@ -106,11 +106,11 @@ def _check_load(data: memoryview) -> None:
                 parts.append((part[place:after], _MOST_FIELDS_OF_PARAMETER, 0))
 
 
-def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
+def write_response(message: Any, raw: Iterable[bytes | memoryview]) -> bytes:
     """Return the `ModelInferResponse` `message` with `raw` as its raw contents; one copy."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for entry in raw:
-        parts += (_RAW_OUTPUT_CONTENTS, _varint(entry.nbytes), entry)
+        parts += (_RAW_OUTPUT_CONTENTS, _varint(len(entry)), entry)
     return b"".join(parts)
 
 
@@ -192,7 +192,7 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
 
 def _varint(value: int) -> bytes:
     """Return `value` (>= 0) as a protobuf varint."""
-    encoded = bytearray()
+    encoded = []
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7

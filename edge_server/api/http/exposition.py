@@ -168,7 +168,7 @@ class ApplianceMetrics:
         )
 
     def _cameras(self) -> Iterator[Metric]:
-        pipelines = self._sources.pipelines
+        pipelines = tuple(self._sources.pipelines)
         for kind, name, text, read in _OF_CAMERAS:
             values = [(pipeline.camera.name, read(pipeline)) for pipeline in pipelines]
             yield _family(
@@ -199,12 +199,13 @@ class ApplianceMetrics:
         )
         dropped = CounterMetricFamily(
             "edge_frames_dropped",
-            "Frames without lanes: replaced by a newer one, or the model failed",
+            "Frames without lanes: replaced by a newer one, too old, or the model failed",
             labels=("camera", "stage", "reason"),
         )
         for pipeline in pipelines:
             name = pipeline.camera.name
             dropped.add_metric((name, "capture", "stale"), pipeline.camera.dropped)
+            dropped.add_metric((name, "infer", "too_old"), pipeline.too_old_frames)
             dropped.add_metric((name, "capture", "unusable"), pipeline.unusable_frames)
             dropped.add_metric((name, "infer", "failed"), pipeline.failed_frames)
         yield dropped

@@ -52,6 +52,7 @@ class Sources:
 
     Attributes:
         models: every known model version at this moment.
+        pipelines: of the present cameras; elements come and go.
         broker: None if nothing is published.
         processors: None if their metrics are off.
         repository: None if no repository is polled.
@@ -110,6 +111,12 @@ class LaneLatency:
     def end_to_end(self) -> dict[tuple[str, ...], Distribution]:
         """Return (camera,) → distribution of a frame's age when its lanes were detected."""
         return self._distributions(1)
+
+    def forget(self, camera: str) -> None:
+        """Drop the counts of a camera that was removed."""
+        with self._lock:
+            for key in [key for key in self._counts if key[0] == camera]:
+                del self._counts[key]
 
     def _add(self, key: tuple[str, ...], seconds: float) -> None:
         counts, sum_s = self._counts.get(key) or ([0] * (len(BOUNDS_S) + 1), 0.0)

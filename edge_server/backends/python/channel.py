@@ -10,7 +10,8 @@ import msgspec
 
 _LENGTH_BYTES = 4
 LONGEST_BYTES = 1 << 28
-_CHUNK_BYTES = 1 << 16
+# How much one read takes.
+CHUNK_BYTES = 1 << 16
 
 M = TypeVar("M")
 
@@ -85,7 +86,7 @@ class Channel(Generic[M]):
             NotUnderstood: the data is no valid message.
         """
         try:
-            chunk = self._connection.recv(_CHUNK_BYTES)
+            chunk = self._connection.recv(CHUNK_BYTES)
         except TimeoutError:
             return []
         except OSError as error:

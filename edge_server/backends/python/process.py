@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import edge_server
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.channel import CHUNK_BYTES, Channel, ChannelClosed
 from edge_server.backends.python.child import seccomp
 from edge_server.backends.python.scratch import Scratch
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
@@ -31,9 +31,10 @@ _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
 # systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
-_CHUNK_BYTES = 1 << 16
 # A crashed process may write a core dump before it ends.
 _END_S = 5.0
+# Linux's limit of what waits in a Unix socket is 208 KiB (net.core.wmem_default); with room.
+_SOCKET_BYTES = 1 << 19
 
 
 class ChildProcess:
@@ -109,6 +110,8 @@ class ChildProcess:
     ) -> m.Started | None:
         """Send the first message, and return the response to it; None after `within_s`.
 
+        A response that has arrived by then is returned, however late the daemon gets to read it.
+
         Args:
             start: the first message.
             within_s: time limit.
@@ -121,7 +124,11 @@ class ChildProcess:
         until = time.monotonic() + within_s
         self.channel.send(start)
         started = None
-        while started is None and (left_s := until - time.monotonic()) > 0:
+        # Past the limit, only as often as it takes to read what the socket can hold.
+        reads_left = _SOCKET_BYTES // CHUNK_BYTES
+        while started is None and reads_left > 0:
+            left_s = max(0.0, until - time.monotonic())
+            reads_left -= left_s == 0.0
             for message in self.receive(left_s):
                 if isinstance(message, m.Started):
                     started = message
@@ -132,6 +139,8 @@ class ChildProcess:
     def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
         """Return the next messages of the process; empty after `timeout_s`.
 
+        With a timeout of 0, the messages that have arrived, as many as one read takes.
+
         Meanwhile the lines of the model go to the log, and the kernel's questions about system
         calls are decided.
 
@@ -140,7 +149,8 @@ class ChildProcess:
             NotUnderstood: a message is malformed.
         """
         until = time.monotonic() + timeout_s
-        while (left_s := until - time.monotonic()) > 0:
+        while True:
+            left_s = max(0.0, until - time.monotonic())
             ready = {fd for fd, _ in self._poll.poll(None if left_s == inf else 1e3 * left_s)}
             if self._printed in ready:
                 self._read_printed()
@@ -154,7 +164,8 @@ class ChildProcess:
                 self._take_listener()
             elif self._ended in ready:
                 raise ChannelClosed("the process has ended")
-        return []
+            elif not left_s:
+                return []
 
     def kill(self) -> None:
         """Kill the process and all its children; a second call does nothing."""
@@ -215,7 +226,7 @@ class ChildProcess:
     def _read_printed(self) -> bool:
         """Log the printed output; return whether more may follow."""
         try:
-            data = os.read(self._printed, _CHUNK_BYTES)
+            data = os.read(self._printed, CHUNK_BYTES)
         except BlockingIOError:
             return False
         if not data:

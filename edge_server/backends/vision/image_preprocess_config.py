@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.backends.vision.request_frames import ANY, choice, frames_of_request
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFormat, size_fault
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, size_fault
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
+    from edge_server.backends.vision.request_frames import RequestFrames
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+    from edge_server.requests import Parameters as RequestParameters
 
 # 256 MiB of floats; a larger network input is a typing error.
 MAX_ELEMENTS = 64 * 1024 * 1024
@@ -28,11 +32,14 @@ _Number = TypeVar("_Number", int, float)
 
 _FLOATS = (DataType.FP32, DataType.FP16)
 
-# Dimensions of the input, by pixel format.
+# Dimensions of the input, by pixel format; None is any.
 _FRAME_DIMS = {
+    None: (-1, -1, -1),
     PixelFormat.BGR: (-1, -1, 3),
-    PixelFormat.NV12: (-1, -1),
+    PixelFormat.GREY: (-1, -1, 1),
     PixelFormat.YUY2: (-1, -1, 2),
+    PixelFormat.NV12: (-1, -1),
+    PixelFormat.I420: (-1, -1),
 }
 # k1 k2 p1 p2, k3, k4 k5 k6, thin prism, tilt: the counts that cv2.calibrateCamera returns.
 _DISTORTION_COUNTS = (4, 5, 8, 12, 14)
@@ -43,6 +50,8 @@ class ImagePreprocessParameters(Parameters, frozen=True):
 
     scale: float = 1 / 255
     pixel_format: str = "bgr"
+    color_matrix: str = "bt601"
+    color_range: str = "limited"
     crop: str = ""
     camera_matrix: str = ""
     distortion: str = ""
@@ -61,15 +70,18 @@ class Lens:
 
 @dataclass(frozen=True)
 class FrameParameters:
-    """Pixel format, crop and lens of a model's frames.
+    """Pixel format, colours, crop and lens of a model's frames.
 
     Attributes:
+        pixel_format: the only one that the model takes; None for any.
+        colour: of frames whose request does not describe their colours.
         crop: region of the frame, or of the undistorted frame, to resize; None for the whole frame.
         lens: the lens whose distortion is removed; None without undistortion.
     """
 
     scale: float
-    pixel_format: PixelFormat
+    pixel_format: PixelFormat | None
+    colour: Colour
     crop: CropRegion | None
     lens: Lens | None
 
@@ -82,10 +94,14 @@ class FrameParameters:
         """
         parameters = read_parameters(config, ImagePreprocessParameters)
         pixel_format = _pixel_format(parameters.pixel_format)
+        colour = Colour(
+            choice(ColourMatrix, "color_matrix", parameters.color_matrix),
+            choice(ColourRange, "color_range", parameters.color_range),
+        )
         crop = _crop(parameters.crop) if parameters.crop else None
         lens = _lens(parameters)
         if lens is not None:
-            fault = size_fault(pixel_format, lens.width, lens.height)
+            fault = size_fault(pixel_format or PixelFormat.BGR, lens.width, lens.height)
             if fault:
                 raise ValueError(f"'calibrated_size' is '{parameters.calibrated_size}': {fault}")
             if crop is not None and not crop.is_within(lens.width, lens.height):
@@ -93,15 +109,7 @@ class FrameParameters:
                     f"'crop' is '{parameters.crop}', which is not within the undistorted frame of "
                     f"{lens.width}x{lens.height} px ('calibrated_size'); make it smaller"
                 )
-        return FrameParameters(parameters.scale, pixel_format, crop, lens)
-
-
-class FramesShape(NamedTuple):
-    """Number of frames and their size in px, whatever their size in bytes."""
-
-    frames: int
-    height: int
-    width: int
+        return FrameParameters(parameters.scale, pixel_format, colour, crop, lens)
 
 
 @dataclass(frozen=True)
@@ -146,43 +154,44 @@ class Preprocessing:
             config.max_batch_size > 0,
         )
 
-    def frames_shape(self, shape: tuple[int, ...]) -> FramesShape:
-        """Return the count and size of the frames in an input of that shape.
+    def frames_of(self, shape: tuple[int, ...], parameters: RequestParameters) -> RequestFrames:
+        """Return the frames of a request whose input has that shape.
 
         Raises:
-            InvalidRequest: the input is empty, a side is longer than `MAX_SIDE_PX`, or the shape
-                does not fit the pixel format, crop and calibration.
+            InvalidRequest: the input is empty, a side is longer than `MAX_SIDE_PX`, or shape,
+                request parameters, crop and calibration do not fit each other.
         """
         if 0 in shape:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
-        height, width = (shape[1:] if self.batched else shape)[:2]
-        if self.frame.pixel_format is PixelFormat.NV12:
-            if height % 3:
-                raise InvalidRequest(
-                    f"input '{self.image}': an image of {shape_text(shape)}; an nv12 frame has "
-                    "H rows of luma and then H/2 of chroma, H even"
-                )
-            height = height // 3 * 2
-        fault = self._size_fault(height, width)
+        count, dims = (shape[0], shape[1:]) if self.batched else (1, shape)
+        try:
+            frames = frames_of_request(
+                dims, parameters, self.frame.pixel_format, self.frame.colour, count
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"input '{self.image}': an image of {shape_text(shape)}; {error}"
+            ) from None
+        fault = self._size_fault(frames)
         if fault:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)}; {fault}")
-        return FramesShape(shape[0] if self.batched else 1, height, width)
+        return frames
 
-    def region(self, height: int, width: int) -> CropRegion:
+    def region(self, frames: RequestFrames) -> CropRegion:
         """Return the region of such a frame that is resized, in px of the frame (with a lens: of
         the undistorted frame)."""
-        return self.frame.crop or CropRegion(0, 0, width, height)
+        return self.frame.crop or CropRegion(0, 0, frames.width, frames.height)
 
-    def size_tensor(self, shape: FramesShape) -> Tensor:
+    def size_tensor(self, frames: RequestFrames) -> Tensor:
         """Return the height and width of the resized region, once per frame."""
-        region = self.region(shape.height, shape.width)
-        sizes = np.full((shape.frames, 2), (region.height, region.width), np.int32)
+        region = self.region(frames)
+        sizes = np.full((frames.frame_count, 2), (region.height, region.width), np.int32)
         return Tensor(sizes if self.batched else sizes[0])
 
-    def _size_fault(self, height: int, width: int) -> str:
+    def _size_fault(self, frames: RequestFrames) -> str:
         """Return why a frame of that size cannot be preprocessed; empty when it can."""
-        frame = self.frame
-        if fault := size_fault(frame.pixel_format, width, height):
+        frame, width, height = self.frame, frames.width, frames.height
+        if fault := size_fault(frames.pixel_format, width, height):
             return fault
         if (lens := frame.lens) and (lens.width, lens.height) != (width, height):
             return (
@@ -213,7 +222,7 @@ def check_config(files: ModelFiles, config: ModelConfig) -> None:
     if [(s.datatype, s.shape) for s in config.inputs] != [(DataType.UINT8, dims)]:
         raise ModelConfigError(
             f"{where}: image_preprocess has one input, TYPE_UINT8 with dims {shape_text(dims)} "
-            f"for pixel_format {frame.pixel_format.value}"
+            f"for pixel_format {frame.pixel_format.value if frame.pixel_format else ANY}"
         )
     planes = _planes_output(config)
     if planes is None or len(config.outputs) > 2:
@@ -271,12 +280,8 @@ def _size_output(config: ModelConfig) -> TensorSpec | None:
     return None
 
 
-def _pixel_format(text: str) -> PixelFormat:
-    try:
-        return PixelFormat(text)
-    except ValueError:
-        known = ", ".join(each.value for each in PixelFormat)
-        raise ValueError(f"'pixel_format' is '{text}'; it is one of {known}") from None
+def _pixel_format(text: str) -> PixelFormat | None:
+    return None if text == ANY else choice(PixelFormat, "pixel_format", text, ANY)
 
 
 def _crop(text: str) -> CropRegion:

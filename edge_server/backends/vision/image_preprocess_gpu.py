@@ -1,4 +1,4 @@
-"""`image_preprocess` on a GPU: one fused kernel per batch; the planes stay on the device."""
+"""`image_preprocess` on a GPU: one fused kernel per kind of frames; the planes stay there."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edge_server.gpu.kernels.preprocess import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
-    PixelFormat,
     PreprocessArgs,
     kernel_name,
 )
 from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
 from edge_server.gpu.stream import Event, Stream
+from edge_server.pixels import PixelFormat
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.backends.vision.image_preprocess_config import FramesShape, Preprocessing
+    from edge_server.backends.vision.image_preprocess_config import Preprocessing
     from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+    from edge_server.backends.vision.request_frames import RequestFrames
     from edge_server.gpu.device import Device
     from edge_server.gpu.stream import Module
 
 # An upper bound: more full batches than the data plane admits at once. Arrays that callers never
 # release thus end in an error that names the instance, not in a full device.
 OUTPUTS_ALIVE = 32
-# Geometry of this many frame sizes is cached, for cameras that share an instance.
+# Geometry of this many kinds of frames is cached, for cameras that share an instance.
 SIZES_KEPT = 16
 # One slot to fill, one that a kernel reads, and a spare for a GPU busy with other work.
 SLOTS = 3
@@ -67,10 +68,14 @@ class GpuPreprocess:
         self._device = device
         self._wanted = wanted
         self._stream = Stream(device)
-        name_of_kernel = kernel_name(
-            wanted.frame.pixel_format, undistorted=wanted.undistortion is not None
-        )
-        self._kernel = module.kernel(name_of_kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
+        only = wanted.frame.pixel_format
+        undistorted = wanted.undistortion is not None
+        self._kernels = {
+            each: module.kernel(
+                kernel_name(each, undistorted=undistorted), f"{ctypes.sizeof(PreprocessArgs)}s"
+            )
+            for each in ([only] if only else PixelFormat)
+        }
         self._staging = FrameStaging(device, self._stream)
         planes = wanted.planes
         self._dtype = planes.datatype.numpy
@@ -91,32 +96,38 @@ class GpuPreprocess:
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         wanted = self._wanted
         began_ns = staged_ns = time.monotonic_ns()
+        taken: list[tuple[ExecuteRequest, RequestFrames]] = []
+        for request in requests:
+            try:
+                shape = request.inputs[wanted.image].shape
+                taken.append((request, wanted.frames_of(shape, request.request.parameters)))
+            except EdgeServerError as error:
+                request.respond(error, True)
+        planes: CudaArray | None = None
         try:
-            shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
-            planes: CudaArray | None = None
-            if any(wanted.planes.name in request.outputs for request in requests):
+            if any(wanted.planes.name in request.outputs for request, _ in taken):
                 # One context switch for all driver calls.
                 with self._device.current("preprocess"):
-                    images = [self._image(request) for request in requests]
-                    addresses = self._addresses(images, shapes)
+                    images = [self._image(request) for request, _ in taken]
+                    launches = self._launches(images, [frames for _, frames in taken])
                     staged_ns = time.monotonic_ns()
-                    planes = self._preprocess(images, addresses, shapes[0])
+                    planes = self._preprocess(images, launches)
         except EdgeServerError as error:
-            for request in requests:
+            for request, _ in taken:
                 request.respond(error, True)
             return None
         begin = 0
-        for request, shape in zip(requests, shapes, strict=True):
+        for request, frames in taken:
             response: dict[str, Tensor] = {}
             if planes is not None and wanted.planes.name in request.outputs:
-                rows = planes[begin : begin + shape.frames]
+                rows = planes[begin : begin + frames.frame_count]
                 response[wanted.planes.name] = _tensor(
                     rows if wanted.batched else rows.reshape(wanted.planes.shape)
                 )
             if wanted.size is not None and wanted.size in request.outputs:
-                response[wanted.size] = wanted.size_tensor(shape)
+                response[wanted.size] = wanted.size_tensor(frames)
             request.respond(response, True)
-            begin += shape.frames
+            begin += frames.frame_count
         return Phases(staged_ns - began_ns, time.monotonic_ns() - staged_ns, 0)
 
     def close(self) -> None:
@@ -138,17 +149,15 @@ class GpuPreprocess:
             request.copied("to_device", frames.nbytes)
         return frames
 
-    def _addresses(
-        self,
-        images: Sequence[CudaArray | NDArray[np.uint8]],
-        shapes: Sequence[FramesShape],
-    ) -> list[FrameAddress]:
-        """Return the device address of each frame for the stream's next kernel."""
+    def _launches(
+        self, images: Sequence[CudaArray | NDArray[np.uint8]], frames: Sequence[RequestFrames]
+    ) -> list[tuple[RequestFrames, list[FrameAddress]]]:
+        """Return the frames of each launch of the stream's next work, in order: neighbours of the
+        same format, colours and size, at most `MAX_FRAMES`."""
         on_the_host = [image for image in images if isinstance(image, np.ndarray)]
         staged = self._staging.put(on_the_host) if on_the_host else 0
-        addresses: list[FrameAddress] = []
-        is_nv12 = self._wanted.frame.pixel_format is PixelFormat.NV12
-        for image, shape in zip(images, shapes, strict=True):
+        launches: list[tuple[RequestFrames, list[FrameAddress]]] = []
+        for image, each in zip(images, frames, strict=True):
             if isinstance(image, CudaArray):
                 if image.ready.stream is not self._stream:
                     self._stream.wait(image.ready)
@@ -156,31 +165,31 @@ class GpuPreprocess:
             else:
                 first = staged
                 staged += image.nbytes
-            frame_bytes = image.nbytes // shape.frames
-            # NV12's second plane follows its first.
-            chroma = shape.height * shape.width if is_nv12 else 0
-            addresses += [
-                FrameAddress(begin, begin + chroma if is_nv12 else 0)
-                for begin in range(first, first + image.nbytes, frame_bytes)
-            ]
-        return addresses
+            layout = FrameLayout.packed(each.pixel_format, each.width, each.height)
+            kind = each._replace(frame_count=1)
+            for begin in range(first, first + image.nbytes, image.nbytes // each.frame_count):
+                if not launches or launches[-1][0] != kind or len(launches[-1][1]) == MAX_FRAMES:
+                    launches.append((kind, []))
+                launches[-1][1].append(layout.address(begin))
+        return launches
 
     def _preprocess(
         self,
         images: Sequence[CudaArray | NDArray[np.uint8]],
-        addresses: Sequence[FrameAddress],
-        size: FramesShape,
+        launches: Sequence[tuple[RequestFrames, list[FrameAddress]]],
     ) -> CudaArray:
         """Return (frames, 3, H, W), written by work that the stream now holds; no thread waits."""
-        shape = (len(addresses), *self._wanted.planes.shape)
-        geometry = self._geometry(size.height, size.width)
+        count = sum(len(addresses) for _, addresses in launches)
+        shape = (count, *self._wanted.planes.shape)
         on_device = [image for image in images if isinstance(image, CudaArray)]
         try:
             planes = self._pool.take(self._stream, shape, self._dtype)
-            for begin in range(0, len(addresses), MAX_FRAMES):
-                out = planes.pointer + begin * self._frame_out_bytes
-                launch = geometry.launch(addresses[begin : begin + MAX_FRAMES], out)
-                self._stream.launch(self._kernel, launch.grid, launch.block, launch.args)
+            out = planes.pointer
+            for kind, addresses in launches:
+                launch = self._geometry(kind).launch(addresses, out)
+                kernel = self._kernels[kind.pixel_format]
+                self._stream.launch(kernel, launch.grid, launch.block, launch.args)
+                out += len(addresses) * self._frame_out_bytes
             planes.written(self._stream)
             for image in on_device:
                 image.read_by(planes.ready)
@@ -211,17 +220,18 @@ class UndistortionOnDevice:
 
 
 def _geometry(
-    wanted: Preprocessing, undistortion: tuple[int, int] | None, height: int, width: int
+    wanted: Preprocessing, undistortion: tuple[int, int] | None, frames: RequestFrames
 ) -> FramePreprocess:
     _, out_height, out_width = wanted.planes.shape
     return FramePreprocess(
-        FrameLayout.packed(wanted.frame.pixel_format, width, height),
+        FrameLayout.packed(frames.pixel_format, frames.width, frames.height),
         out_width,
         out_height,
         scale=float(wanted.scale),
         half=wanted.planes.datatype is DataType.FP16,
+        colour=frames.colour,
         # The map already includes the crop.
-        region=wanted.region(height, width) if undistortion is None else None,
+        region=wanted.region(frames) if undistortion is None else None,
         undistortion=undistortion,
     )
 

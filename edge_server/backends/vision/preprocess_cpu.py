@@ -1,23 +1,29 @@
 """Convert a camera frame to a network's input on the CPU: the reference for the exact numbers.
 
-Colour first, by OpenCV's integer cvtColor (BT.601, video range; for NV12 on ARM, OpenCV before 4.9,
-as in JetPack 6, has different code); then one bilinear interpolation in 8 bits, a resize or a map;
-then value * scale in 32-bit floats, rounded once more if the output is float16. The kernels in
+One bilinear interpolation in 8 bits, a resize or a map, of BGR, or of luma and chroma apart, each
+at its own resolution; then Y, U and V become B, G and R in whole numbers (`pixels.YuvToBgr`); then
+value * scale in 32-bit floats, rounded once more if the output is float16. The kernels in
 `gpu/kernels` return the same bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
+from edge_server.cameras.colour import bgr_of_layers, layers_of, resized
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
+
+    from edge_server.cameras.colour import Layer
+    from edge_server.pixels import CropRegion, Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,48 +78,65 @@ class UndistortionMap:
         """Return the map of columns and rows in px of the frame, each (H, W) float32."""
         return cls(*cv2.convertMaps(x, y, cv2.CV_16SC2))
 
+    @cached_property
+    def by_step(self) -> Mapping[tuple[int, int], UndistortionMap]:
+        """The map of each layer of an image, by the layer's columns and rows in px per pixel."""
+        columns = self.positions[..., 0] * np.int32(_STEPS) + (self.fractions & _STEPS - 1)
+        rows = self.positions[..., 1] * np.int32(_STEPS) + (self.fractions >> 5)
+        half_columns, half_rows = _halved(columns), _halved(rows)
+        return {
+            (1, 1): self,
+            (2, 1): _map_of(half_columns, rows),
+            (2, 2): _map_of(half_columns, half_rows),
+        }
 
-def bgr_of(
-    pixel_format: PixelFormat,
-    pixels: NDArray[np.uint8],
-    chroma: NDArray[np.uint8] | None = None,
-) -> NDArray[np.uint8]:
-    """Return the frame as (H, W, 3) uint8 BGR.
 
-    Args:
-        pixel_format: the format of the planes.
-        pixels: BGR (H, W, 3), YUY2 (H, W, 2), or NV12's luma (H, W); rows may have gaps.
-        chroma: NV12's interleaved U and V, (H / 2, W); None for the other formats.
-    """
-    match pixel_format:
-        case PixelFormat.BGR:
-            return pixels
-        case PixelFormat.YUY2:
-            return cv2.cvtColor(pixels, cv2.COLOR_YUV2BGR_YUY2)  # type: ignore[no-any-return]
-        case PixelFormat.NV12:
-            assert chroma is not None  # noqa: S101 - NV12 has two planes
-            pairs = chroma.reshape(len(chroma), -1, 2)
-            return cv2.cvtColorTwoPlane(  # type: ignore[no-any-return]
-                pixels, pairs, cv2.COLOR_YUV2BGR_NV12
-            )
+# Steps of a position in a map, per px.
+_STEPS = 32
+
+
+def _halved(positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the positions in a plane of half the pixels; its first centre lies at 0.5 px."""
+    return (positions >> 1) - _STEPS // 4
+
+
+def _map_of(columns: NDArray[np.int32], rows: NDArray[np.int32]) -> UndistortionMap:
+    positions = np.stack([columns, rows], axis=-1)
+    fractions = (rows & _STEPS - 1) << 5 | columns & _STEPS - 1
+    return UndistortionMap((positions >> 5).astype(np.int16), fractions.astype(np.uint16))
 
 
 def scale_frame(
-    frame: NDArray[np.uint8],
+    image: Image,
     scale: np.float32,
     out: NDArray[np.float32] | NDArray[np.float16],
     undistortion: UndistortionMap | None = None,
+    region: CropRegion | None = None,
 ) -> None:
-    """Write `frame`, (h, w, 3) uint8, into `out`, (3, H, W) float32 or float16: planar, scaled.
+    """Write `image` into `out`, (3, H, W) float32 or float16: planes B, G, R, scaled.
 
-    The frame is resized to H, W (sample centres at half pixels, no antialiasing); or, with a map of
-    that size, undistorted. A slice of a larger image is a region: pixels outside the slice are
-    never mixed in.
+    The region, or the whole image, is resized to H, W (sample centres at half pixels, no
+    antialiasing); pixels outside the region are never mixed in. With a map of the size H, W, the
+    image is undistorted instead; the map includes its own region.
     """
     _, height, width = out.shape
-    if undistortion is not None:
-        frame = cv2.remap(frame, undistortion.positions, undistortion.fractions, cv2.INTER_LINEAR)
-    elif frame.shape[:2] != (height, width):
-        frame = cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR)
-    for plane, target in zip(cv2.split(frame), out, strict=True):
+    layers = layers_of(image, None if undistortion else region)
+    if undistortion is None:
+        taken = [resized(layer.pixels, width, height) for layer in layers]
+    else:
+        taken = [_undistorted(layer, undistortion) for layer in layers]
+    bgr = bgr_of_layers(image.pixel_format, image.colour, taken)
+    for plane, target in zip(cv2.split(bgr), out, strict=True):
         np.multiply(plane, scale, out=target, dtype=np.float32)
+
+
+def _undistorted(layer: Layer, undistortion: UndistortionMap) -> NDArray[np.uint8]:
+    of_layer = undistortion.by_step[layer.step_px]
+    return cv2.remap(  # type: ignore[no-any-return]  # OpenCV has no types
+        layer.pixels,
+        of_layer.positions,
+        of_layer.fractions,
+        cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=layer.black,
+    )

@@ -1,8 +1,9 @@
 // A camera frame becomes a network's input in one pass: colour, resize, scale, layout.
 //
-// The numbers are those of `backends/preprocess_cpu.py`, bit for bit: OpenCV's 8-bit cvtColor,
-// then its 8-bit INTER_LINEAR resize (or remap), then value * scale in 32-bit floats. Every constant
-// and every order of rounding below is OpenCV's; the tests compare.
+// The numbers are those of `backends/vision/preprocess_cpu.py`, bit for bit: OpenCV's 8-bit
+// INTER_LINEAR resize (or remap) of BGR, or of luma and chroma apart; then Y, U and V become BGR in
+// whole numbers; then value * scale in 32-bit floats. Every order of rounding below is OpenCV's;
+// the tests compare.
 //
 // A block of threads makes a tile of output. It first copies the piece of the frame that the tile
 // needs into shared memory, in 16-byte words, each word once and only rows that carry weight; then
@@ -21,47 +22,42 @@ typedef unsigned long long address;
 
 DEVICE int clip(int value, int low, int high) { return min(max(value, low), high); }
 
-// ---- pixel formats: the bytes of a pixel, and OpenCV's BGR of it -------------------------------
+// ---- pixel formats: where a row has which byte -------------------------------------------------
 
-// BT.601, 20 fractional bits: imgproc/color_yuv.simd.hpp.
-DEVICE void yuv_to_bgr(int y, int u, int v, int bgr[3]) {
-    const int luma = max(y - 16, 0) * 1220542 + (1 << 19);
+// pixels.YuvToBgr: 9 fractional bits.
+DEVICE void yuv_to_bgr(const PreprocessArgs& args, int y, int u, int v, int bgr[3]) {
+    const int luma = (y - args.black) * args.luma + 256;
     u -= 128;
     v -= 128;
-    bgr[0] = clip((luma + 2116026 * u) >> 20, 0, 255);
-    bgr[1] = clip((luma - 409993 * u - 852492 * v) >> 20, 0, 255);
-    bgr[2] = clip((luma + 1673527 * v) >> 20, 0, 255);
+    bgr[0] = clip((luma + args.blue_u * u) >> 9, 0, 255);
+    bgr[1] = clip((luma + args.green_u * u + args.green_v * v) >> 9, 0, 255);
+    bgr[2] = clip((luma + args.red_v * v) >> 9, 0, 255);
 }
 
-// `pixels` and `chroma` point at byte 0 of a frame's row, x counts from there. `begin` and `end`
-// bound the bytes that hold the columns first..last.
+// PIXEL_BYTES from column to column of BGR or luma. Where the format HAS_CHROMA: CHROMA_PLANES
+// behind the first plane (0: within it), U at byte FIRST_U of a chroma pixel of CHROMA_BYTES and V
+// at FIRST_V; half the columns, and HALF_ROWS.
 struct Bgr {
-    enum { HAS_CHROMA = 0 };
-    static __device__ int begin(int first) { return first * 3; }
-    static __device__ int end(int last) { return last * 3 + 3; }
-    static __device__ void at(const u8* pixels, const u8*, int x, int bgr[3]) {
-        for (int c = 0; c < 3; ++c) bgr[c] = pixels[3 * x + c];
-    }
+    static constexpr int PIXEL_BYTES = 3, HAS_CHROMA = 0, CHROMA_PLANES = 0;
+    static constexpr int CHROMA_BYTES = 0, FIRST_U = 0, FIRST_V = 0, HALF_ROWS = 0;
 };
-
-struct Nv12 {
-    enum { HAS_CHROMA = 1 };
-    static __device__ int begin(int first) { return first; }
-    static __device__ int end(int last) { return last + 1; }
-    static __device__ void at(const u8* pixels, const u8* chroma, int x, int bgr[3]) {
-        yuv_to_bgr(pixels[x], chroma[x & ~1], chroma[x | 1], bgr);
-    }
+struct Grey {
+    static constexpr int PIXEL_BYTES = 1, HAS_CHROMA = 0, CHROMA_PLANES = 0;
+    static constexpr int CHROMA_BYTES = 0, FIRST_U = 0, FIRST_V = 0, HALF_ROWS = 0;
 };
-
 struct Yuy2 {
-    enum { HAS_CHROMA = 0 };
-    static __device__ int begin(int first) { return (first & ~1) * 2; }
-    static __device__ int end(int last) { return (last | 1) * 2 + 2; }
-    static __device__ void at(const u8* pixels, const u8*, int x, int bgr[3]) {
-        const u8* pair = pixels + (x & ~1) * 2;
-        yuv_to_bgr(pixels[2 * x], pair[1], pair[3], bgr);
-    }
+    static constexpr int PIXEL_BYTES = 2, HAS_CHROMA = 1, CHROMA_PLANES = 0;
+    static constexpr int CHROMA_BYTES = 4, FIRST_U = 1, FIRST_V = 3, HALF_ROWS = 0;
 };
+struct Nv12 {
+    static constexpr int PIXEL_BYTES = 1, HAS_CHROMA = 1, CHROMA_PLANES = 1;
+    static constexpr int CHROMA_BYTES = 2, FIRST_U = 0, FIRST_V = 1, HALF_ROWS = 1;
+};
+struct I420 {
+    static constexpr int PIXEL_BYTES = 1, HAS_CHROMA = 1, CHROMA_PLANES = 2;
+    static constexpr int CHROMA_BYTES = 1, FIRST_U = 0, FIRST_V = 0, HALF_ROWS = 1;
+};
+const int BGR_BYTES = 3;
 
 // ---- where a bilinear sample lies: imgproc/resize.cpp -------------------------------------------
 
@@ -136,14 +132,30 @@ DEVICE void store(const PreprocessArgs& args, int x, int y, int count, const uns
 
 enum { MAX_SLOTS = 2 * PREPROCESS_MAX_TILE_HEIGHT };
 
-// What the threads of a block share.
-struct Tile {
-    __align__(16) u8 staged[PREPROCESS_STAGED_BYTES];
-    int lefts[PREPROCESS_MAX_TILE_WIDTH];  // columns of the frame, by entry_of
+// What of a plane is resized, and its pixels per output pixel.
+struct Region {
+    int x;
+    int y;
+    int width;
+    int height;
+    double step_x;
+    double step_y;
+};
+
+// Where the samples of a tile lie in a plane.
+struct Taps {
+    int lefts[PREPROCESS_MAX_TILE_WIDTH];  // columns of the plane, by entry_of
     int column_weights[PREPROCESS_MAX_TILE_WIDTH];  // far << 16 | near, by entry_of
     int row_weights[PREPROCESS_MAX_TILE_HEIGHT];
-    int rows[MAX_SLOTS];  // of the frame: top and bottom for each row of output
-    u8 slots[2][MAX_SLOTS];  // of pixels, of chroma
+    int rows[MAX_SLOTS];  // of the plane: top and bottom for each row of output
+    u8 slots[MAX_SLOTS];
+};
+
+// What the threads of a block share: taps of BGR or luma, then of the chroma.
+template <class Format>
+struct Tile {
+    __align__(16) u8 staged[PREPROCESS_STAGED_BYTES];
+    Taps taps[1 + Format::HAS_CHROMA];
 };
 
 // One plane's part of a tile: slot s holds the bytes begin..end of the s-th row that the tile needs
@@ -166,13 +178,13 @@ DEVICE Piece piece_of(address base, int stride_bytes, int row_bytes, int begin, 
 
 // The slot that holds the row of slot `entry`: the first one with the same row, so that a row is
 // read once however many rows of output want it.
-DEVICE int slot_of(const int* rows, int entry, int shift) {
-    const int row = rows[entry] >> shift;
+DEVICE int slot_of(const int* rows, int entry) {
+    const int row = rows[entry];
     int slot = entry;
     // All reads at once: a search that stops would wait for each before the next.
 #pragma unroll
     for (int k = MAX_SLOTS - 1; k >= 0; --k)
-        if (k < entry && rows[k] >> shift == row) slot = k;
+        if (k < entry && rows[k] == row) slot = k;
     return slot;
 }
 
@@ -182,12 +194,40 @@ DEVICE int entry_of(int column) {
            column / PREPROCESS_COLUMNS_PER_LANE;
 }
 
+// Finds the taps of a tile whose upper left corner is `tile_x`, `tile_y`. Doubles are slow on an
+// Orin, so the whole tile shares them.
+DEVICE void find_taps(Taps& taps, const Region& region, int tile_x, int tile_y, int columns,
+                      int out_height) {
+    const int thread = threadIdx.y * PREPROCESS_LANES + threadIdx.x;
+    const int threads = PREPROCESS_LANES * blockDim.y;
+#pragma unroll 1
+    for (int i = thread; i < columns; i += threads) {
+        const Tap tap = column_at(tile_x + i, region.step_x, region.width);
+        taps.lefts[entry_of(i)] = region.x + tap.index;
+        taps.column_weights[entry_of(i)] = tap.far << 16 | tap.near;
+    }
+#pragma unroll 1
+    for (int i = thread; i < (int)blockDim.y; i += threads) {
+        const Tap tap = tap_at(min(tile_y + i, out_height - 1), region.step_y);
+        const int last = region.height - 1;
+        const int top = clip(tap.index, 0, last);
+        taps.row_weights[i] = tap.far << 16 | tap.near;
+        taps.rows[2 * i] = region.y + top;
+        // A row without weight is not read: an exact threefold downscale reads every third row.
+        taps.rows[2 * i + 1] = region.y + (tap.far ? clip(tap.index + 1, 0, last) : top);
+    }
+}
+
+DEVICE int last_column(const Taps& taps, const Region& region, int columns) {
+    return min(taps.lefts[entry_of(columns - 1)] + 1, region.x + region.width - 1);
+}
+
 // Starts the copies of this warp's slots.
-DEVICE void stage(u8* staged, const Piece& piece, const int* rows, const u8* slots, int shift) {
+DEVICE void stage(u8* staged, const Piece& piece, const Taps& taps) {
 #pragma unroll 1
     for (int slot = threadIdx.y; slot < 2 * (int)blockDim.y; slot += blockDim.y) {
-        if (slots[slot] != slot) continue;
-        const address row = piece.row(rows[slot] >> shift);
+        if (taps.slots[slot] != slot) continue;
+        const address row = piece.row(taps.rows[slot]);
         const address row_end = row + piece.row_bytes;
         const address first = (row + piece.begin) & ~15ull;
         u8* to = staged + slot * piece.pitch;
@@ -206,64 +246,101 @@ DEVICE void stage(u8* staged, const Piece& piece, const int* rows, const u8* slo
     }
 }
 
-// One row's part of a sample: two columns mixed, times 2048.
-template <class Format>
-DEVICE void across(const u8* pixels, const u8* chroma, int x, int near, int far, int mixed[3]) {
-    int bgr[3];
-    Format::at(pixels, chroma, x, bgr);
-    for (int c = 0; c < 3; ++c) mixed[c] = bgr[c] * near;
-    if (far) {
-        Format::at(pixels, chroma, x + 1, bgr);
-        for (int c = 0; c < 3; ++c) mixed[c] += bgr[c] * far;
+// Two rows as they are staged; byte 0 is that of the plane's row, had the whole row been staged.
+struct Rows {
+    const u8* top;
+    const u8* bottom;
+};
+
+DEVICE Rows rows_of(const u8* staged, const Piece& piece, const Taps& taps) {
+    const u8* of[2];
+    for (int k = 0; k < 2; ++k) {
+        const int slot = 2 * threadIdx.y + k;
+        of[k] = staged + taps.slots[slot] * piece.pitch +
+                ((piece.row(taps.rows[slot]) + piece.begin) & 15) - piece.begin;
     }
+    return Rows{of[0], of[1]};
+}
+
+// The weights of a sample's two columns and two rows, each pair 2048 together.
+struct Weights {
+    int near;
+    int far;
+    int above;
+    int below;
+};
+
+DEVICE Weights weights_at(const Taps& taps, int entry) {
+    const int columns = taps.column_weights[entry], rows = taps.row_weights[threadIdx.y];
+    return Weights{columns & 0xffff, columns >> 16, rows & 0xffff, rows >> 16};
+}
+
+// The sample at byte `left` and the byte `pixel_bytes` after it; a byte without weight is not read.
+DEVICE int sample(const Rows& rows, int left, int pixel_bytes, const Weights& weights) {
+    int top = rows.top[left] * weights.near, bottom = 0;
+    if (weights.far) top += rows.top[left + pixel_bytes] * weights.far;
+    if (weights.below) {
+        bottom = rows.bottom[left] * weights.near;
+        if (weights.far) bottom += rows.bottom[left + pixel_bytes] * weights.far;
+    }
+    return ((weights.above * (top >> 4) >> 16) + (weights.below * (bottom >> 4) >> 16) + 2) >> 2;
 }
 
 template <class Format>
-DEVICE void resize(const PreprocessArgs& args, Tile& tile) {
+DEVICE void resize(const PreprocessArgs& args, Tile<Format>& tile) {
     const int tile_x = blockIdx.x * args.tile_width;
     const int tile_y = blockIdx.y * blockDim.y;
     const int columns = min(args.tile_width, args.out_width - tile_x);
+    const Region region{args.region_x,      args.region_y, args.region_width,
+                        args.region_height, args.step_x,   args.step_y};
+    const Region half{args.chroma_region_x,      args.chroma_region_y, args.chroma_region_width,
+                      args.chroma_region_height, args.chroma_step_x,   args.chroma_step_y};
+    const Taps& taps = tile.taps[0];
+    const Taps& chroma_taps = tile.taps[Format::HAS_CHROMA];
+    find_taps(tile.taps[0], region, tile_x, tile_y, columns, args.out_height);
+    if (Format::HAS_CHROMA)
+        find_taps(tile.taps[Format::HAS_CHROMA], half, tile_x, tile_y, columns, args.out_height);
+    __syncthreads();
+
+    int begin = taps.lefts[entry_of(0)] * Format::PIXEL_BYTES;
+    int end = (last_column(taps, region, columns) + 1) * Format::PIXEL_BYTES;
+    int chroma_begin = 0, chroma_end = 0;
+    if (Format::HAS_CHROMA) {
+        chroma_begin = chroma_taps.lefts[entry_of(0)] * Format::CHROMA_BYTES;
+        chroma_end = (last_column(chroma_taps, half, columns) + 1) * Format::CHROMA_BYTES;
+        if (Format::CHROMA_PLANES == 0) {
+            begin = min(begin, chroma_begin);
+            end = max(end, chroma_end);
+        }
+    }
+    const Piece pixels = piece_of(args.pixels[blockIdx.z], args.pixels_stride_bytes,
+                                  args.frame_width * Format::PIXEL_BYTES, begin, end);
+    Piece chroma = pixels, second = pixels;
+    u8* staged_chroma = tile.staged;
+    u8* staged_second = tile.staged;
+    int staged_bytes = 2 * blockDim.y * pixels.pitch;
+    if (Format::CHROMA_PLANES > 0) {
+        chroma = piece_of(args.chroma[blockIdx.z], args.chroma_stride_bytes,
+                          args.frame_width / 2 * Format::CHROMA_BYTES, chroma_begin, chroma_end);
+        staged_chroma = staged_second = tile.staged + staged_bytes;
+        staged_bytes += 2 * blockDim.y * chroma.pitch;
+        second = chroma;
+    }
+    if (Format::CHROMA_PLANES > 1) {
+        second.base = args.chroma_v[blockIdx.z];
+        staged_second = tile.staged + staged_bytes;
+        staged_bytes += 2 * blockDim.y * chroma.pitch;
+    }
+    KERNEL_ASSERT(staged_bytes <= PREPROCESS_STAGED_BYTES);
     const int thread = threadIdx.y * PREPROCESS_LANES + threadIdx.x;
-    const int threads = PREPROCESS_LANES * blockDim.y;
-
-    // Doubles are slow on an Orin, so the whole tile shares these.
-#pragma unroll 1
-    for (int i = thread; i < columns; i += threads) {
-        const Tap tap = column_at(tile_x + i, args.step_x, args.region_width);
-        tile.lefts[entry_of(i)] = args.region_x + tap.index;
-        tile.column_weights[entry_of(i)] = tap.far << 16 | tap.near;
-    }
-#pragma unroll 1
-    for (int i = thread; i < (int)blockDim.y; i += threads) {
-        const Tap tap = tap_at(min(tile_y + i, args.out_height - 1), args.step_y);
-        const int last = args.region_height - 1;
-        const int top = clip(tap.index, 0, last);
-        tile.row_weights[i] = tap.far << 16 | tap.near;
-        tile.rows[2 * i] = args.region_y + top;
-        // A row without weight is not read: an exact threefold downscale reads every third row.
-        tile.rows[2 * i + 1] = args.region_y + (tap.far ? clip(tap.index + 1, 0, last) : top);
-    }
+    const int plane = thread / MAX_SLOTS, entry = thread % MAX_SLOTS;
+    if (plane <= (Format::CHROMA_PLANES > 0) && entry < 2 * (int)blockDim.y)
+        tile.taps[plane].slots[entry] = slot_of(tile.taps[plane].rows, entry);
     __syncthreads();
 
-    const int first = tile.lefts[entry_of(0)];
-    const int last =
-        min(tile.lefts[entry_of(columns - 1)] + 1, args.region_x + args.region_width - 1);
-    const Piece pixels =
-        piece_of(args.pixels[blockIdx.z], args.pixels_stride_bytes,
-                 Format::end(args.frame_width - 1), Format::begin(first), Format::end(last));
-    const Piece chroma =
-        piece_of(Format::HAS_CHROMA ? args.chroma[blockIdx.z] : 0, args.chroma_stride_bytes,
-                 args.frame_width, first & ~1, (last | 1) + 1);
-    u8* staged_chroma = tile.staged + 2 * blockDim.y * pixels.pitch;
-    KERNEL_ASSERT(2 * blockDim.y * (pixels.pitch + (Format::HAS_CHROMA ? chroma.pitch : 0)) <=
-                  PREPROCESS_STAGED_BYTES);
-    const int shift = thread / MAX_SLOTS, entry = thread % MAX_SLOTS;
-    if (shift <= Format::HAS_CHROMA && entry < 2 * (int)blockDim.y)
-        tile.slots[shift][entry] = slot_of(tile.rows, entry, shift);
-    __syncthreads();
-
-    stage(tile.staged, pixels, tile.rows, tile.slots[0], 0);
-    if (Format::HAS_CHROMA) stage(staged_chroma, chroma, tile.rows, tile.slots[1], 1);
+    stage(tile.staged, pixels, taps);
+    if (Format::CHROMA_PLANES > 0) stage(staged_chroma, chroma, chroma_taps);
+    if (Format::CHROMA_PLANES > 1) stage(staged_second, second, chroma_taps);
     wait_for_copies();
     __syncthreads();
 
@@ -272,53 +349,68 @@ DEVICE void resize(const PreprocessArgs& args, Tile& tile) {
     const int count = min(columns - column, PREPROCESS_COLUMNS_PER_LANE);
     if (y >= args.out_height || count <= 0) return;
 
-    // Byte 0 of the frame's top and bottom row, had the whole row been staged.
-    const u8* pixel_row[2];
-    const u8* chroma_row[2];
-    for (int k = 0; k < 2; ++k) {
-        const int slot = 2 * threadIdx.y + k;
-        const int row = tile.rows[slot];
-        pixel_row[k] = tile.staged + tile.slots[0][slot] * pixels.pitch +
-                       ((pixels.row(row) + pixels.begin) & 15) - pixels.begin;
-        chroma_row[k] = Format::HAS_CHROMA
-                            ? staged_chroma + tile.slots[1][slot] * chroma.pitch +
-                                  ((chroma.row(row >> 1) + chroma.begin) & 15) - chroma.begin
-                            : tile.staged;
-    }
-    const int above = tile.row_weights[threadIdx.y] & 0xffff;
-    const int below = tile.row_weights[threadIdx.y] >> 16;
+    const Rows rows = rows_of(tile.staged, pixels, taps);
+    Rows u_rows = rows, v_rows = rows;
+    if (Format::CHROMA_PLANES > 0) u_rows = v_rows = rows_of(staged_chroma, chroma, chroma_taps);
+    if (Format::CHROMA_PLANES > 1) v_rows = rows_of(staged_second, second, chroma_taps);
     unsigned packed[3] = {0, 0, 0};
 #pragma unroll 2
     for (int i = 0; i < PREPROCESS_COLUMNS_PER_LANE; ++i) {
         // A column that does not exist repeats the last one; it is not stored.
         const int at = entry_of(column + min(i, count - 1));
-        const int near = tile.column_weights[at] & 0xffff, far = tile.column_weights[at] >> 16;
-        int top[3], bottom[3] = {0, 0, 0};
-        across<Format>(pixel_row[0], chroma_row[0], tile.lefts[at], near, far, top);
-        if (below) across<Format>(pixel_row[1], chroma_row[1], tile.lefts[at], near, far, bottom);
-        for (int c = 0; c < 3; ++c) {
-            const int value =
-                ((above * (top[c] >> 4) >> 16) + (below * (bottom[c] >> 4) >> 16) + 2) >> 2;
-            packed[c] |= (unsigned)value << 8 * i;
+        const Weights weights = weights_at(taps, at);
+        const int left = taps.lefts[at] * Format::PIXEL_BYTES;
+        int bgr[3];
+        if (Format::PIXEL_BYTES == BGR_BYTES) {
+            for (int c = 0; c < 3; ++c) bgr[c] = sample(rows, left + c, BGR_BYTES, weights);
+        } else {
+            const int luma = sample(rows, left, Format::PIXEL_BYTES, weights);
+            int u = 128, v = 128;
+            if (Format::HAS_CHROMA) {
+                const Weights mixed = weights_at(chroma_taps, at);
+                const int pair = chroma_taps.lefts[at] * Format::CHROMA_BYTES;
+                u = sample(u_rows, pair + Format::FIRST_U, Format::CHROMA_BYTES, mixed);
+                v = sample(v_rows, pair + Format::FIRST_V, Format::CHROMA_BYTES, mixed);
+            }
+            yuv_to_bgr(args, luma, u, v, bgr);
         }
+        for (int c = 0; c < 3; ++c) packed[c] |= (unsigned)bgr[c] << 8 * i;
     }
     store(args, tile_x + column, y, count, packed);
 }
 
 // ---- undistorted ------------------------------------------------------------------------------
 
-// One of a sample's four pixels, times its weight of 1024; outside the frame lies black.
-template <class Format>
-DEVICE void add(const PreprocessArgs& args, int x, int y, int weight, int sum[3]) {
-    if (!weight || x < 0 || y < 0 || x >= args.frame_width || y >= args.frame_height) return;
-    const u8* pixels = (const u8*)args.pixels[blockIdx.z];
-    const u8* chroma = (const u8*)args.chroma[blockIdx.z];
-    int bgr[3];
-    Format::at(pixels + (address)y * args.pixels_stride_bytes,
-               Format::HAS_CHROMA ? chroma + (address)(y >> 1) * args.chroma_stride_bytes : pixels,
-               x, bgr);
-    for (int c = 0; c < 3; ++c) sum[c] += bgr[c] * weight;
+// A plane of values, and its value outside.
+struct Plane {
+    const u8* first;
+    int stride_bytes;
+    int width;
+    int height;
+    int pixel_bytes;
+    int black;
+};
+
+// The value at `x`, `y` in 1/32 px, of four pixels with weights of 1024 together.
+DEVICE int value_between(const Plane& plane, int x, int y) {
+    const int column = x >> 5, row = y >> 5, right = x & 31, below = y & 31;
+    int sum = 512;
+    for (int k = 0; k < 4; ++k) {
+        const int dx = k & 1, dy = k >> 1;
+        const int weight = (dx ? right : 32 - right) * (dy ? below : 32 - below);
+        const bool inside = column + dx >= 0 && row + dy >= 0 && column + dx < plane.width &&
+                            row + dy < plane.height;
+        int value = plane.black;
+        if (weight && inside)
+            value = plane.first[(address)(row + dy) * plane.stride_bytes +
+                                (column + dx) * plane.pixel_bytes];
+        sum += value * weight;
+    }
+    return sum >> 10;
 }
+
+// The same position in a plane of half the pixels, whose first centre lies at 0.5 px.
+DEVICE int halved(int position) { return (position >> 1) - 8; }
 
 // Where a tile's pixels lie in the frame only the map knows, so nothing is staged: four taps each,
 // which neighbours share through the cache where the frame's memory has one.
@@ -328,20 +420,46 @@ DEVICE void undistort(const PreprocessArgs& args) {
     const int y = blockIdx.y * blockDim.y + threadIdx.y;
     const int count = min(args.out_width - x, PREPROCESS_COLUMNS_PER_LANE);
     if (y >= args.out_height || count <= 0) return;
+    Plane pixels{(const u8*)args.pixels[blockIdx.z], args.pixels_stride_bytes, args.frame_width,
+                 args.frame_height, Format::PIXEL_BYTES, args.black};
+    Plane chroma{pixels.first, pixels.stride_bytes, args.frame_width / 2,
+                 args.frame_height >> Format::HALF_ROWS, Format::CHROMA_BYTES, 128};
+    const u8* second = chroma.first;
+    if (Format::CHROMA_PLANES > 0) {
+        chroma.first = second = (const u8*)args.chroma[blockIdx.z];
+        chroma.stride_bytes = args.chroma_stride_bytes;
+    }
+    if (Format::CHROMA_PLANES > 1) second = (const u8*)args.chroma_v[blockIdx.z];
     unsigned packed[3] = {0, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < PREPROCESS_COLUMNS_PER_LANE; ++i) {
         const address at = (address)y * args.out_width + x + min(i, count - 1);
         const short* position = (const short*)args.map_position + 2 * at;
-        const int column = position[0], row = position[1];
         const int fraction = ((const unsigned short*)args.map_fraction)[at];
-        const int right = fraction & 31, below = fraction >> 5;
-        int sum[3] = {512, 512, 512};
-        add<Format>(args, column, row, (32 - right) * (32 - below), sum);
-        add<Format>(args, column + 1, row, right * (32 - below), sum);
-        add<Format>(args, column, row + 1, (32 - right) * below, sum);
-        add<Format>(args, column + 1, row + 1, right * below, sum);
-        for (int c = 0; c < 3; ++c) packed[c] |= (unsigned)sum[c] >> 10 << 8 * i;
+        const int frame_x = position[0] * 32 + (fraction & 31);
+        const int frame_y = position[1] * 32 + (fraction >> 5);
+        int bgr[3];
+        if (Format::PIXEL_BYTES == BGR_BYTES) {
+            for (int c = 0; c < 3; ++c) {
+                Plane channel = pixels;
+                channel.first += c;
+                bgr[c] = value_between(channel, frame_x, frame_y);
+            }
+        } else {
+            const int luma = value_between(pixels, frame_x, frame_y);
+            int u = 128, v = 128;
+            if (Format::HAS_CHROMA) {
+                const int half_x = halved(frame_x);
+                const int half_y = Format::HALF_ROWS ? halved(frame_y) : frame_y;
+                Plane each = chroma;
+                each.first = chroma.first + Format::FIRST_U;
+                u = value_between(each, half_x, half_y);
+                each.first = second + Format::FIRST_V;
+                v = value_between(each, half_x, half_y);
+            }
+            yuv_to_bgr(args, luma, u, v, bgr);
+        }
+        for (int c = 0; c < 3; ++c) packed[c] |= (unsigned)bgr[c] << 8 * i;
     }
     store(args, x, y, count, packed);
 }
@@ -350,18 +468,15 @@ DEVICE void undistort(const PreprocessArgs& args) {
     __launch_bounds__(PREPROCESS_LANES * PREPROCESS_MAX_TILE_HEIGHT)
 #define ARGS const __grid_constant__ PreprocessArgs args
 
-KERNEL bgr_to_nchw(ARGS) {
-    __shared__ Tile tile;
-    resize<Bgr>(args, tile);
-}
-KERNEL nv12_to_nchw(ARGS) {
-    __shared__ Tile tile;
-    resize<Nv12>(args, tile);
-}
-KERNEL yuy2_to_nchw(ARGS) {
-    __shared__ Tile tile;
-    resize<Yuy2>(args, tile);
-}
-KERNEL bgr_to_nchw_undistorted(ARGS) { undistort<Bgr>(args); }
-KERNEL nv12_to_nchw_undistorted(ARGS) { undistort<Nv12>(args); }
-KERNEL yuy2_to_nchw_undistorted(ARGS) { undistort<Yuy2>(args); }
+#define KERNELS(name, Format)              \
+    KERNEL name##_to_nchw(ARGS) {          \
+        __shared__ Tile<Format> tile;      \
+        resize<Format>(args, tile);        \
+    }                                      \
+    KERNEL name##_to_nchw_undistorted(ARGS) { undistort<Format>(args); }
+
+KERNELS(bgr, Bgr)
+KERNELS(grey, Grey)
+KERNELS(yuy2, Yuy2)
+KERNELS(nv12, Nv12)
+KERNELS(i420, I420)

@@ -1,8 +1,8 @@
 """Geometry and arguments of the preprocessing kernels' launches, without CUDA.
 
-`preprocess.cu` holds six kernels, `preprocess_args.h` declares their arguments; only this module
-fills that struct. The module only computes sizes and addresses, so it runs and is tested on any
-machine; the caller passes the result to the driver.
+`preprocess.cu` holds two kernels for each pixel format, `preprocess_args.h` declares their
+arguments; only this module fills that struct. The module only computes sizes and addresses, so it
+runs and is tested on any machine; the caller passes the result to the driver.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from edge_server.errors import InvalidRequest
+from edge_server.pixels import Colour, CropRegion, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,14 +26,7 @@ MAX_SIDE_PX = 32767
 _LANES = 32
 _STAGED_BYTES = 24576
 
-
-class PixelFormat(Enum):
-    """Memory format of a camera's frames: BGR interleaved, NV12 in two planes, YUY2 in pairs of
-    pixels."""
-
-    BGR = "bgr"
-    NV12 = "nv12"
-    YUY2 = "yuy2"
+_DEFAULT_COLOUR = Colour()
 
 
 class PreprocessArgs(ctypes.Structure):
@@ -45,8 +38,11 @@ class PreprocessArgs(ctypes.Structure):
         ("map_fraction", ctypes.c_uint64),
         ("pixels", ctypes.c_uint64 * MAX_FRAMES),
         ("chroma", ctypes.c_uint64 * MAX_FRAMES),
+        ("chroma_v", ctypes.c_uint64 * MAX_FRAMES),
         ("step_x", ctypes.c_double),
         ("step_y", ctypes.c_double),
+        ("chroma_step_x", ctypes.c_double),
+        ("chroma_step_y", ctypes.c_double),
         ("pixels_stride_bytes", ctypes.c_int32),
         ("chroma_stride_bytes", ctypes.c_int32),
         ("frame_width", ctypes.c_int32),
@@ -55,11 +51,21 @@ class PreprocessArgs(ctypes.Structure):
         ("region_y", ctypes.c_int32),
         ("region_width", ctypes.c_int32),
         ("region_height", ctypes.c_int32),
+        ("chroma_region_x", ctypes.c_int32),
+        ("chroma_region_y", ctypes.c_int32),
+        ("chroma_region_width", ctypes.c_int32),
+        ("chroma_region_height", ctypes.c_int32),
         ("out_width", ctypes.c_int32),
         ("out_height", ctypes.c_int32),
         ("tile_width", ctypes.c_int32),
         ("out_is_half", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("black", ctypes.c_int32),
+        ("luma", ctypes.c_int32),
+        ("blue_u", ctypes.c_int32),
+        ("green_u", ctypes.c_int32),
+        ("green_v", ctypes.c_int32),
+        ("red_v", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
 
@@ -75,37 +81,25 @@ class Launch:
     args: bytes
 
 
-@dataclass(frozen=True)
-class CropRegion:
-    """A rectangle of a frame in px, whole pixels; any parity, for NV12 and YUY2 too."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-
-    def is_within(self, width: int, height: int) -> bool:
-        """Return whether the region is not empty, and lies within a frame of that size in px."""
-        return (
-            min(self.x, self.y) >= 0
-            and min(self.width, self.height) >= 1
-            and self.x + self.width <= width
-            and self.y + self.height <= height
-        )
-
-
 class FrameAddress(NamedTuple):
-    """Device address of a frame, of any alignment. `chroma` is NV12's second plane, otherwise 0."""
+    """Device addresses of a frame's planes, of any alignment; 0 for planes that it does not have.
+
+    `chroma` is NV12's second plane, or I420's U; `chroma_v` is I420's V.
+    """
 
     pixels: int
     chroma: int = 0
+    chroma_v: int = 0
+
+
+_BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}
+_PLANES = {PixelFormat.NV12: 2, PixelFormat.I420: 3}
 
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """A frame's format, size in px, and row stride in bytes.
-
-    NV12 has `height` rows of luma and half as many of chroma, YUY2 two bytes per pixel.
+    """A frame's format, size in px, and row strides in bytes: of the first plane, and of the planes
+    behind it, where there are some.
 
     Raises:
         InvalidRequest: the format does not allow the size or the stride.
@@ -120,36 +114,53 @@ class FrameLayout:
     @classmethod
     def packed(cls, pixel_format: PixelFormat, width: int, height: int) -> FrameLayout:
         """Return the layout with rows without gaps."""
-        chroma = width if pixel_format is PixelFormat.NV12 else 0
-        return cls(pixel_format, width, height, width * _BYTES_PER_PIXEL[pixel_format], chroma)
+        chroma = _chroma_row_bytes(pixel_format, width)
+        return cls(pixel_format, width, height, _row_bytes(pixel_format, width), chroma)
+
+    @property
+    def planes(self) -> int:
+        """The number of planes."""
+        return _PLANES.get(self.pixel_format, 1)
+
+    def address(self, first: int) -> FrameAddress:
+        """Return the addresses of a frame at `first` whose planes follow each other."""
+        chroma = first + self.height * self.stride_bytes
+        chroma_v = chroma + self.height // 2 * self.chroma_stride_bytes
+        return FrameAddress(*(first, chroma, chroma_v)[: self.planes])
 
     def __post_init__(self) -> None:
         name = self.pixel_format.name
         if fault := size_fault(self.pixel_format, self.width, self.height):
             raise InvalidRequest(fault)
-        row_bytes = self.width * _BYTES_PER_PIXEL[self.pixel_format]
+        row_bytes = _row_bytes(self.pixel_format, self.width)
         if self.stride_bytes < row_bytes:
             raise InvalidRequest(
                 f"a {name} frame {self.width} px wide has {row_bytes} bytes in a row, "
                 f"its stride is {self.stride_bytes}"
             )
-        if self.pixel_format is PixelFormat.NV12 and self.chroma_stride_bytes < self.width:
+        chroma_row_bytes = _chroma_row_bytes(self.pixel_format, self.width)
+        if self.chroma_stride_bytes < chroma_row_bytes:
             raise InvalidRequest(
-                f"a {name} frame {self.width} px wide has as many bytes in a row of chroma, "
-                f"its chroma stride is {self.chroma_stride_bytes}"
+                f"a {name} frame {self.width} px wide has {chroma_row_bytes} bytes in a row "
+                f"of chroma, its chroma stride is {self.chroma_stride_bytes}"
             )
 
 
-_BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}
+def _row_bytes(pixel_format: PixelFormat, width: int) -> int:
+    return width * _BYTES_PER_PIXEL.get(pixel_format, 1)
+
+
+def _chroma_row_bytes(pixel_format: PixelFormat, width: int) -> int:
+    return {PixelFormat.NV12: width, PixelFormat.I420: width // 2}.get(pixel_format, 0)
 
 
 def size_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
     """Return why there is no frame of that size in px; empty where there is."""
     if not (0 < width <= MAX_SIDE_PX and 0 < height <= MAX_SIDE_PX):
         return f"a side has at most {MAX_SIDE_PX} px"
-    if pixel_format is not PixelFormat.BGR and width % 2:
+    if pixel_format.has_chroma and width % 2:
         return f"the width of {pixel_format.value} frames is even"
-    if pixel_format is PixelFormat.NV12 and height % 2:
+    if pixel_format.is_subsampled and height % 2:
         return f"the height of {pixel_format.value} frames is even"
     return ""
 
@@ -169,6 +180,7 @@ class FramePreprocess:
         frame: the memory layout of every frame.
         out_width, out_height: the network's size in px.
         scale: factor applied to the 8-bit values.
+        colour: what the values of YUV and GREY frames mean.
         region: the region of the frame that is resized; the whole frame if None. Pixels outside are
             never mixed in.
         undistortion: device addresses of a map's positions and fractions, (out_height, out_width,
@@ -188,6 +200,7 @@ class FramePreprocess:
         *,
         scale: float,
         half: bool = False,
+        colour: Colour = _DEFAULT_COLOUR,
         region: CropRegion | None = None,
         undistortion: tuple[int, int] | None = None,
     ) -> None:
@@ -202,23 +215,26 @@ class FramePreprocess:
                 f"the region {region.width}x{region.height} px at {region.x},{region.y} is not "
                 f"within the frame of {frame.width}x{frame.height} px"
             )
-        # OpenCV computes the step by way of the inverse; the plain quotient differs in the last
-        # bit.
-        step_x = 1.0 / (out_width / region.width)
-        step_y = 1.0 / (out_height / region.height)
+        chroma = region.of_chroma(frame.pixel_format)
+        step_x, chroma_step_x = _step(region.width, out_width), _step(chroma.width, out_width)
+        self._planes = frame.planes
         self._kernel = kernel_name(frame.pixel_format, undistorted=undistortion is not None)
         if undistortion is None:
-            tile_width, tile_height = _tile(frame.pixel_format, step_x, region.width)
+            columns = [(region.width, step_x), (chroma.width, chroma_step_x)]
+            tile_width, tile_height = _tile(frame.pixel_format, columns)
         else:
             tile_width, tile_height = _TILE_WIDTHS[0], _TILE_HEIGHTS[0]
         self._grid = (math.ceil(out_width / tile_width), math.ceil(out_height / tile_height))
         self._block = (_LANES, tile_height, 1)
-        self._has_chroma = frame.pixel_format is PixelFormat.NV12
+        is_bgr = frame.pixel_format is PixelFormat.BGR
+        black, luma, blue_u, green_u, green_v, red_v = colour.to_bgr
         self._args = PreprocessArgs(
             map_position=undistortion[0] if undistortion else 0,
             map_fraction=undistortion[1] if undistortion else 0,
             step_x=step_x,
-            step_y=step_y,
+            step_y=_step(region.height, out_height),
+            chroma_step_x=chroma_step_x,
+            chroma_step_y=_step(chroma.height, out_height),
             pixels_stride_bytes=frame.stride_bytes,
             chroma_stride_bytes=frame.chroma_stride_bytes,
             frame_width=frame.width,
@@ -227,11 +243,21 @@ class FramePreprocess:
             region_y=region.y,
             region_width=region.width,
             region_height=region.height,
+            chroma_region_x=chroma.x,
+            chroma_region_y=chroma.y,
+            chroma_region_width=chroma.width,
+            chroma_region_height=chroma.height,
             out_width=out_width,
             out_height=out_height,
             tile_width=tile_width,
             out_is_half=half,
             scale=scale,
+            black=0 if is_bgr else black,
+            luma=luma,
+            blue_u=blue_u,
+            green_u=green_u,
+            green_v=green_v,
+            red_v=red_v,
         )
 
     def launch(self, frames: Sequence[FrameAddress], out: int) -> Launch:
@@ -245,9 +271,9 @@ class FramePreprocess:
         args = PreprocessArgs.from_buffer_copy(self._args)
         args.out = out
         for i, frame in enumerate(frames):
-            if not frame.pixels or self._has_chroma != bool(frame.chroma):
+            if [bool(plane) for plane in frame] != [i < self._planes for i in range(3)]:
                 raise ValueError(f"frame {i}: {frame} does not fit {self._kernel}")
-            args.pixels[i], args.chroma[i] = frame
+            args.pixels[i], args.chroma[i], args.chroma_v[i] = frame
         return Launch(self._kernel, (*self._grid, len(frames)), self._block, bytes(args))
 
 
@@ -255,25 +281,36 @@ _TILE_WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
 _TILE_HEIGHTS = (8, 4, 2, 1)
 
 
-def _tile(pixel_format: PixelFormat, step_x: float, region_width: int) -> tuple[int, int]:
+def _step(region: int, out: int) -> float:
+    """Return the px of the region per px of the output, to the bit as OpenCV computes it: by way of
+    the inverse; the plain quotient differs in the last bit."""
+    return 1.0 / (out / region)
+
+
+def _tile(pixel_format: PixelFormat, columns: list[tuple[int, float]]) -> tuple[int, int]:
     """Return the largest output tile whose part of the frame fits into shared memory.
 
     A narrow tile leaves lanes idle, a low one only makes smaller blocks; so height shrinks first.
     One column needs two pixels, which always fit.
+
+    Args:
+        columns: the width of the region and its step, of the first plane and of the chroma.
     """
     tiles = [(_TILE_WIDTHS[0], height) for height in _TILE_HEIGHTS]
     tiles += [(width, 1) for width in _TILE_WIDTHS[1:]]
     for width, height in tiles:
         # From the first column's left tap to the last column's right tap; 1 for the floor of each.
-        pixels = min(region_width, math.ceil((width - 1) * step_x) + 3)
+        pixels, chroma = (
+            min(region, math.ceil((width - 1) * step) + 3) for region, step in columns
+        )
         # Two rows of the frame for each output row.
-        if 2 * height * _row_bytes(pixel_format, pixels) <= _STAGED_BYTES:
+        if 2 * height * _staged_bytes(pixel_format, pixels, chroma) <= _STAGED_BYTES:
             return width, height
     raise AssertionError("a tile of one column fits")
 
 
-def _row_bytes(pixel_format: PixelFormat, pixels: int) -> int:
-    """Return the shared memory for `pixels` of one row, which may begin anywhere in a 16-byte
+def _staged_bytes(pixel_format: PixelFormat, pixels: int, chroma: int) -> int:
+    """Return the shared memory for one row of each plane, which may begin anywhere in a 16-byte
     word."""
 
     def words(row_bytes: int) -> int:
@@ -282,7 +319,12 @@ def _row_bytes(pixel_format: PixelFormat, pixels: int) -> int:
     match pixel_format:
         case PixelFormat.BGR:
             return words(3 * pixels)
+        case PixelFormat.GREY:
+            return words(pixels)
         case PixelFormat.YUY2:
-            return words(2 * (pixels + 2))
+            # The chroma of the first and last column lies up to 4 px beside their luma.
+            return words(2 * (pixels + 8))
         case PixelFormat.NV12:
-            return words(pixels) + words(pixels + 2)
+            return words(pixels) + words(2 * chroma)
+        case PixelFormat.I420:
+            return words(pixels) + 2 * words(chroma)

@@ -25,12 +25,15 @@ struct PreprocessArgs {
     // and uint16 (row fraction << 5 | column fraction) in 1/32 px: cv2's CV_16SC2 and CV_16UC1.
     unsigned long long map_position;
     unsigned long long map_fraction;
-    // BGR or YUY2 pixels, or NV12's luma; then NV12's interleaved chroma (else 0).
+    // The first plane; then NV12's interleaved chroma or I420's U, and I420's V (else 0).
     unsigned long long pixels[PREPROCESS_MAX_FRAMES];
     unsigned long long chroma[PREPROCESS_MAX_FRAMES];
+    unsigned long long chroma_v[PREPROCESS_MAX_FRAMES];
     // Region pixels per output pixel, as cv2.resize computes it: 1 / (out / region).
     double step_x;
     double step_y;
+    double chroma_step_x;
+    double chroma_step_y;
     int pixels_stride_bytes;
     int chroma_stride_bytes;
     int frame_width;
@@ -40,6 +43,11 @@ struct PreprocessArgs {
     int region_y;
     int region_width;
     int region_height;
+    // The same region in pixels of the chroma.
+    int chroma_region_x;
+    int chroma_region_y;
+    int chroma_region_width;
+    int chroma_region_height;
     int out_width;
     int out_height;
     // Output columns per block; the rows are blockDim.y. The caller chooses both so that what they
@@ -47,5 +55,12 @@ struct PreprocessArgs {
     int tile_width;
     int out_is_half;
     float scale;
+    // pixels.YuvToBgr; without effect on BGR, whose black is 0.
+    int black;
+    int luma;
+    int blue_u;
+    int green_u;
+    int green_v;
+    int red_v;
     int reserved;
 };

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-KERNELS = 6
+KERNELS = 10
 
 
 @pytest.mark.parametrize("architecture", ["sm_87", "sm_90"])

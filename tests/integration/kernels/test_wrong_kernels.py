@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
-from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
-from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
+from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_integers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.gpu.kernels.conftest import BuildShim
-    from tests.unit.gpu.kernels.shim import Shim
+    from tests.integration.kernels.conftest import BuildShim
+    from tests.integration.kernels.shim import Shim
 
 pytestmark = pytest.mark.long
 
 # What stands in preprocess.cu, and the slip.
 VISIBLE = {
-    "chroma swapped": ("chroma[x & ~1], chroma[x | 1]", "chroma[x | 1], chroma[x & ~1]"),
-    "chroma of the neighbour": ("pair[1], pair[3]", "pair[3], pair[1]"),
+    "NV12's chroma swapped": ("FIRST_U = 0, FIRST_V = 1,", "FIRST_U = 1, FIRST_V = 0,"),
+    "YUY2's chroma swapped": ("FIRST_U = 1, FIRST_V = 3,", "FIRST_U = 3, FIRST_V = 1,"),
+    "I420's V taken from U": ("second.base = args.chroma_v[", "second.base = args.chroma["),
+    "I420's V taken from U behind a lens": (
+        "second = (const u8*)args.chroma_v[", "second = (const u8*)args.chroma["),
+    "chroma's columns as far apart as its rows": (
+        "args.chroma_region_height, args.chroma_step_x,",
+        "args.chroma_region_height, args.chroma_step_y,"),
+    "luma's weights taken for chroma": (
+        "mixed = weights_at(chroma_taps, at)", "mixed = weights_at(taps, at)"),
+    "a quarter pixel off behind a lens": ("(position >> 1) - 8", "position >> 1"),
+    "the crop's corner forgotten in chroma": (
+        "half{args.chroma_region_x,", "half{0 * args.chroma_region_x,"),
+    "grey tinted": ("int u = 128, v = 128;", "int u = 131, v = 128;"),
     "half a pixel off": ("position + 0.5, step), -0.5", "position, step), 0.0"),
-    "video range forgotten": ("max(y - 16, 0)", "max(y, 0)"),
-    "channels reversed": ("packed[c] |= (unsigned)value", "packed[2 - c] |= (unsigned)value"),
-    "the crop's corner forgotten": ("args.region_x + tap.index", "tap.index"),
-    "the weights exchanged": ("bgr[c] * near;", "bgr[c] * (2048 - near);"),
-    "the row below not read": ("if (below)", "if (below > 2000)"),
+    "video range forgotten": ("(y - args.black)", "y"),
+    "the matrix's green exchanged": (
+        "args.green_u * u + args.green_v * v", "args.green_v * u + args.green_u * v"),
+    "channels reversed": ("packed[c] |= (unsigned)bgr[c]", "packed[2 - c] |= (unsigned)bgr[c]"),
+    "the crop's corner forgotten": ("region.x + tap.index", "tap.index"),
+    "the weights exchanged": (
+        "rows.top[left] * weights.near", "rows.top[left] * (2048 - weights.near)"),
+    "the row below not read": ("if (weights.below)", "if (weights.below > 2000)"),
     "the frame of a batch": ("blockIdx.z * 3 * plane", "blockIdx.z * plane"),
     "the stride forgotten": ("(address)y * (address)stride_bytes", "(address)y * row_bytes"),
     "a barrier left out": (
         "    wait_for_copies();\n    __syncthreads();",
         "    wait_for_copies();",
     ),
-    "the map's fraction turned": ("fraction & 31, below = fraction >> 5",
-                                  "fraction >> 5, below = fraction & 31"),
-    "what lies outside is not black": ("int sum[3] = {512, 512, 512};",
-                                       "int sum[3] = {99512, 512, 512};"),
+    "the map's fraction turned": (
+        "32 + (fraction & 31)", "32 + (fraction >> 5)"),
+    "what lies outside is not black": ("int value = plane.black;", "int value = 99;"),
 }  # fmt: skip
 # A grey level or two: the rule of 1/255 lets most of them pass, the equality of the tests does not.
 LAST_BIT = {
     "rounding forgotten": (">> 16) + 2) >> 2", ">> 16)) >> 2"),
-    "rounding of the colour forgotten": ("1220542 + (1 << 19)", "1220542"),
-    "rounding of the map forgotten": ("int sum[3] = {512, 512, 512};", "int sum[3] = {0, 0, 0};"),
-    "more precise than OpenCV": ("(above * (top[c] >> 4) >> 16)", "(above * top[c] >> 20)"),
+    "rounding of the colour forgotten": ("args.luma + 256", "args.luma"),
+    "rounding of the map forgotten": ("int sum = 512;", "int sum = 0;"),
+    "more precise than OpenCV": (
+        "(weights.above * (top >> 4) >> 16)",
+        "(weights.above * top >> 20)",
+    ),
 }
 
 
@@ -57,14 +75,18 @@ def worst(shim: Shim) -> float:
         random.uniform(-3, 60, (30, 50)).astype(np.float32),
     )
     errors = []
-    for pixel_format in PixelFormat:
-        batch = [CameraFrame.random(pixel_format, 74, 58, seed, gap_bytes=10) for seed in range(2)]
+    colours = [Colour(), Colour(ColourMatrix.BT709, ColourRange.FULL)]
+    for pixel_format, colour in itertools.product(PixelFormat, colours):
+        batch = [
+            CameraFrame.random(pixel_format, 74, 58, seed, colour=colour, gap_bytes=10)
+            for seed in range(2)
+        ]
         for wish in (
             DesiredModel(50, 30, scale=1),
             DesiredModel(33, 90, scale=1, region=CropRegion(7, 5, 61, 41)),
             DesiredModel(50, 30, scale=1, undistortion=lens),
         ):
-            expected = np.stack([by_opencv(frame, wish) for frame in batch])
+            expected = np.stack([by_integers(frame, wish) for frame in batch])
             errors.append(float(np.abs(shim.run(batch, wish) - expected).max()))
     return max(errors)
 

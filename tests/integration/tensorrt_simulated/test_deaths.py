@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.backends.tensorrt.conftest import two_inputs
+from tests.integration.tensorrt_simulated.conftest import two_inputs
 
 if TYPE_CHECKING:
-    from tests.unit.backends.tensorrt.conftest import Workshop
+    from tests.integration.tensorrt_simulated.conftest import Workshop
 VERSIONS = {
     "8.6": "8.6.1.6",
     "10.3": "10.3.0.30",

@@ -13,14 +13,14 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
 )
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError
-from tests.unit.backends.tensorrt.conftest import Asked, add_one
-from tests.unit.backends.tensorrt.test_load import PROFILES, X, with_side_car
+from tests.integration.tensorrt_simulated.conftest import Asked, add_one
+from tests.integration.tensorrt_simulated.test_loading import PROFILES, X, with_side_car
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.backends.tensorrt.conftest import Workshop
+    from tests.integration.tensorrt_simulated.conftest import Workshop
 
 DLA = "instance_group { kind: KIND_GPU secondary_devices { kind: KIND_NVDLA device_id: %d } }"
 

@@ -90,9 +90,10 @@ extern "C" unsigned long long take_copied_bytes() {
                {gx, gy, gz}, {bx, by, bz});                                                        \
     }
 
-LAUNCHER(bgr_to_nchw)
-LAUNCHER(nv12_to_nchw)
-LAUNCHER(yuy2_to_nchw)
-LAUNCHER(bgr_to_nchw_undistorted)
-LAUNCHER(nv12_to_nchw_undistorted)
-LAUNCHER(yuy2_to_nchw_undistorted)
+#define LAUNCHERS(format) LAUNCHER(format##_to_nchw) LAUNCHER(format##_to_nchw_undistorted)
+
+LAUNCHERS(bgr)
+LAUNCHERS(grey)
+LAUNCHERS(yuy2)
+LAUNCHERS(nv12)
+LAUNCHERS(i420)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
 
 CLIPS = Path(__file__).parents[4] / "shared" / "data" / "lanes" / "clips"
 STEP = 10
@@ -302,7 +303,7 @@ def test_a_name_too_long_for_the_file_system_is_a_source_error() -> None:
         ("synthetic://road?seed=-1", "seed is '-1'; write a number 0 to 4294967295"),
         ("synthetic://road?width=9999", "width is '9999'; write a number 64 to 4096"),
         ("synthetic://road?frames=" + "9" * 5000, "frames is"),
-        ("rtmp://host/live", "unknown kind of source 'rtmp://'; known: file://, synthetic://"),
+        ("rtmp://host/live", "unknown kind of source 'rtmp'; did you mean 'rtsp'"),
         ("file://[x", "a file:// source is malformed"),
     ],
 )
@@ -311,7 +312,9 @@ def test_a_wrong_uri_is_refused_with_the_right_form(uri: str, message: str) -> N
         open_source(uri)
 
 
-@pytest.mark.parametrize("uri", ["rtsp://me:secret@host/live?x=1", "rtsp://me:secret@[host?x"])
+@pytest.mark.parametrize(
+    "uri", ["rtsp://me:secret@host/live?transport=x", "rtsp://me:secret@[host?x"]
+)
 def test_a_password_never_shows_in_an_error(uri: str) -> None:
     with pytest.raises(SourceError) as caught:
         open_source(uri)

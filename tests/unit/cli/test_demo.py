@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from edge_server.cameras.recordings import write_picture
-from edge_server.cli.demo import KEPT, Inbox, free_name
+from edge_server.cli.demo import KEPT, Inbox, _Table, free_name
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -43,3 +43,34 @@ def test_a_picture_never_takes_the_place_of_another_file(tmp_path: Path) -> None
     assert free_name(picture) == tmp_path / "lanes-2.png"
     (tmp_path / "lanes-2.png").symlink_to("nowhere")
     assert free_name(picture) == tmp_path / "lanes-3.png"
+
+
+def message(status: str = "OK", *reasons: str, **more: Any) -> dict[str, Any]:
+    return {
+        "camera": "road",
+        "status": f"FRAME_STATUS_{status}",
+        "reasons": list(reasons),
+        "time": {"age_us": 5000},
+        "latency_us": {"infer": 7000},
+        "lanes": [],
+        "dropped": 1,
+    } | more
+
+
+def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = _Table()
+    table.add(message())
+    table.add(message("INVALID", "stalled: no frame for 0.6 s", latency_us={}))
+    table.add(message("INVALID", "stalled: no frame for 1.6 s", latency_us={}))
+    table.add(message())
+    table.finish()
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[-1] == "state"
+    assert [line for line in lines if not line[1].isdecimal()] == [
+        ["road", "invalid:", "stalled:", "no", "frame", "for", "0.6", "s"],
+        ["road", "ok"],
+    ]
+    # Messages without a frame are not counted as frames.
+    assert [line[1] for line in lines if line[1].isdecimal()][-1] == "2"

@@ -11,7 +11,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.gpu.devices import Devices
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
-from edge_server.settings import CameraSection, Repository
+from edge_server.settings import Repository
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,10 @@ def test_the_model_of_a_camera_stays_a_lane_model(
 ) -> None:
     scheduling, registry = Scheduling(), ModelRegistry()
     settings = Repository(paths=(str(repository),), mode="explicit")
-    cameras = {"front": CameraSection(uri="road", model="lanes")}
-    control = chosen_control(registry, scheduling, Devices(), settings, cameras=cameras)
+    camera_models: set[str] = set()
+    control = chosen_control(registry, scheduling, Devices(), settings, camera_models=camera_models)
+    # A camera that is added later counts from then on.
+    camera_models.add("lanes")
     for name in ("lanes", "other"):
         write_model(name, identity("image", "lane_points"))
         control.load(name)

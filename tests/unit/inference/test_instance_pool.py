@@ -124,6 +124,29 @@ def test_urgent_callers_go_before_those_callers_that_came_first() -> None:
     assert sorted(served[1:]) == ["client 0", "client 1", "client 2"]
 
 
+def test_callers_who_wait_beside_urgent_ones_get_every_fourth_run() -> None:
+    pool = InstancePool([Nothing()])
+    served: list[str] = []
+
+    def run(name: str, *, urgent: bool) -> None:
+        with lent(pool, urgent=urgent, deadline=None):
+            served.append(name)
+
+    with lent(pool, urgent=False, deadline=None):
+        threads = [
+            threading.Thread(target=run, args=(kind,), kwargs={"urgent": kind == "camera"})
+            for kind in ["client"] * 2 + ["camera"] * 9
+        ]
+        for thread in threads:
+            thread.start()
+        while pool.waiting() < len(threads):
+            assert threads[-1].is_alive()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    camera, client = ["camera"], ["client"]
+    assert served == camera * 3 + client + camera * 3 + client + camera * 3
+
+
 def test_under_a_crowd_every_caller_is_served_and_none_is_forgotten() -> None:
     pool = InstancePool([Nothing(), Nothing()])
     served = [0]

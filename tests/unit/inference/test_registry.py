@@ -176,7 +176,7 @@ def test_one_that_does_not_close_holds_up_nobody_for_longer_than_is_said() -> No
 
     registry, other = ModelRegistry(), CountsCloses()
     registry.replace("m", [ready(Hangs()), ready(other, version=2)])
-    assert not registry.clear(0.5)
+    assert not registry.clear(0.05)
     assert other.closed == 1
     let_go.set()
     assert registry.wait_closed(PATIENCE_S)

@@ -287,4 +287,4 @@ class Book(RuleBasedStateMachine):
 
 
 TestBook = Book.TestCase
-TestBook.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBook.settings = settings(stateful_step_count=40, deadline=None)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.model_locks import LoadSlot
 from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.updates import LoadSlot, Updates
+from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.tree import ModelTree
 
@@ -79,8 +80,7 @@ def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not
     loader: Any = SimpleNamespace(refuse=lambda name, error: None)
     deployments: Any = SimpleNamespace(
         table=ModelTable(ModelRegistry()),
-        store=None,
-        stage=stage,
+        store=SimpleNamespace(stage=stage),
         count=lambda outcome: None,
         failed=fail,
     )

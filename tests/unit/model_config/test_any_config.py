@@ -119,7 +119,7 @@ def refused_only_by(kind: type[Exception], start: str) -> Iterator[None]:
 CONFIGS = messages(pb.ModelConfig.DESCRIPTOR)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=CONFIGS)
 def test_what_is_written_as_text_is_read_back_equal(
     directory: Path, fields: dict[str, Any]
@@ -135,7 +135,7 @@ def test_what_is_written_as_text_is_read_back_equal(
     assert parse_model_config_json(text, "m") == named
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=CONFIGS, head=st.sampled_from(["", 'backend: "identity"', 'platform: "ensemble"']))
 def test_any_message_is_understood_or_refused(
     directory: Path, fields: dict[str, Any], head: str
@@ -162,7 +162,7 @@ model_warmup { name: "w"
 """
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(
     at=st.integers(0, len(SOUND)),
     cut=st.integers(0, 12),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +25,8 @@ from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
 from edge_server.mqtt.topics import Identity
-from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
+from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -51,6 +54,9 @@ class OneCamera:
     def become(self, state: CameraState, reason: str = "", text: str = "") -> None:
         self.status = CameraStatus(state, reason, text, 5_000, 9_000)
         self.ended = False
+
+    def wait_for_frame(self, timeout_s: float) -> bool:
+        return bool(self._frames)
 
     def next_frame(self, timeout_s: float) -> Frame | None:
         return self._frames.pop(0) if self._frames else None
@@ -92,12 +98,19 @@ def frame(number: int) -> Frame:
 
 
 def pipeline(
-    model: LaneModel, *frames: Frame, rows: int = 72
+    model: LaneModel, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
     camera = OneCamera(*frames)
-    return LanePipeline(camera, data_plane(model, rows), "lane_detection", listeners), delivered  # type: ignore[arg-type]
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        data_plane(model, rows),
+        "lane_detection",
+        listeners,
+        max_age_ms=max_age_ms,
+    )
+    return loop, delivered
 
 
 def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
@@ -272,6 +285,90 @@ def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> 
     absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="put it into a repository"):
         absent.validate()
+
+
+def aged(number: int, age_ms: int) -> Frame:
+    return replace(frame(number), capture_mono_ns=time.monotonic_ns() - age_ms * 1_000_000)
+
+
+def test_a_frame_that_is_too_old_is_dropped_and_counted_and_not_inferred() -> None:
+    loop, delivered = pipeline(LaneModel(), aged(0, 100_000), frame(1), max_age_ms=50_000)
+    assert loop.tick(0.0)
+    assert (delivered, loop.too_old_frames, loop.failure) == ([], 1, "")
+    assert loop.tick(0.0)
+    assert [(each.frame_id, each.dropped, each.max_age_ms) for each in delivered] == [
+        (1, 3 + 1, 50_000)
+    ]
+    assert loop.failed_frames == 0
+
+
+def test_a_camera_whose_frames_are_all_too_old_says_so_until_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = [replace(frame(n), capture_mono_ns=0) for n in range(3)]
+    loop, delivered = pipeline(LaneModel(), *old, frame(3), max_age_ms=50_000)
+    loop.tick(0.0)
+    loop.tick(0.0)
+    assert loop.failure == ""
+    now_ns = time.monotonic_ns()
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic_ns", lambda: now_ns + 2_000_000_000)
+        loop.tick(0.0)
+    assert "max_age_ms is 50000" in loop.failure
+    assert "cameras.front.max_age_ms" in loop.failure
+    loop.tick(0.0)
+    assert loop.failure == ""
+    assert [each.frame_id for each in delivered] == [3]
+
+
+def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:
+    loop, delivered = pipeline(LaneModel(), frame(0), max_age_ms=50)
+    loop.tick(0.0)
+    (lane_frame,) = delivered
+    for age_ms, status in ((50, "FRAME_STATUS_OK"), (51, "FRAME_STATUS_STALE")):
+        now_ns = lane_frame.capture_mono_ns + age_ms * 1_000_000
+        message = json.loads(
+            payloads.lane_frame(lane_frame, Identity("d", "0", "b", "c"), 0, now_ns)
+        )
+        assert message["status"] == status
+
+
+def test_the_newest_frame_is_taken_when_the_camera_s_turn_begins() -> None:
+    shares = FairShares()
+    other = shares.share(1)
+    assert shares.take_turn(other, 0.0)
+    camera = OneCamera(frame(0))
+    delivered: list[LaneFrame] = []
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        data_plane(LaneModel()),
+        "lane_detection",
+        [lambda lane_frame, _frame: delivered.append(lane_frame)],
+        shares=shares,
+    )
+    assert loop.tick(0.0)  # its turn does not come
+    camera._frames[:] = [frame(7)]
+    shares.end_turn(other)
+    assert loop.tick(0.0)
+    assert [each.frame_id for each in delivered] == [7]
+    assert shares.take_turn(other, 0.0)  # and the turn is over
+
+
+def test_a_loop_that_ends_takes_no_turn_along() -> None:
+    shares = FairShares()
+    other = shares.share(1)
+    assert shares.take_turn(other, 0.0)
+    loop = LanePipeline(
+        OneCamera(frame(0)),  # type: ignore[arg-type]
+        data_plane(LaneModel()),
+        "lane_detection",
+        [],
+        shares=shares,
+    )
+    loop.tick(0.0)
+    loop.leave()
+    shares.end_turn(other)
+    assert shares.take_turn(other, 0.0)
 
 
 def camera_of(loop: LanePipeline) -> OneCamera:

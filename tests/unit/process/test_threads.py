@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.process.threads import run_parallel, side_by_side, start_thread
+from edge_server.errors import ModelConfigError
+from edge_server.process.threads import (
+    Hangs,
+    run_parallel,
+    run_with_timeout,
+    side_by_side,
+    start_thread,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TIMEOUT_S = 30.0
 
 
 def test_all_run_at_the_same_time_and_are_waited_for() -> None:
@@ -79,3 +93,46 @@ def test_the_others_are_done_before_an_exception_is_raised() -> None:
     with pytest.raises(ValueError, match="as asked"):
         run_parallel("work", 2, work, range(5))
     assert sorted(done) == [0, 2, 3, 4]
+
+
+def test_work_that_gets_on_is_waited_for() -> None:
+    """Each step in its time, all of them together in more than that."""
+    steps = 12
+
+    def work(got_on: Callable[[], None]) -> int:
+        for _ in range(steps):
+            got_on()
+            threading.Event().wait(0.1)
+        return steps
+
+    assert run_with_timeout("work", work, 1.0, late=pytest.fail) == steps
+
+
+def test_what_it_raises_is_raised_and_an_exit_too() -> None:
+    def leave(got_on: Callable[[], None]) -> None:
+        sys.exit("a model that ends the process")
+
+    def fail(got_on: Callable[[], None]) -> None:
+        raise ModelConfigError("bad")
+
+    with pytest.raises(SystemExit, match="ends the process"):
+        run_with_timeout("work", leave, TIMEOUT_S, late=pytest.fail)
+    with pytest.raises(ModelConfigError, match="bad"):
+        run_with_timeout("work", fail, TIMEOUT_S, late=pytest.fail)
+
+
+def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def late() -> None:
+        ended.set()
+        raise ModelConfigError("cannot be closed")
+
+    with pytest.raises(Hangs):
+        run_with_timeout("validate-m", lambda _: goes_on.wait(TIMEOUT_S), 0.01, late=late)
+    goes_on.set()
+    assert ended.wait(TIMEOUT_S)
+    for thread in threading.enumerate():
+        if thread.name == "validate-m":
+            thread.join(TIMEOUT_S)
+    assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text

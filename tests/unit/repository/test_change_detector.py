@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.change_detector import Change, ChangeDetector, SeenFiles
+from edge_server.repository.change_detector import (
+    Change,
+    ChangeDetector,
+    RepositoryScan,
+    SeenFiles,
+)
 from edge_server.repository.manifest import Manifest, ManifestFile
-from edge_server.repository.tree import ModelTree, RepositoryScan, SeenFile
+from edge_server.repository.tree import ModelTree, SeenFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

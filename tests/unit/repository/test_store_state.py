@@ -38,7 +38,7 @@ states = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(deadline=None)
 @given(st.lists(states, min_size=1, max_size=2))
 def test_what_was_written_last_is_read(
     tmp_path_factory: pytest.TempPathFactory, written: list[StoreState]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.repository import tree as tree_module
-from edge_server.repository.tree import SeenFile, look, opened, read_repositories
+from edge_server.repository.change_detector import read_repositories
+from edge_server.repository.tree import SeenFile, look, opened
 
 if TYPE_CHECKING:
     from pathlib import Path

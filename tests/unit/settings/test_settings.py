@@ -77,6 +77,22 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ),
         ("cameras.a.uri = 'x'\ncameras.b = 3", "cameras.b: expected a table; got 3"),
         (
+            "[cameras.a]\nuri = 'x'\nreader = 'ffmpeg'",
+            "cameras.a.reader: expected one of auto, gstreamer, opencv; got 'ffmpeg'",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\ncolor_range = 'wide'",
+            "cameras.a.color_range: expected one of limited, full; got 'wide'",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\npriority = 0",
+            "cameras.a.priority: expected a whole number >= 1",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\nmax_age_ms = 2000",
+            "cameras.a.max_age_ms: expected a whole number <= 1000; got 2000",
+        ),
+        (
             '[device]\nid = "A b"',
             "device.id: expected at most 64 of a-z, 0-9, '_' and '-'; got \"A b\"",
         ),

@@ -35,6 +35,20 @@ def regions(tmp_path: Path) -> SharedMemory:
     return SharedMemory(directory)
 
 
+def test_copies_count_where_the_caller_came_in_and_regions_are_for_all(
+    regions: SharedMemory,
+) -> None:
+    tcp, unix = ByteBudget(), ByteBudget()
+    ours, theirs = regions.counted_by(tcp), regions.counted_by(unix)
+    ours.register("r", "key", 0, 100)
+    copy = theirs.find("r", 0, 100).read()
+    assert (tcp.used_bytes, unix.used_bytes) == (0, 100)
+    del copy
+    assert unix.used_bytes == 0
+    theirs.unregister("")
+    assert ours.regions("") == []
+
+
 def test_a_slice_is_read_at_the_right_place(regions: SharedMemory) -> None:
     regions.register("r", "/key", 10, 50)
     copy = regions.find("r", 5, 3).read()

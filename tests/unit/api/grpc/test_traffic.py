@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.api.grpc.admission import MIB, ByteBudget
 from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
+from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,6 +107,25 @@ def traffic(memory: Memory, waiting: Waiting) -> Traffic:
         resident=memory,
         give_back=memory.give_back,
     )
+
+
+def test_a_response_takes_the_place_of_its_request_and_no_more_than_there_is() -> None:
+    budget = ByteBudget(10 * MIB)
+    budget.take(6 * MIB)
+    budget.take(4 * MIB)
+    budget.take_for_response(6 * MIB, 6 * MIB)
+    budget.give(6 * MIB)
+    with pytest.raises(Unavailable, match=f"of {6 * MIB} bytes are in flight already, and of"):
+        budget.take_for_response(5 * MIB, 4 * MIB)
+    with pytest.raises(Unavailable, match=r"grpc\.max_pending_bytes"):
+        budget.take_for_response(MIB, 0)
+    assert budget.used_bytes == 10 * MIB
+
+
+def test_a_response_that_is_alone_may_be_of_any_size() -> None:
+    budget = ByteBudget(MIB)
+    budget.take_for_response(3 * MIB, 1)
+    assert budget.used_bytes == 3 * MIB
 
 
 def test_a_message_that_does_not_come_in_time_ends_its_call(traffic: Traffic) -> None:

@@ -134,7 +134,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(QUICK, max_examples=60)
+@settings(QUICK)
 @given(requests())
 def test_any_request_gets_a_response_or_a_listed_status(
     servicer: TritonServicer, data: bytes
@@ -143,7 +143,7 @@ def test_any_request_gets_a_response_or_a_listed_status(
         pb.ModelInferResponse.FromString(servicer.ModelInfer(data, Context()))
 
 
-@settings(QUICK, max_examples=25)
+@settings(QUICK)
 @given(st.lists(requests(), max_size=4))
 def test_a_stream_responds_to_each_request_once(
     servicer: TritonServicer, several: list[bytes]

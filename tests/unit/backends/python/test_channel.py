@@ -31,7 +31,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
     there.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(
     # Longer than what a socket holds, now and then.
     st.lists(st.builds(mul, st.text(max_size=20), st.sampled_from([1, 20_000])), max_size=5),

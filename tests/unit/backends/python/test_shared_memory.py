@@ -158,7 +158,7 @@ def test_a_place_outside_the_memory_is_refused(place: tuple[int, int]) -> None:
             reader.view(*place)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 300_000), st.integers(0, 5)),
@@ -200,7 +200,6 @@ def test_every_type_and_shape_comes_out_as_it_went_in(
     assert seen.tobytes() == array.tobytes()
 
 
-@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=50), max_size=10))
 def test_bytes_elements_are_whatever_they_are(elements: list[bytes]) -> None:
     array = np.empty(len(elements), np.object_)

@@ -18,6 +18,7 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from edge_server.gpu.device_array import CudaArray
     from edge_server.gpu.devices import Devices
+    from edge_server.requests import Parameter
 
 FILES = ModelFiles("p", Path("p"), {1: Path("p/1")})
 IMAGE = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] }'
@@ -66,10 +68,12 @@ class Preprocess:
         self.snapshot = Snapshot({("p", 1): self.entry})
 
     def run(
-        self, image: NDArray[np.uint8] | CudaArray, *outputs: str
+        self, image: NDArray[np.uint8] | CudaArray, *outputs: str, **parameters: Parameter
     ) -> dict[str, NDArray[np.generic]]:
         """All answers, on the host."""
-        request = InferRequest("p", {"image": Tensor(image)}, outputs=outputs)
+        request = InferRequest(
+            "p", {"image": Tensor(image)}, outputs=outputs, parameters=parameters
+        )
         answer = self.snapshot.infer(request)
         return {name: tensor.array for name, tensor in answer.outputs.items()}
 
@@ -105,5 +109,5 @@ def by_opencv(
     """(frames, 3, 36, 64), as the CPU path defines it."""
     made = np.empty((len(images), 3, 36, 64), dtype)
     for image, out in zip(images, made, strict=True):
-        scale_frame(image, np.float32(1 / 255), out)
+        scale_frame(Image.of_bgr(image), np.float32(1 / 255), out)
     return made

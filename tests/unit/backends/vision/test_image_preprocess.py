@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.pixels import Image
 from tests.unit.backends.vision.preprocessing import (
     HALVES,
     IMAGE,
@@ -86,7 +87,7 @@ def test_resize_is_the_textbooks_bilinear_within_one_grey_level(
 ) -> None:
     image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     out = np.empty((3, 36, 64), np.float32)
-    scale_frame(image, np.float32(1 / 255), out)
+    scale_frame(Image.of_bgr(image), np.float32(1 / 255), out)
     expected = bilinear(image, 36, 64).transpose(2, 0, 1) / 255
     assert np.abs(out - expected).max() <= 1 / 255 + 1e-6
 

@@ -1,7 +1,4 @@
-"""Pixel formats, crops and lenses, each as OpenCV has it, on both places.
-
-Colours on the GPU are those of whole numbers, whatever the OpenCV that is here makes of them.
-"""
+"""Pixel formats, crops and lenses in whole numbers (tests/integer_colours.py), on both places."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integer_colours import bgr_by_integers
+from integer_colours import bgr_by_integers, random_image
 
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
-from edge_server.gpu.kernels.preprocess import PixelFormat
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
 from tests.unit.backends.vision.preprocessing import (
     GPU,
     HALVES,
@@ -24,12 +22,13 @@ from tests.unit.backends.vision.preprocessing import (
     PLACES,
     SIZE,
     Preprocess,
-    by_opencv,
     config,
     parameter,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from edge_server.gpu.devices import Devices
@@ -37,11 +36,17 @@ if TYPE_CHECKING:
     from ...conftest import SimulatedGpu
 
 FORMATS = pytest.mark.parametrize("pixel_format", [each.value for each in PixelFormat])
+PLANAR = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1] }'
 INPUTS = {
     "bgr": IMAGE,
-    "nv12": 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1] }',
+    "grey": 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 1] }',
     "yuy2": 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 2] }',
+    "nv12": PLANAR,
+    "i420": PLANAR,
 }
+# Other than what a model takes where nothing is said.
+COLOUR = Colour(ColourMatrix.BT709, ColourRange.FULL)
+COLOURED = parameter("color_matrix", "bt709") + parameter("color_range", "full")
 CROP = parameter("crop", "13,7,101,50")
 MATRIX = np.array([[150.0, 0, 83], [0, 140, 41], [0, 0, 1]])
 DISTORTION = np.array([-0.31, 0.12, 0.003, -0.002, -0.02])
@@ -53,27 +58,39 @@ LENS = (
 
 
 def model_text(pixel_format: str, *more: str) -> str:
-    return INPUTS[pixel_format] + parameter("pixel_format", pixel_format) + SIZE + "".join(more)
+    return (
+        INPUTS[pixel_format]
+        + parameter("pixel_format", pixel_format)
+        + COLOURED
+        + SIZE
+        + "".join(more)
+    )
 
 
 NV12, YUY2 = (INPUTS[each] + parameter("pixel_format", each) for each in ("nv12", "yuy2"))
 
 
 def camera_frames(
-    pixel_format: str, count: int = 1, height: int = 90, width: int = 160, *, group: str = GPU
-) -> tuple[NDArray[np.uint8], list[NDArray[np.uint8]]]:
-    """As the camera gives them, and as BGR where `group` is."""
-    dims = {"bgr": (height, width, 3), "nv12": (height * 3 // 2, width), "yuy2": (height, width, 2)}
-    images = np.random.default_rng(count).integers(0, 256, (count, *dims[pixel_format]), np.uint8)
-    codes = {"nv12": cv2.COLOR_YUV2BGR_NV12, "yuy2": cv2.COLOR_YUV2BGR_YUY2}
-    if pixel_format == "bgr":
-        return images, list(images)
-    if group == GPU and pixel_format == "nv12":
-        nv12 = PixelFormat.NV12
-        return images, [bgr_by_integers(nv12, i[:height], i[height:]) for i in images]
-    if group == GPU:
-        return images, [bgr_by_integers(PixelFormat.YUY2, image) for image in images]
-    return images, [cv2.cvtColor(image, codes[pixel_format]) for image in images]
+    pixel_format: str, count: int = 1, height: int = 90, width: int = 160, colour: Colour = COLOUR
+) -> tuple[NDArray[np.uint8], list[Image]]:
+    """As a model for that format alone takes them, and as images."""
+    images = [
+        random_image(PixelFormat(pixel_format), width, height, seed, colour)
+        for seed in range(count)
+    ]
+    frames = np.stack([image.packed() for image in images])
+    return frames.squeeze(-1) if images[0].pixel_format.is_subsampled else frames, images
+
+
+def by_integers(
+    images: Sequence[Image],
+    dtype: type[np.floating] = np.float32,
+    region: CropRegion | None = None,
+    lens: UndistortionMap | None = None,
+) -> NDArray[np.floating]:
+    """(frames, 3, 36, 64)."""
+    bgr = np.stack([bgr_by_integers(image, 64, 36, region, lens) for image in images])
+    return (bgr.transpose(0, 3, 1, 2) * np.float32(1 / 255)).astype(dtype)
 
 
 @PLACES
@@ -82,20 +99,20 @@ def test_any_format_gives_what_its_bgr_gives(
     devices: Devices, group: str, pixel_format: str
 ) -> None:
     # More frames than one launch of the kernel takes.
-    images, bgr = camera_frames(pixel_format, 18, group=group)
+    frames, images = camera_frames(pixel_format, 18)
     text = model_text(pixel_format, HALVES, group)
-    made = Preprocess(config(text, batch=18), devices).run(images)
-    np.testing.assert_array_equal(made["input"], by_opencv(bgr, np.float16))
+    made = Preprocess(config(text, batch=18), devices).run(frames)
+    np.testing.assert_array_equal(made["input"], by_integers(images, np.float16))
     assert made["size"].tolist() == [[90, 160]] * 18
 
 
 @PLACES
 @FORMATS
 def test_formats_without_a_batch_dimension(devices: Devices, group: str, pixel_format: str) -> None:
-    images, bgr = camera_frames(pixel_format, group=group)
+    frames, images = camera_frames(pixel_format)
     text = model_text(pixel_format, NETWORK, group)
-    made = Preprocess(config(text, batch=0), devices).run(images[0])
-    np.testing.assert_array_equal(made["input"], by_opencv(bgr)[0])
+    made = Preprocess(config(text, batch=0), devices).run(frames[0])
+    np.testing.assert_array_equal(made["input"], by_integers(images)[0])
     assert made["size"].tolist() == [90, 160]
 
 
@@ -104,10 +121,11 @@ def test_formats_without_a_batch_dimension(devices: Devices, group: str, pixel_f
 def test_a_crop_is_all_the_network_sees_and_its_size_is_told(
     devices: Devices, group: str, pixel_format: str
 ) -> None:
-    images, bgr = camera_frames(pixel_format, 2, group=group)
+    frames, images = camera_frames(pixel_format, 2)
     text = model_text(pixel_format, NETWORK, CROP, group)
-    made = Preprocess(config(text, batch=2), devices).run(images)
-    np.testing.assert_array_equal(made["input"], by_opencv([b[7:57, 13:114] for b in bgr]))
+    made = Preprocess(config(text, batch=2), devices).run(frames)
+    expected = by_integers(images, region=CropRegion(13, 7, 101, 50))
+    np.testing.assert_array_equal(made["input"], expected)
     assert made["size"].tolist() == [[50, 101]] * 2
 
 
@@ -117,30 +135,30 @@ def test_a_crop_is_all_the_network_sees_and_its_size_is_told(
 def test_a_lens_is_undone_crop_and_resize_in_the_same_interpolation(
     devices: Devices, group: str, pixel_format: str, crop: str
 ) -> None:
-    images, bgr = camera_frames(pixel_format, 2, group=group)
+    frames, images = camera_frames(pixel_format, 2)
     text = model_text(pixel_format, NETWORK, LENS, crop, group)
-    made = Preprocess(config(text, batch=2), devices).run(images)
+    made = Preprocess(config(text, batch=2), devices).run(frames)
     x, y, width, height = (13, 7, 101, 50) if crop else (0, 0, 160, 90)
     # Column i of the network shows the undistorted frame at (i + 0.5) * step - 0.5 + x.
     step_x, step_y = width / 64, height / 36
     to_frame = [[step_x, 0, step_x / 2 - 0.5 + x], [0, step_y, step_y / 2 - 0.5 + y], [0, 0, 1]]
     network = np.linalg.inv(to_frame) @ MATRIX
     maps = cv2.initUndistortRectifyMap(MATRIX, DISTORTION, None, network, (64, 36), cv2.CV_16SC2)
-    seen = [cv2.remap(b, *maps, cv2.INTER_LINEAR) for b in bgr]
-    np.testing.assert_array_equal(made["input"], by_opencv(seen))
+    expected = by_integers(images, lens=UndistortionMap(*maps))
+    np.testing.assert_array_equal(made["input"], expected)
     assert made["size"].tolist() == [[height, width]] * 2
 
 
 @PLACES
 def test_a_lens_without_distortion_changes_nothing(devices: Devices, group: str) -> None:
-    images, bgr = camera_frames("bgr", 1, 36, 64)
+    frames, images = camera_frames("bgr", 1, 36, 64)
     straight = (
         parameter("camera_matrix", "70,70,32,18")
         + parameter("distortion", "0,0,0,0")
         + parameter("calibrated_size", "64x36")
     )
-    made = Preprocess(config(model_text("bgr", NETWORK, straight, group)), devices).run(images)
-    np.testing.assert_array_equal(made["input"], by_opencv(bgr))
+    made = Preprocess(config(model_text("bgr", NETWORK, straight, group)), devices).run(frames)
+    np.testing.assert_array_equal(made["input"], by_integers(images))
 
 
 @PLACES
@@ -177,7 +195,15 @@ def test_a_frame_that_does_not_fit_is_the_callers_fault(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (parameter("pixel_format", "rgb"), "'pixel_format' is 'rgb'; it is one of bgr, nv12, yuy2"),
+        (
+            parameter("pixel_format", "rgb"),
+            "'pixel_format' is 'rgb'; it is one of bgr, grey, yuy2, nv12, i420, any",
+        ),
+        (
+            parameter("color_matrix", "bt2020"),
+            "'color_matrix' is 'bt2020'; it is one of bt601, bt709",
+        ),
+        (parameter("color_range", "tv"), "'color_range' is 'tv'; it is one of limited, full"),
         (parameter("crop", "1,2,3"), "'crop' is '1,2,3'; it is x,y,width,height in px"),
         (parameter("crop", "0,0,0,9"), "'crop' is '0,0,0,9'"),
         (parameter("crop", "-1,0,9,9"), "'crop' is '-1,0,9,9'"),

@@ -12,6 +12,7 @@ import pytest
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
+from edge_server.repository.change_detector import read_repositories
 from edge_server.repository.content import copy_model
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
@@ -19,7 +20,7 @@ from edge_server.repository.manifest import Manifest
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.incoming import roll_back
 from edge_server.repository.transfer.inventory import take_inventory
-from edge_server.repository.tree import look, read_repositories
+from edge_server.repository.tree import look
 from tests.unit.repository.transfer.conftest import Archived, push
 
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
 from edge_server.gpu.kernels.preprocess import (
-    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
-    PixelFormat,
     PreprocessArgs,
 )
+from edge_server.pixels import CropRegion, PixelFormat
 
 HD = FrameLayout.packed(PixelFormat.NV12, 1920, 1080)
 
@@ -47,9 +46,7 @@ def test_with_a_map_the_kernel_is_another() -> None:
 )
 def test_every_scale_has_a_tile(pixel_format: PixelFormat, width: int, out_width: int) -> None:
     frame = FrameLayout.packed(pixel_format, width, 2)
-    launch = FramePreprocess(frame, out_width, 2, scale=1).launch(
-        [FrameAddress(16, 32 if pixel_format is PixelFormat.NV12 else 0)], 64
-    )
+    launch = FramePreprocess(frame, out_width, 2, scale=1).launch([frame.address(16)], 64)
     args = PreprocessArgs.from_buffer_copy(launch.args)
     assert launch.grid[0] * args.tile_width >= out_width > (launch.grid[0] - 1) * args.tile_width
     assert launch.grid[1] * launch.block[1] >= 2
@@ -96,7 +93,14 @@ def test_what_has_no_meaning_is_refused(make: object, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "frames", [[], [FrameAddress(16, 32)] * 17, [FrameAddress(16)], [FrameAddress(0, 16)]]
+    "frames",
+    [
+        [],
+        [FrameAddress(16, 32)] * 17,
+        [FrameAddress(16)],
+        [FrameAddress(0, 16)],
+        [FrameAddress(16, 32, 48)],
+    ],
 )
 def test_addresses_must_fit_the_format(frames: list[FrameAddress]) -> None:
     with pytest.raises(ValueError, match="frame"):

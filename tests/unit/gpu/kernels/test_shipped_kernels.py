@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+import edge_server.gpu.kernels
 from edge_server.errors import Unavailable
 from edge_server.gpu.kernels import image_name, kernel_image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FATBIN_MAGIC = bytes.fromhex("50ed55ba")
 NAMES = {
     f"{pixel_format}_to_nchw{undistorted}"
-    for pixel_format in ("bgr", "nv12", "yuy2")
+    for pixel_format in ("bgr", "grey", "yuy2", "nv12", "i420")
     for undistorted in ("", "_undistorted")
 }
+
+
+@pytest.fixture
+def kernels() -> Path:
+    """Where the sources and the images lie."""
+    return Path(edge_server.gpu.kernels.__file__).parent
 
 
 def test_images_are_made_of_these_sources(kernels: Path) -> None:

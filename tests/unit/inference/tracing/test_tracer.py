@@ -54,7 +54,10 @@ def test_all_that_was_taken_is_written_by_the_end(
     assert not run(tracer, "m")
 
 
-def test_beyond_what_may_wait_requests_are_dropped_and_counted(path: Path) -> None:
+def test_beyond_what_may_wait_requests_are_dropped_and_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "MOST_WAITING", 100)
     writer = TraceWriter(TraceFile(str(path)))
     tracer = Tracer(ON, writer)
     for number in range(trace_file.MOST_WAITING + 7):

@@ -13,7 +13,7 @@ from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build, Hangs, run_with_timeout
+from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.repository.scan import files_in
 from edge_server.tensors import Tensor
@@ -100,46 +100,3 @@ def test_a_validation_that_does_not_hang_is_what_it_was(
     assert not backend.closed.is_set()
     built.close()
     assert backend.closed.is_set()
-
-
-def test_work_that_gets_on_is_waited_for() -> None:
-    """Each step in its time, all of them together in more than that."""
-    steps = 12
-
-    def work(got_on: Callable[[], None]) -> int:
-        for _ in range(steps):
-            got_on()
-            threading.Event().wait(0.1)
-        return steps
-
-    assert run_with_timeout("work", work, 1.0, late=pytest.fail) == steps
-
-
-def test_what_it_raises_is_raised_and_an_exit_too() -> None:
-    def leave(got_on: Callable[[], None]) -> None:
-        sys.exit("a model that ends the process")
-
-    def fail(got_on: Callable[[], None]) -> None:
-        raise ModelConfigError("bad")
-
-    with pytest.raises(SystemExit, match="ends the process"):
-        run_with_timeout("work", leave, TIMEOUT_S, late=pytest.fail)
-    with pytest.raises(ModelConfigError, match="bad"):
-        run_with_timeout("work", fail, TIMEOUT_S, late=pytest.fail)
-
-
-def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    goes_on, ended = threading.Event(), threading.Event()
-
-    def late() -> None:
-        ended.set()
-        raise ModelConfigError("cannot be closed")
-
-    with pytest.raises(Hangs):
-        run_with_timeout("validate-m", lambda _: goes_on.wait(TIMEOUT_S), 0.01, late=late)
-    goes_on.set()
-    assert ended.wait(TIMEOUT_S)
-    for thread in threading.enumerate():
-        if thread.name == "validate-m":
-            thread.join(TIMEOUT_S)
-    assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text

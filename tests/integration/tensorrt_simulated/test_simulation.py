@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorrt_api import real_bindings
 
-from ....conftest import SIMULATED_GPU
+from ...conftest import SIMULATED_GPU
 
 if TYPE_CHECKING:
     from .conftest import Workshop

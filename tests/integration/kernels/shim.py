@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from integer_colours import bgr_by_integers
+from integer_colours import COLOURS, bgr_by_integers, random_image
 
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.gpu.kernels.preprocess import (
-    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
     Launch,
-    PixelFormat,
 )
+from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,37 +65,19 @@ class Plane:
 class CameraFrame:
     """A frame as a camera gives it; the same bytes for the kernel and for who checks it."""
 
-    def __init__(
-        self,
-        pixel_format: PixelFormat,
-        pixels: np.ndarray,
-        chroma: np.ndarray | None = None,
-        *,
-        gap_bytes: int = 0,
-        at_end: bool = True,
-    ) -> None:
-        self._format = pixel_format
-        self._shape = pixels.shape
-        self._pixels = Plane(pixels.reshape(len(pixels), -1), gap_bytes, at_end=at_end)
-        self._chroma = None if chroma is None else Plane(chroma, gap_bytes, at_end=at_end)
-        chroma_stride = self._chroma.stride_bytes if self._chroma else 0
-        height, width = pixels.shape[:2]
-        self.layout = FrameLayout(
-            pixel_format, width, height, self._pixels.stride_bytes, chroma_stride
+    def __init__(self, image: Image, *, gap_bytes: int = 0, at_end: bool = True) -> None:
+        self._planes = [
+            Plane(plane.reshape(len(plane), -1), gap_bytes, at_end=at_end) for plane in image.planes
+        ]
+        views = (
+            plane.view.reshape(given.shape)
+            for plane, given in zip(self._planes, image.planes, strict=True)
         )
-        self.address = FrameAddress(
-            self._pixels.address, self._chroma.address if self._chroma else 0
-        )
-
-    def bgr(self) -> np.ndarray:
-        pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
-        chroma = None if self._chroma is None else self._chroma.view
-        return bgr_by_integers(self._format, pixels, chroma)
-
-    def bgr_by_opencv(self) -> np.ndarray:
-        """As the backend has it on the CPU, by the OpenCV that is here."""
-        pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
-        return bgr_of(self._format, pixels, None if self._chroma is None else self._chroma.view)
+        # Read where the kernel reads.
+        self.image = Image(image.pixel_format, tuple(views), image.colour)
+        strides = [plane.stride_bytes for plane in self._planes]
+        self.layout = FrameLayout(image.pixel_format, image.width, image.height, *strides[:2])
+        self.address = FrameAddress(*(plane.address for plane in self._planes))
 
     @classmethod
     def random(
@@ -106,16 +87,12 @@ class CameraFrame:
         height: int,
         seed: int = 0,
         *,
+        colour: Colour = COLOURS[0],
         gap_bytes: int = 0,
         at_end: bool = True,
     ) -> CameraFrame:
-        random = np.random.default_rng(seed)
-        channels = {PixelFormat.BGR: (3,), PixelFormat.NV12: (), PixelFormat.YUY2: (2,)}
-        pixels = random.integers(0, 256, (height, width, *channels[pixel_format]), np.uint8)
-        chroma = None
-        if pixel_format is PixelFormat.NV12:
-            chroma = random.integers(0, 256, (height // 2, width), np.uint8)
-        return cls(pixel_format, pixels, chroma, gap_bytes=gap_bytes, at_end=at_end)
+        image = random_image(pixel_format, width, height, seed, colour)
+        return cls(image, gap_bytes=gap_bytes, at_end=at_end)
 
 
 @dataclass(frozen=True)
@@ -136,14 +113,18 @@ class DesiredModel:
         return np.float16 if self.half else np.float32
 
 
-def by_opencv(frame: CameraFrame, wish: DesiredModel) -> np.ndarray:
-    """(3, H, W) as the CPU path defines it: colours in whole numbers, then OpenCV."""
-    image = frame.bgr()
-    if wish.region:
-        r = wish.region
-        image = image[r.y : r.y + r.height, r.x : r.x + r.width]
+def by_integers(frame: CameraFrame, wish: DesiredModel) -> np.ndarray:
+    """(3, H, W) in whole numbers, times `scale`."""
+    size = (wish.width, wish.height)
+    bgr = bgr_by_integers(frame.image, *size, wish.region, wish.undistortion)
+    scaled = bgr.transpose(2, 0, 1) * np.float32(wish.scale)
+    return scaled.astype(wish.dtype)
+
+
+def by_cpu(frame: CameraFrame, wish: DesiredModel) -> np.ndarray:
+    """(3, H, W) as the backend makes it on the CPU, by the OpenCV that is here."""
     out = np.empty((3, wish.height, wish.width), wish.dtype)
-    scale_frame(image, np.float32(wish.scale), out, wish.undistortion)
+    scale_frame(frame.image, np.float32(wish.scale), out, wish.undistortion, wish.region)
     return out
 
 
@@ -181,6 +162,7 @@ class Shim:
             wish.height,
             scale=wish.scale,
             half=wish.half,
+            colour=frames[0].image.colour,
             region=wish.region,
             undistortion=undistortion,
         )

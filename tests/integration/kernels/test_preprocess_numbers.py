@@ -1,12 +1,7 @@
-"""The kernels give the CPU's numbers, bit for bit (the rule asks for 1/255).
-
-Colours are those of whole numbers (tests/integer_colours.py), not of the OpenCV that is here;
-sizes and lenses are OpenCV's.
-"""
+"""Kernels and CPU give the numbers of tests/integer_colours.py, bit for bit."""
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING
 
 import cv2
@@ -14,40 +9,44 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
-from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
+from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
+from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_cpu, by_integers
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
-    from tests.unit.gpu.kernels.shim import Shim
+    from tests.integration.kernels.shim import Shim
 
 FORMATS = st.sampled_from(PixelFormat)
 
 
 def check(shim: Shim, frame: CameraFrame, wish: DesiredModel) -> None:
-    np.testing.assert_array_equal(shim.run([frame], wish)[0], by_opencv(frame, wish))
+    expected = by_integers(frame, wish)
+    np.testing.assert_array_equal(shim.run([frame], wish)[0], expected)
+    np.testing.assert_array_equal(by_cpu(frame, wish), expected)
 
 
 @st.composite
 def frames(draw: DrawFn, longest_px: int = 90) -> CameraFrame:
-    """Any size that the format allows, any stride, any alignment."""
+    """Any size that the format allows, any colours, any stride, any alignment."""
     pixel_format = draw(FORMATS)
     width = draw(st.integers(1, longest_px))
     height = draw(st.integers(1, longest_px))
-    if pixel_format is not PixelFormat.BGR:
+    if pixel_format.has_chroma:
         width += width % 2
-    if pixel_format is PixelFormat.NV12:
+    if pixel_format.is_subsampled:
         height += height % 2
     return CameraFrame.random(
         pixel_format,
         width,
         height,
         draw(st.integers(0, 2**31)),
+        colour=draw(st.sampled_from(COLOURS)),
         gap_bytes=draw(st.integers(0, 40)),
         at_end=draw(st.booleans()),
     )
@@ -72,7 +71,7 @@ def network_sides(draw: DrawFn, source: int) -> int:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_frame_is_resized_as_opencv_does(shim: Shim, data: st.DataObject) -> None:
+def test_any_frame_is_resized(shim: Shim, data: st.DataObject) -> None:
     frame = data.draw(frames())
     region = data.draw(regions(frame))
     source = region or CropRegion(0, 0, frame.layout.width, frame.layout.height)
@@ -92,7 +91,7 @@ def test_any_frame_is_resized_as_opencv_does(shim: Shim, data: st.DataObject) ->
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_any_frame_is_undistorted_as_opencv_does(shim: Shim, data: st.DataObject) -> None:
+def test_any_frame_is_undistorted(shim: Shim, data: st.DataObject) -> None:
     frame = data.draw(frames())
     width, height = data.draw(st.integers(1, 150)), data.draw(st.integers(1, 40))
     random = np.random.default_rng(data.draw(st.integers(0, 2**31)))
@@ -105,39 +104,26 @@ def test_any_frame_is_undistorted_as_opencv_does(shim: Shim, data: st.DataObject
     check(shim, frame, DesiredModel(width, height, half=half, undistortion=lens))
 
 
-def every_colour(pixel_format: PixelFormat) -> CameraFrame:
+@pytest.mark.parametrize("colour", COLOURS, ids=str)
+def test_every_colour_is_that_of_whole_numbers(shim: Shim, colour: Colour) -> None:
     """Each U beside each V, under luma of all sixteenths and both ends."""
     lumas = np.array([*range(0, 256, 16), 15, 17, 235, 254, 255, 1], np.uint8)
     u, v = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
-    pairs = np.tile(np.stack([u, v], axis=-1), (len(lumas), 1, 1))
-    rows = np.repeat(lumas, 256)
-    if pixel_format is PixelFormat.YUY2:
-        luma = np.repeat(rows[:, None], 512, axis=1)
-        return CameraFrame(pixel_format, np.stack([luma, pairs.reshape(len(rows), 512)], axis=-1))
-    luma = np.repeat(np.repeat(rows, 2)[:, None], 512, axis=1)
-    return CameraFrame(pixel_format, luma, pairs.reshape(len(rows), 512))
+    u, v = np.tile(u, (len(lumas), 1)), np.tile(v, (len(lumas), 1))
+    y = np.repeat(lumas, 256)[:, None].repeat(256, axis=1)
+    # At the size of the chroma nothing is interpolated: neighbours have the same luma.
+    luma = y.repeat(2, axis=0).repeat(2, axis=1)
+    frame = CameraFrame(image_of_planes(PixelFormat.NV12, luma, u, v, colour))
+    wish = DesiredModel(256, len(y), scale=1.0)
+    expected = bgr_of_yuv(y, u, v, colour).transpose(2, 0, 1)
+    np.testing.assert_array_equal(shim.run([frame], wish)[0], expected)
+    np.testing.assert_array_equal(by_cpu(frame, wish), expected)
 
 
-@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.YUY2])
-def test_every_colour_is_that_of_whole_numbers(shim: Shim, pixel_format: PixelFormat) -> None:
-    frame = every_colour(pixel_format)
-    width, height = frame.layout.width, frame.layout.height
-    # As large as it is, nothing is interpolated.
-    made = shim.run([frame], DesiredModel(width, height, scale=1.0))[0]
-    np.testing.assert_array_equal(made, frame.bgr().transpose(2, 0, 1))
-
-
-def opencv_has_its_own_colours() -> bool:
-    """Not so on ARM before 4.9: Carotene's are others, for NV12."""
-    version = tuple(int(part) for part in cv2.__version__.split(".")[:2])
-    return platform.machine() != "aarch64" or version >= (4, 9)
-
-
-@pytest.mark.skipif(not opencv_has_its_own_colours(), reason="this OpenCV's colours are Carotene's")
-@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.YUY2])
-def test_opencv_gives_whole_numbers_too(pixel_format: PixelFormat) -> None:
-    frame = every_colour(pixel_format)
-    np.testing.assert_array_equal(frame.bgr_by_opencv(), frame.bgr())
+@pytest.mark.parametrize("colour", COLOURS, ids=str)
+def test_every_grey_is_that_of_whole_numbers(shim: Shim, colour: Colour) -> None:
+    luma = np.arange(256, dtype=np.uint8).reshape(8, 32, 1)
+    check(shim, CameraFrame(Image(PixelFormat.GREY, (luma,), colour)), DesiredModel(32, 8, 1.0))
 
 
 SIZES = {
@@ -154,7 +140,7 @@ SIZES = {
 
 @pytest.mark.parametrize("pixel_format", PixelFormat)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_cameras_sizes_are_resized_as_opencv_does(
+def test_cameras_sizes_are_resized(
     shim: Shim, sizes: tuple[int, int, int, int], pixel_format: PixelFormat
 ) -> None:
     width, height, out_width, out_height = sizes
@@ -165,30 +151,19 @@ def test_cameras_sizes_are_resized_as_opencv_does(
 def road(pixel_format: PixelFormat) -> CameraFrame:
     """A rendered road as a camera of that format gives it."""
     image, _ = render(RoadScene.for_camera(3), 120.0, 1280, 720)
-    if pixel_format is PixelFormat.BGR:
-        return CameraFrame(pixel_format, image)
-    i420 = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
-    luma = i420[:720]
-    u, v = i420[720:900].reshape(360, 640), i420[900:].reshape(360, 640)
-    chroma = np.stack([u, v], axis=-1)
-    if pixel_format is PixelFormat.NV12:
-        return CameraFrame(pixel_format, luma, chroma.reshape(360, 1280))
-    pairs = np.repeat(chroma, 2, axis=0).reshape(720, 1280)
-    return CameraFrame(pixel_format, np.stack([luma, pairs], axis=-1))
+    return CameraFrame(camera_image(pixel_format, image, COLOURS[-1]))
 
 
 @pytest.mark.parametrize("pixel_format", PixelFormat)
 @pytest.mark.parametrize("region", [None, CropRegion(37, 251, 1201, 433)], ids=["whole", "crop"])
-def test_a_road_is_prepared_as_opencv_does(
+def test_a_road_is_prepared(
     shim: Shim, pixel_format: PixelFormat, region: CropRegion | None
 ) -> None:
     check(shim, road(pixel_format), DesiredModel(320, 180, half=True, region=region))
 
 
 @pytest.mark.parametrize("pixel_format", PixelFormat)
-def test_a_road_behind_a_lens_is_undistorted_as_opencv_does(
-    shim: Shim, pixel_format: PixelFormat
-) -> None:
+def test_a_road_behind_a_lens_is_undistorted(shim: Shim, pixel_format: PixelFormat) -> None:
     camera = np.array([[900.0, 0, 640], [0, 900, 360], [0, 0, 1]])
     distortion = np.array([-0.32, 0.11, 0.001, -0.002, -0.02])
     lens = UndistortionMap.of_camera(camera, distortion, CropRegion(0, 100, 1280, 620), 320, 155)
@@ -196,7 +171,7 @@ def test_a_road_behind_a_lens_is_undistorted_as_opencv_does(
 
 
 def test_a_map_without_distortion_is_a_crop_and_resize() -> None:
-    image = road(PixelFormat.BGR).bgr()
+    image = road(PixelFormat.BGR).image.planes[0]
     camera = np.array([[900.0, 0, 640], [0, 900, 360], [0, 0, 1]])
     lens = UndistortionMap.of_camera(camera, np.zeros(5), CropRegion(40, 120, 960, 540), 320, 180)
     mapped = cv2.remap(image, lens.positions, lens.fractions, cv2.INTER_LINEAR)
@@ -208,18 +183,19 @@ def test_a_map_without_distortion_is_a_crop_and_resize() -> None:
 def test_the_frames_of_a_batch_may_lie_anywhere(shim: Shim, pixel_format: PixelFormat) -> None:
     batch = [CameraFrame.random(pixel_format, 62, 38, seed) for seed in range(16)]
     wish = DesiredModel(21, 30)
-    expected = np.stack([by_opencv(frame, wish) for frame in batch])
+    expected = np.stack([by_integers(frame, wish) for frame in batch])
     np.testing.assert_array_equal(shim.run(batch, wish), expected)
 
 
 @pytest.mark.parametrize(
     ("sizes", "share"),
     [
-        # Exact thirds: a third of the rows has weight, and two thirds of the chroma's rows.
-        ((960, 540, 320, 180), 0.47),
+        # Exact thirds: a third of the luma's rows has weight, and each of the chroma's.
+        ((960, 540, 320, 180), 0.56),
         ((640, 360, 320, 180), 1.06),
         ((640, 360, 426, 240), 1.25),
-        ((320, 180, 320, 180), 1.15),
+        # Chroma is enlarged: eight rows of output need four of its rows and one on either side.
+        ((320, 180, 320, 180), 1.34),
     ],
 )
 def test_a_frame_is_read_about_once(

@@ -1,0 +1,282 @@
+"""How cameras share one model: frames per camera, ages, drops, processor time.
+
+    python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
+
+Each row runs so many cameras, each with images of another size, through the camera loop and an
+ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
+deliver 30 frames a second ("even"), or 15 to 60 ("mixed"). A camera's share is the number of its
+frames that got lanes; max/min is over cameras that offer more frames than an even share. `age` is
+from capture until the listeners get the lanes; `CPU` is the process's time for one camera, in
+percent of one processor.
+
+With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
+decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
+rates are even, one encoder serves all cameras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+from appliance import readers, shown_ns, stamped_cameras
+from google.protobuf import text_format
+from live_cameras.rtsp import what_is_missing
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.cameras.camera import Camera
+from edge_server.cameras.frame import Frame, Pace
+from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.model_config.config import ModelConfig
+from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pixels import Image
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Tensors
+    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.lanes.types import LaneFrame
+
+RATES_FPS = {"even": (30.0,) * 8, "mixed": (60.0, 30.0, 15.0, 50.0, 20.0, 45.0, 25.0, 55.0)}
+WARM_UP_S = 1.0
+RTSP_WARM_UP_S = 5.0
+ONE_LANE = np.full((1, 1, 72, 2), 100, np.float32)
+
+
+class StillCamera:
+    """A FrameSource that delivers one image at a steady rate, at no cost."""
+
+    def __init__(self, uri: SourceUri, _options: SourceOptions) -> None:
+        self._pace = Pace(uri.fps() or 30.0)
+        width = uri.whole("width", 128, 16, 4096)
+        self._image = Image.of_bgr(np.zeros((72, width, 3), np.uint8))
+
+    def read(self) -> Frame:
+        self._pace.wait()
+        return Frame.arrived(0, self._image)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+KINDS = {"still": SourceKind(StillCamera, live=True)}
+
+
+@dataclass
+class Row:
+    """What one run gave, camera by camera."""
+
+    fps: tuple[float, ...]
+    stamped: bool = False
+    ages_ms: dict[str, list[float]] = field(default_factory=dict)
+    captured: int = 0
+    dropped: int = 0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    client_requests: int = 0
+
+    def note(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if frame is None or lane_frame.failure:
+            return
+        now_ns = time.monotonic_ns()
+        at_ns = shown_ns(frame) if self.stamped else frame.capture_mono_ns
+        if at_ns is not None:
+            self.ages_ms[lane_frame.camera].append((now_ns - at_ns) / 1e6)
+
+    def line(self) -> str:
+        ages = np.concatenate([np.array(each) for each in self.ages_ms.values()])
+        shares = [len(each) / self.wall_s for each in self.ages_ms.values()]
+        even = sum(shares) / len(shares)
+        # A camera that offers less than an even share gets all that it offers.
+        wants_more = [s for s, fps in zip(shares, self.fps, strict=True) if fps > 1.1 * even]
+        ratio = max(wants_more) / max(1e-9, min(wants_more)) if wants_more else 1.0
+        p50, p99 = np.percentile(ages, (50, 99)) if len(ages) else (np.nan, np.nan)
+        dropped = 100 * self.dropped / self.captured
+        cpu = 100 * self.cpu_s / self.wall_s / len(shares)
+        return (
+            f"{len(shares):7} {sum(shares):9.1f} {min(shares):6.1f} {max(shares):6.1f} {ratio:8.2f}"
+            f" {p50:8.1f} {p99:8.1f} {dropped:6.1f} % {cpu:6.1f} %"
+            f" {self.client_requests / self.wall_s:9.1f}"
+        )
+
+
+# A lane model of three steps, as the shipped one; a quick step takes 1 ms.
+IMAGE = "data_type: TYPE_UINT8 dims: [-1, -1, -1]"
+POINTS = "data_type: TYPE_FP32 dims: [-1, 72, 2]"
+CONFIGS = {
+    "scale": f'input {{ name: "image" {IMAGE} }} '
+    'output { name: "x" data_type: TYPE_FP32 dims: 4 }',
+    "network": 'input { name: "x" data_type: TYPE_FP32 dims: 4 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 4 }',
+    "decode": 'input { name: "y" data_type: TYPE_FP32 dims: 4 } '
+    f'output {{ name: "lane_points" {POINTS} }} '
+    'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 }',
+}
+ENSEMBLE = f"""
+name: "lane_detection" platform: "ensemble" max_batch_size: 1
+input {{ name: "image" {IMAGE} }}
+output {{ name: "lane_points" {POINTS} }}
+output {{ name: "lane_scores" data_type: TYPE_FP32 dims: -1 }}
+ensemble_scheduling {{
+  step {{ model_name: "scale" model_version: -1
+    input_map {{ key: "image" value: "image" }} output_map {{ key: "x" value: "x" }} }}
+  step {{ model_name: "network" model_version: -1
+    input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}
+  step {{ model_name: "decode" model_version: -1
+    input_map {{ key: "y" value: "y" }}
+    output_map {{ key: "lane_points" value: "lane_points" }}
+    output_map {{ key: "lane_scores" value: "lane_scores" }} }}
+}}
+"""
+QUICK_S = 0.001
+
+
+def lane_model(run_s: float, batch_rows: int) -> DataPlane:
+    """Return a data plane with a lane model, whose network takes `run_s` for any number of rows."""
+
+    def scale(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+        time.sleep(QUICK_S)
+        return {"x": Tensor(np.zeros((len(inputs["image"].array), 4), np.float32))}
+
+    def network(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+        time.sleep(run_s)
+        return {"y": inputs["x"]}
+
+    def decode(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+        time.sleep(QUICK_S)
+        rows = len(inputs["y"].array)
+        return {
+            "lane_points": Tensor(np.repeat(ONE_LANE, rows, 0)),
+            "lane_scores": Tensor(np.ones((rows, 1), np.float32)),
+        }
+
+    scheduling, registry = Scheduling(), ModelRegistry()
+    for run in (scale, network, decode):
+        name = run.__name__
+        batching = f"max_batch_size: {batch_rows if run is network else 1} "
+        if run is network and batch_rows > 1:
+            batching += "dynamic_batching { } "
+        text = f'name: "{name}" backend: "identity" instance_group {{ count: 1 }} {batching}'
+        config = _config(text + CONFIGS[name])
+        _load(registry, scheduling.model(config, 1, TensorModel(run)))
+    _load(registry, scheduling.ensemble(_config(ENSEMBLE), 1))
+    return DataPlane(registry)
+
+
+def _config(text: str) -> ModelConfig:
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def _load(registry: ModelRegistry, loaded: LoadedModel) -> None:
+    entry = ModelEntry(loaded.name, 1, ModelState.READY, loaded=loaded)
+    registry.replace(loaded.name, [entry])
+
+
+def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespace) -> Row:
+    """Run cameras with these sources at the rates `fps` side by side."""
+    data_plane = lane_model(arguments.run_ms / 1e3, arguments.batch)
+    row = Row(fps, bool(arguments.rtsp), {f"camera{n}": [] for n in range(len(fps))})
+    options = SourceOptions(reader=arguments.reader) if arguments.rtsp else NO_OPTIONS
+    shares = FairShares()
+    pipelines = [
+        LanePipeline(
+            Camera(name, uri, kinds=None if arguments.rtsp else KINDS, options=options),
+            data_plane,
+            "lane_detection",
+            [row.note],
+            shares=shares,
+        )
+        for name, uri in zip(row.ages_ms, uris, strict=True)
+    ]
+    stop = threading.Event()
+    clients = [
+        threading.Thread(target=partial(_request, data_plane, row, stop))
+        for _ in range(arguments.clients)
+    ]
+    for pipeline in pipelines:
+        pipeline.camera.start()
+        pipeline.worker.start()
+    for client in clients:
+        client.start()
+    time.sleep(RTSP_WARM_UP_S if arguments.rtsp else WARM_UP_S)
+    for ages in row.ages_ms.values():
+        ages.clear()
+    before = [(p.camera.captured, p.camera.dropped + p.too_old_frames) for p in pipelines]
+    row.client_requests = 0
+    cpu_s, began = time.process_time(), time.monotonic()
+    time.sleep(arguments.seconds)
+    row.cpu_s, row.wall_s = time.process_time() - cpu_s, time.monotonic() - began
+    row.captured = sum(p.camera.captured - b[0] for p, b in zip(pipelines, before, strict=True))
+    row.dropped = sum(
+        p.camera.dropped + p.too_old_frames - b[1] for p, b in zip(pipelines, before, strict=True)
+    )
+    stop.set()
+    for pipeline in pipelines:
+        pipeline.worker.ask_to_stop()
+        pipeline.camera.worker.ask_to_stop()
+    for pipeline in pipelines:
+        pipeline.worker.stop()
+        pipeline.camera.stop()
+    for client in clients:
+        client.join()
+    return row
+
+
+def _request(data_plane: DataPlane, row: Row, stop: threading.Event) -> None:
+    """Send one request after the other, as a client does."""
+    image = Tensor(np.zeros((1, 72, 128, 3), np.uint8))
+    while not stop.is_set():
+        data_plane.infer(InferRequest("lane_detection", {"image": image}))
+        row.client_requests += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run-ms", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--batch", type=int, default=1, help="rows; above 1: dynamic batching")
+    parser.add_argument("--clients", type=int, default=0, help="that send requests beside them")
+    parser.add_argument("--cameras", default="1,2,4,8")
+    parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
+    parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
+    arguments = parser.parse_args()
+    if arguments.rtsp and (missing := what_is_missing()):
+        sys.exit(missing)
+    print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
+    print(f"; RTSP {arguments.rtsp}, {arguments.reader}" if arguments.rtsp else "")
+    print(
+        f"{'rates':7} {'cameras':7} {'frames/s':9} {'min':6} {'max':6} {'max/min':8} {'age p50':8} "
+        f"{'p99 ms':8} {'dropped':8} {'CPU':8} {'clients/s':9}"
+    )
+    for name, fps in RATES_FPS.items():
+        for cameras in map(int, arguments.cameras.split(",")):
+            rates = fps[:cameras]
+            if arguments.rtsp:
+                rates = tuple(each / 3 for each in rates)
+                width, height = map(int, arguments.rtsp.split("x"))
+                sources = stamped_cameras(rates, (width, height))
+            else:
+                stills = zip(rates, count(128, 16), strict=False)
+                sources = nullcontext([f"still://it?fps={f:g}&width={w}" for f, w in stills])
+            with sources as uris:
+                row = run_row(rates, uris, arguments)
+            print(f"{name:7} {row.line()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""GStreamer as the reader of live cameras.
+
+`open_gstreamer` opens one, `gstreamer_missing` says why that cannot work here. The files beside
+this one: `gstreamer_pipelines` (the table), `gstreamer_modes` (what a video device offers),
+`gstreamer_player` and `gstreamer_frames` (which touch GStreamer), `gstreamer_source` (deadlines),
+`gstreamer_timestamps`, and `gstreamer_faults` (words).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from edge_server.cameras.gstreamer_faults import CameraPlace
+from edge_server.cameras.gstreamer_frames import load_gstreamer
+from edge_server.cameras.gstreamer_modes import best_mode, parse_modes
+from edge_server.cameras.gstreamer_pipelines import (
+    CameraPipeline,
+    PictureOptions,
+    csi_pipeline,
+    flip_of,
+    http_pipeline,
+    missing_elements,
+    own_pipeline,
+    rtsp_pipeline,
+    v4l2_pipeline,
+)
+from edge_server.cameras.gstreamer_player import GstreamerPlayer, offered_caps, registry_has
+from edge_server.cameras.gstreamer_source import GstreamerSource
+from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.masking import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
+
+log = logging.getLogger(__name__)
+
+BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
+SCHEMES = ("csi", "v4l2", "rtsp", "rtsps", "http", "https", "gst")
+_PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
+_CLOCKS = {"csi": "sensor", "v4l2": "sensor", "rtsp": "rtp", "rtsps": "rtp"}
+# `format` of a v4l2 URI.
+_FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
+
+
+def gstreamer_missing(scheme: str = "") -> str:
+    """Return why GStreamer cannot read here, with the packages to install; "" if it can.
+
+    The packages have the same names on Debian 12 and on JetPack 6 and 7.
+
+    Args:
+        scheme: also require the elements for cameras of this kind.
+    """
+    try:
+        load_gstreamer()
+    except ModuleNotFoundError as error:
+        if error.name != "gi":
+            raise
+        version = "{}.{}".format(*sys.version_info)
+        return (
+            f"PyGObject is not there for Python {version}; apt install {BINDINGS}, and make the "
+            "virtual environment with the system's own Python and --system-site-packages"
+        )
+    except ImportError as error:
+        return (
+            f"PyGObject cannot be imported: {error}; it belongs to the system's own Python: make "
+            "the virtual environment with that one and --system-site-packages"
+        )
+    except ValueError as error:
+        return f"GStreamer's bindings are incomplete: {error}; apt install {BINDINGS}"
+    if not registry_has("appsink"):
+        return "GStreamer has no appsink; apt install gstreamer1.0-plugins-base"
+    return missing_elements(scheme, registry_has) if scheme else ""
+
+
+def report() -> dict[str, Any]:
+    """Return what `edge-server doctor` reports: GStreamer's version, or why there is none, and what
+    each kind of camera lacks."""
+    missing = gstreamer_missing()
+    if missing:
+        return {"missing": True, "reason": missing}
+    return {
+        "version": load_gstreamer().gst.version_string(),
+        "lacking": {
+            scheme: lacking
+            for scheme in ("csi", "v4l2", "rtsp", "http")
+            if (lacking := gstreamer_missing(scheme))
+        },
+    }
+
+
+def open_gstreamer(uri: SourceUri, options: SourceOptions) -> FrameSource:
+    """Open a live camera and read its first frame.
+
+    Raises:
+        SourceError: the camera delivers no frame; the text names the cause and the next step.
+        SourceUriError: the URI is wrong.
+    """
+    missing = gstreamer_missing()
+    if missing:
+        raise SourceError(f"{uri.label}: {missing}", reason="unavailable")
+    place = CameraPlace(
+        uri.scheme,
+        uri.label,
+        uri.host,
+        uri.port or _PORTS.get(uri.scheme, 0),
+        uri.path if uri.scheme == "v4l2" else uri.host,
+    )
+    try:
+        pipeline = pipeline_of(uri, options, registry_has, _caps_of_device)
+        log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)
+        player = GstreamerPlayer(pipeline, options.matrix, options.range)
+    except SourceUriError:
+        raise
+    except SourceError as error:
+        raise SourceError(f"{uri.label}: {masked(str(error))}", reason=error.reason) from error
+    clock: Any = _CLOCKS.get(uri.scheme, "arrival")
+    return GstreamerSource(player, place, clock)
+
+
+def pipeline_of(
+    uri: SourceUri,
+    options: SourceOptions,
+    has: Callable[[str], bool],
+    caps_of_device: Callable[[str], str],
+) -> CameraPipeline:
+    """Return the pipeline that reads `uri`.
+
+    Args:
+        uri: of a live camera.
+        options: its credentials, where the URI has none.
+        has: whether the registry has an element.
+        caps_of_device: what a video device offers.
+
+    Raises:
+        SourceError: an element is missing, or the device has no such mode.
+    """
+    picture = _picture(uri)
+    given = uri.credentials or options.credentials
+    login = None if given is None else (given.user, given.password)
+    match uri.scheme:
+        case "csi":
+            return csi_pipeline(int(uri.host), picture, has)
+        case "v4l2":
+            return _device_pipeline(uri, picture, has, caps_of_device(uri.path))
+        case "rtsp" | "rtsps":
+            transport = uri.query.get("transport", "tcp")
+            address = uri.address("transport")
+            return rtsp_pipeline(address, login, picture, has, transport=transport)
+        case "http" | "https":
+            return http_pipeline(uri.address(), login, picture, has)
+        case _:
+            return own_pipeline(uri.path, has)
+
+
+def _device_pipeline(
+    uri: SourceUri, picture: PictureOptions, has: Callable[[str], bool], caps: str
+) -> CameraPipeline:
+    modes = parse_modes(caps)
+    name = _FORMATS.get(uri.query.get("format", ""), "")
+    if not caps:
+        # The device could not be opened: with any mode, the pipeline reports why.
+        return v4l2_pipeline(uri.path, None, picture, has)
+    mode = best_mode(modes, picture.width, picture.height, picture.fps, name)
+    log.info("%s: takes %s, of %d modes", uri.label, mode, len(modes))
+    return v4l2_pipeline(uri.path, mode, picture, has)
+
+
+def _picture(uri: SourceUri) -> PictureOptions:
+    """Return what the URI of a local camera says; a network camera's query is its own."""
+    if uri.scheme not in ("csi", "v4l2"):
+        return PictureOptions()
+    fps = uri.fps()
+    return PictureOptions(
+        uri.whole("width", 0, 0, 16384),
+        uri.whole("height", 0, 0, 16384),
+        Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
+        flip_of(uri),
+        uri.whole("mode", 0, 0, 99) if "mode" in uri.query else None,
+    )
+
+
+def _caps_of_device(device: str) -> str:
+    return offered_caps("v4l2src", {"device": device})

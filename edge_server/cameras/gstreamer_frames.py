@@ -1,0 +1,268 @@
+"""Frames in GStreamer's samples: pixels without a copy, colours, timestamps."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edge_server.errors import SourceError
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+# NTP counts from 1900, Unix from 1970.
+_NTP_TO_UNIX_NS = 2_208_988_800 * 1_000_000_000
+_FORMATS = {
+    "NV12": PixelFormat.NV12,
+    "I420": PixelFormat.I420,
+    "YUY2": PixelFormat.YUY2,
+    "BGR": PixelFormat.BGR,
+    "GRAY8": PixelFormat.GREY,
+}
+
+
+class GstreamerApi(NamedTuple):
+    """The modules of `gi.repository`."""
+
+    gst: Any
+    video: Any
+
+
+@lru_cache(maxsize=1)
+def load_gstreamer() -> GstreamerApi:
+    """Import and start GStreamer.
+
+    Raises:
+        ImportError: PyGObject is missing, or belongs to another Python.
+        ValueError: GStreamer's typelibs are missing.
+    """
+    import gi  # noqa: PLC0415  # no dependency
+
+    gi.require_version("Gst", "1.0")
+    gi.require_version("GstApp", "1.0")
+    gi.require_version("GstVideo", "1.0")
+    # GstApp gives appsink its methods, which are used by name.
+    from gi.repository import Gst, GstApp, GstVideo  # noqa: F401, PLC0415
+
+    Gst.init(None)
+    return GstreamerApi(Gst, GstVideo)
+
+
+class PulledFrame(NamedTuple):
+    """A frame as the pipeline gives it.
+
+    Attributes:
+        image: valid until the caller drops it and all views of it.
+        stamp_ns: its timestamp as CLOCK_MONOTONIC; None where it has none.
+        ntp_ns: the camera's NTP time of it as CLOCK_MONOTONIC; None where the camera gave none.
+        period_ns: from its caps; 0 where they have none.
+        corrupt: the decoder marked the frame as damaged.
+    """
+
+    image: Image
+    stamp_ns: int | None
+    ntp_ns: int | None
+    period_ns: int
+    corrupt: bool
+
+
+class SampleReader:
+    """Reads the samples of one pipeline.
+
+    Args:
+        api: GStreamer.
+        pipeline: whose clock stamps the samples.
+        matrix: overrides the matrix in the caps.
+        range_: likewise the range.
+    """
+
+    def __init__(
+        self,
+        api: GstreamerApi,
+        pipeline: Any,
+        matrix: ColourMatrix | None,
+        range_: ColourRange | None,
+    ) -> None:
+        self._api = api
+        self._pipeline = pipeline
+        self._colours = matrix, range_
+        self._layout: tuple[Any, _Layout] | None = None
+        self._map = _mapping_of(api.gst)
+        self._ntp_caps = api.gst.Caps.from_string("timestamp/x-ntp")
+
+    def read(self, sample: Any) -> PulledFrame:
+        """Return the frame in a sample that the appsink gave.
+
+        Raises:
+            SourceError: its pixel format is none of `PixelFormat`.
+        """
+        caps, buffer = sample.get_caps(), sample.get_buffer()
+        if self._layout is None or not self._layout[0].is_equal(caps):
+            self._layout = caps, _layout_of(self._api, caps, *self._colours)
+        layout = self._layout[1]
+        pixels, unmap = self._map(buffer)
+        # The mapping, and with it the buffer, lives as long as any view of the pixels.
+        weakref.finalize(pixels, unmap).atexit = False
+        meta = self._api.video.buffer_get_video_meta(buffer)
+        image = layout.image(
+            pixels,
+            layout.offsets if meta is None else meta.offset,
+            layout.strides if meta is None else meta.stride,
+        )
+        stamp_ns, ntp_ns = self._stamps(sample, buffer)
+        corrupt = buffer.has_flags(self._api.gst.BufferFlags.CORRUPTED)
+        return PulledFrame(image, stamp_ns, ntp_ns, layout.period_ns, corrupt)
+
+    def _stamps(self, sample: Any, buffer: Any) -> tuple[int | None, int | None]:
+        gst = self._api.gst
+        if buffer.pts == gst.CLOCK_TIME_NONE:
+            return None, None
+        running_ns = sample.get_segment().to_running_time(gst.Format.TIME, buffer.pts)
+        clock = self._pipeline.get_clock()
+        if running_ns == gst.CLOCK_TIME_NONE or clock is None:
+            return None, None
+        # The pipeline's clock is CLOCK_MONOTONIC, or is read beside it.
+        age_ns = clock.get_time() - self._pipeline.get_base_time() - running_ns
+        stamp_ns = time.monotonic_ns() - age_ns
+        reference = buffer.get_reference_timestamp_meta(self._ntp_caps)
+        if reference is None:
+            return stamp_ns, None
+        unix_ns = reference.timestamp - _NTP_TO_UNIX_NS
+        return stamp_ns, time.monotonic_ns() - (time.time_ns() - unix_ns)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the caps say of every frame."""
+
+    pixel_format: PixelFormat
+    width: int
+    height: int
+    strides: tuple[int, ...]
+    offsets: tuple[int, ...]
+    colour: Colour
+    period_ns: int
+
+    def image(self, pixels: NDArray[np.uint8], offsets: Any, strides: Any) -> Image:
+        """Return the image in a buffer's `pixels`; the planes are views of them."""
+        height, width = self.height, self.width
+
+        def plane(number: int, rows: int, columns: int, channels: int = 0) -> NDArray[np.uint8]:
+            shape = (rows, columns, channels) if channels else (rows, columns)
+            steps = (strides[number], channels, 1) if channels else (strides[number], 1)
+            view: NDArray[np.uint8] = np.ndarray(shape, np.uint8, pixels, offsets[number], steps)
+            return view
+
+        match self.pixel_format:
+            case PixelFormat.BGR:
+                planes: tuple[NDArray[np.uint8], ...] = (plane(0, height, width, 3),)
+            case PixelFormat.YUY2:
+                planes = (plane(0, height, width, 2),)
+            case PixelFormat.GREY:
+                planes = (plane(0, height, width, 1),)
+            case PixelFormat.NV12:
+                planes = plane(0, height, width), plane(1, height // 2, width)
+            case PixelFormat.I420:
+                half = height // 2, width // 2
+                planes = plane(0, height, width), plane(1, *half), plane(2, *half)
+        return Image(self.pixel_format, planes, self.colour)
+
+
+def _layout_of(
+    api: GstreamerApi, caps: Any, matrix: ColourMatrix | None, range_: ColourRange | None
+) -> _Layout:
+    info = api.video.VideoInfo.new_from_caps(caps)
+    structure = caps.get_structure(0)
+    pixel_format = _FORMATS.get(structure.get_string("format") or "")
+    if info is None or pixel_format is None:
+        raise SourceError(
+            f"the pipeline gives {caps.to_string()}; end it in raw video: NV12, I420, YUY2, BGR "
+            "or GRAY8",
+            reason="corrupt",
+        )
+    width, height = info.width, info.height
+    if pixel_format not in (PixelFormat.BGR, PixelFormat.GREY):
+        # A last odd row or column has half a chroma sample, and no model needs it.
+        width &= ~1
+    if pixel_format.is_subsampled:
+        height &= ~1
+    matrices, full = api.video.VideoColorMatrix, getattr(api.video.VideoColorRange, "0_255")
+    colorimetry = info.colorimetry
+    # BT.2020's weights are nearest to BT.709's.
+    high = colorimetry.matrix in (matrices.BT709, matrices.SMPTE240M, matrices.BT2020)
+    colour = Colour(
+        matrix or (ColourMatrix.BT709 if high else ColourMatrix.BT601),
+        range_ or (ColourRange.FULL if colorimetry.range == full else ColourRange.LIMITED),
+    )
+    period_ns = 1_000_000_000 * info.fps_d // info.fps_n if info.fps_n else 0
+    return _Layout(
+        pixel_format, width, height, tuple(info.stride), tuple(info.offset), colour, period_ns
+    )
+
+
+def _mapping_of(gst: Any) -> Callable[[Any], tuple[NDArray[np.uint8], Callable[[], None]]]:
+    """Return how a buffer is mapped without a copy: into its bytes, and what unmaps it. gst-python
+    (Debian's python3-gst-1.0) gives a memoryview; PyGObject alone copies, so then C maps it."""
+    buffer = gst.Buffer.new_allocate(None, 16, None)
+    mapped = buffer.map(gst.MapFlags.READ)
+    is_view = isinstance(getattr(mapped, "data", None), memoryview)
+    buffer.unmap(mapped if is_view else mapped[1])
+    return partial(_map_by_gst_python, gst.MapFlags.READ) if is_view else _map_by_c
+
+
+def _map_by_gst_python(read: Any, buffer: Any) -> tuple[NDArray[np.uint8], Callable[[], None]]:
+    info = buffer.map(read)
+    return np.frombuffer(info.data, np.uint8), partial(buffer.unmap, info)
+
+
+_MAP_READ = 1
+
+
+class _MapInfo(ctypes.Structure):
+    """GstMapInfo of gstmemory.h."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("maxsize", ctypes.c_size_t),
+        ("user_data", ctypes.c_void_p * 4),
+        ("_gst_reserved", ctypes.c_void_p * 4),
+    )
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL("libgstreamer-1.0.so.0")
+    for name in ("gst_buffer_map", "gst_buffer_unmap"):
+        getattr(library, name).argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(_MapInfo),
+            *[ctypes.c_int] * (name == "gst_buffer_map"),
+        ]
+    return library
+
+
+def _map_by_c(buffer: Any) -> tuple[NDArray[np.uint8], Callable[[], None]]:
+    library, info = _library(), _MapInfo()
+    # A boxed object's hash is the address of what it wraps.
+    if not library.gst_buffer_map(hash(buffer), ctypes.byref(info), _MAP_READ):
+        raise SourceError("a frame's memory cannot be read", reason="corrupt")
+    memory = (ctypes.c_ubyte * info.size).from_address(info.data)
+    pixels: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+    pixels.flags.writeable = False
+
+    def unmap() -> None:
+        library.gst_buffer_unmap(hash(buffer), ctypes.byref(info))
+
+    return pixels, unmap

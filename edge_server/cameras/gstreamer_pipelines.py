@@ -1,0 +1,330 @@
+"""The GStreamer pipeline of each kind of camera, from the elements that a machine has.
+
+One table holds Jetson's elements and those of every Linux; the first one in the registry is taken.
+Nothing here imports GStreamer, so the pipelines of a Jetson can be built and read on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from edge_server.errors import SourceError, SourceUriError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_server.cameras.gstreamer_modes import VideoMode
+    from edge_server.cameras.source_uri import SourceUri
+
+    # Whether the registry has an element of that name.
+    Registry = Callable[[str], bool]
+
+# Only the newest frame waits, and no clock delays it.
+SINK = "appsink name=frames max-buffers=1 drop=true sync=false"
+
+# The name of a decoder in front of which damaged JPEGs are sorted out.
+JPEG_DECODER = "jpeg"
+
+# The name of the element whose output shows that the camera sends images.
+DEPAYLOADER = "packets"
+
+# Formats of `PixelFormat`; videoconvert passes each of them on untouched.
+_FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
+
+# A CSI sensor's mode where the URI names none.
+_CSI_WIDTH, _CSI_HEIGHT, _CSI_FPS = 1920, 1080, Fraction(30)
+
+# By codec, the best first. The properties are of NVIDIA's decoder: its clock stays at the highest,
+# and `mjpeg` makes it take JPEG.
+_DECODERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "H264": ("nvv4l2decoder enable-max-performance=1", "avdec_h264", "openh264dec"),
+        "H265": ("nvv4l2decoder enable-max-performance=1", "avdec_h265", "libde265dec"),
+        "JPEG": (
+            f"nvv4l2decoder name={JPEG_DECODER} mjpeg=1",
+            f"jpegdec name={JPEG_DECODER}",
+            f"avdec_mjpeg name={JPEG_DECODER}",
+        ),
+    }
+)
+CODEC_NAMES: Mapping[str, str] = MappingProxyType(
+    {"H264": "H.264", "H265": "H.265", "JPEG": "JPEG"}
+)
+# From RTP packets to what a decoder takes. Cameras may send SPS and PPS in the SDP only, and
+# NVIDIA's decoder wants them in the stream: config-interval=-1 puts them before every key frame.
+_DEPAYLOADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "H264": f"rtph264depay name={DEPAYLOADER} ! h264parse config-interval=-1",
+        "H265": f"rtph265depay name={DEPAYLOADER} ! h265parse config-interval=-1",
+        "JPEG": f"rtpjpegdepay name={DEPAYLOADER}",
+    }
+)
+
+# `flip` of a URI: the names of nvvidconv's flip-method and of videoflip's method differ.
+_FLIPS: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "rotate-90": (3, "clockwise"),
+        "rotate-180": (2, "rotate-180"),
+        "rotate-270": (1, "counterclockwise"),
+        "horizontal": (4, "horizontal-flip"),
+        "vertical": (6, "vertical-flip"),
+    }
+)
+FLIPS = tuple(_FLIPS)
+
+# The Debian and Ubuntu package of an element, by the beginning of its name.
+_PACKAGES = (
+    ("nv", "nvidia-l4t-gstreamer (JetPack's own)"),
+    ("avdec_", "gstreamer1.0-libav"),
+    ("h26", "gstreamer1.0-plugins-bad"),
+    ("openh264", "gstreamer1.0-plugins-bad"),
+    ("video", "gstreamer1.0-plugins-base"),
+    ("app", "gstreamer1.0-plugins-base"),
+    ("", "gstreamer1.0-plugins-good"),
+)
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """What a URI says of the picture; 0 and "" leave it to the camera.
+
+    Attributes:
+        width: of the delivered image, in px; together with `height`.
+        fps: of the camera.
+        flip: one of `FLIPS`.
+        mode: of a CSI sensor; None lets Argus choose.
+    """
+
+    width: int = 0
+    height: int = 0
+    fps: Fraction = Fraction(0)
+    flip: str = ""
+    mode: int | None = None
+
+
+@dataclass(frozen=True)
+class CameraPipeline:
+    """A pipeline in the notation of gst-launch-1.0; the appsink `frames` is its last element.
+
+    Attributes:
+        text: without user, password and address. For RTSP it ends with the source.
+        properties: of elements by their names: what no text may have, or what would need quoting.
+        branch: of RTSP: returns the elements behind the source for a codec, or raises SourceError.
+    """
+
+    text: str
+    properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    branch: Callable[[str], str] | None = None
+
+    def whole(self, codec: str = "H264") -> str:
+        """Return the text from the camera to the appsink."""
+        return self.text if self.branch is None else f"{self.text} ! {self.branch(codec)}"
+
+
+def csi_pipeline(sensor: int, picture: PictureOptions, has: Registry) -> CameraPipeline:
+    """Return the pipeline of a camera on the CSI connector: the image signal processor scales it.
+
+    Raises:
+        SourceError: this machine is no Jetson, or lacks its plugins.
+    """
+    _need(has, "nvarguscamerasrc", "nvvidconv")
+    width, height = picture.width or _CSI_WIDTH, picture.height or _CSI_HEIGHT
+    mode = "" if picture.mode is None else f" sensor-mode={picture.mode}"
+    size = f"width={width},height={height}" if picture.mode is None or picture.width else ""
+    fps = picture.fps or _CSI_FPS
+    rate = f"framerate={rate_of(fps)}" if picture.mode is None or picture.fps else ""
+    parts = ("video/x-raw(memory:NVMM)", size, rate, "format=NV12")
+    caps = ",".join(part for part in parts if part)
+    out = _converter(PictureOptions(flip=picture.flip), has)
+    return CameraPipeline(
+        f"nvarguscamerasrc name=source sensor-id={sensor}{mode} ! {caps} ! {out} ! {SINK}"
+    )
+
+
+def v4l2_pipeline(
+    device: str, mode: VideoMode | None, picture: PictureOptions, has: Registry
+) -> CameraPipeline:
+    """Return the pipeline of a video device in one of its modes; without one, in any raw mode.
+
+    Raises:
+        SourceError: no decoder or plugin.
+    """
+    _need(has, "v4l2src")
+    stages = ["v4l2src name=source io-mode=2 do-timestamp=true"]
+    if mode is not None:
+        stages.append(mode.caps)
+    if mode is not None and mode.format == "JPEG":
+        stages += [decoder("JPEG", has), _converter(PictureOptions(flip=picture.flip), has)]
+    else:
+        # The memory of a raw frame is the device's own: no hardware saves anything.
+        stages.append(_untouched(has))
+        if picture.flip:
+            stages.append(_converter(PictureOptions(flip=picture.flip), has))
+    return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": device}})
+
+
+def rtsp_pipeline(
+    location: str,
+    login: tuple[str, str] | None,
+    picture: PictureOptions,
+    has: Registry,
+    *,
+    transport: str = "tcp",
+) -> CameraPipeline:
+    """Return the pipeline of an RTSP camera; its codec is known when the camera has described it.
+
+    `buffer-mode=none` keeps the pace of the RTP timestamps: the default one bends them towards the
+    arrival, so that a backlog looks fresh.
+
+    Raises:
+        SourceError: no plugin.
+    """
+    _need(has, "rtspsrc")
+    text = (
+        f"rtspsrc name=source protocols={transport} latency=100 drop-on-latency=true "
+        "buffer-mode=none tcp-timeout=3000000"
+    )
+
+    def branch(codec: str) -> str:
+        packets = _DEPAYLOADERS.get(codec)
+        if packets is None:
+            known = ", ".join(CODEC_NAMES.values())
+            raise SourceError(
+                f"the camera sends {codec}; set it to one of {known}", reason="no_decoder"
+            )
+        _need(has, *(part.split()[0] for part in packets.split(" ! ")))
+        return f"{packets} ! {decoder(codec, has)} ! {_converter(picture, has)} ! {SINK}"
+
+    return CameraPipeline(text, {"source": {"location": location, **_login(login)}}, branch)
+
+
+def http_pipeline(
+    location: str, login: tuple[str, str] | None, picture: PictureOptions, has: Registry
+) -> CameraPipeline:
+    """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
+
+    Raises:
+        SourceError: no decoder or plugin.
+    """
+    _need(has, "souphttpsrc", "multipartdemux")
+    text = (
+        "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
+        f"! multipartdemux single-stream=true ! image/jpeg ! {decoder('JPEG', has)} "
+        f"! {_converter(picture, has)} ! {SINK}"
+    )
+    return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
+
+
+def own_pipeline(text: str, has: Registry) -> CameraPipeline:
+    """Return a person's own pipeline, whose last pad has video in system memory; a rotation among
+    its tags is obeyed."""
+    _need(has, "videoflip")
+    return CameraPipeline(f"{text} ! {_untouched(has)} ! videoflip video-direction=auto ! {SINK}")
+
+
+def decoder(codec: str, has: Registry) -> str:
+    """Return the first decoder of `codec` that the registry has.
+
+    Raises:
+        SourceError: none; the text names the package.
+    """
+    for each in _DECODERS[codec]:
+        if has(each.split()[0]):
+            return each
+    # The first is of a Jetson, the second of every Linux.
+    raise SourceError(
+        f"no decoder for {CODEC_NAMES[codec]}; on a Jetson: apt install nvidia-l4t-gstreamer, "
+        f"elsewhere: apt install {package_of(_DECODERS[codec][1])}",
+        reason="no_decoder",
+    )
+
+
+def missing_elements(scheme: str, has: Registry) -> str:
+    """Return why cameras of `scheme` cannot be read; empty where all elements are there."""
+    nothing = PictureOptions()
+    try:
+        match scheme:
+            case "csi":
+                csi_pipeline(0, nothing, has)
+            case "v4l2":
+                _need(has, "v4l2src")
+                _converter(nothing, has)
+                decoder("JPEG", has)
+            case "rtsp" | "rtsps":
+                pipeline = rtsp_pipeline("", None, nothing, has)
+                pipeline.whole("H264")
+                pipeline.whole("H265")
+            case "http" | "https":
+                http_pipeline("", None, nothing, has)
+            case _:
+                own_pipeline("", has)
+        _need(has, "appsink")
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
+def rate_of(fps: Fraction) -> str:
+    """Return a frame rate as caps write it."""
+    return f"{fps.numerator}/{fps.denominator}"
+
+
+def package_of(element: str) -> str:
+    """Return the Debian or Ubuntu package that has `element`."""
+    return next(package for start, package in _PACKAGES if element.startswith(start))
+
+
+def flip_of(uri: SourceUri) -> str:
+    """Return the value of `flip`, one of `FLIPS`; "" if absent.
+
+    Raises:
+        SourceUriError: the value is none of them.
+    """
+    text = uri.query.get("flip", "")
+    if text and text not in _FLIPS:
+        raise SourceUriError(f"{uri.label}: flip is {text!r}; write one of {', '.join(_FLIPS)}")
+    return text
+
+
+def _converter(picture: PictureOptions, has: Registry) -> str:
+    """Return the elements between a decoder and the appsink: NVIDIA's decoder gives frames in
+    memory that only nvvidconv reads; it scales and flips in hardware, too."""
+    size = f",width={picture.width},height={picture.height}" if picture.width else ""
+    if has("nvvidconv"):
+        flip = f" flip-method={_FLIPS[picture.flip][0]}" if picture.flip else ""
+        return f"nvvidconv{flip} ! video/x-raw,format=NV12{size}"
+    stages = [_untouched(has)]
+    if picture.flip:
+        _need(has, "videoflip")
+        stages.append(f"videoflip method={_FLIPS[picture.flip][1]}")
+    if size:
+        _need(has, "videoscale")
+        stages.append(f"videoscale ! video/x-raw{size}")
+    return " ! ".join(stages)
+
+
+def _untouched(has: Registry) -> str:
+    _need(has, "videoconvert")
+    return f"videoconvert ! {_FORMATS}"
+
+
+def _need(has: Registry, *elements: str) -> None:
+    lacking = [element for element in elements if not has(element)]
+    if not lacking:
+        return
+    packages = " ".join(sorted({package_of(element) for element in lacking}))
+    where = "; a CSI camera needs a Jetson" if "nvarguscamerasrc" in lacking else ""
+    raise SourceError(
+        f"GStreamer has no {_listed(lacking)}{where}; apt install {packages}", reason="no_decoder"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _login(login: tuple[str, str] | None) -> Mapping[str, str]:
+    return {} if login is None else {"user-id": login[0], "user-pw": login[1]}

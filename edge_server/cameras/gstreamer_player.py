@@ -1,0 +1,278 @@
+"""One running GStreamer pipeline, read without a main loop: frames, and messages of its bus."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_server.cameras.gstreamer_faults import BusMessage
+from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
+from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.cameras.gstreamer_frames import PulledFrame
+    from edge_server.cameras.gstreamer_pipelines import CameraPipeline
+    from edge_server.pixels import ColourMatrix, ColourRange
+
+log = logging.getLogger(__name__)
+
+# A driver that does not return from its stop within this keeps its thread; everything else goes on.
+_STOP_S = 2.0
+
+# Drivers fill a JPEG's buffer up.
+_JPEG_PADDING = 64
+
+
+class Player(Protocol):
+    """A running pipeline; used by one thread.
+
+    Attributes:
+        arrived: number of encoded images that came from the camera, where the pipeline decodes.
+        damaged: number of those that were dropped before the decoder.
+    """
+
+    arrived: int
+    damaged: int
+
+    @property
+    def live(self) -> bool:
+        """The pipeline is paced by a camera, not by its reader."""
+        ...
+
+    def pull(self, timeout_s: float) -> PulledFrame | None:
+        """Return the newest frame; None when none came within `timeout_s`."""
+        ...
+
+    def messages(self) -> Iterator[BusMessage]:
+        """Return what the pipeline has reported since the last call; raise what failed while a
+        stream was linked."""
+        ...
+
+    def close(self) -> None:
+        """Stop the pipeline, after a bounded time; frames stay valid."""
+        ...
+
+
+def registry_has(element: str) -> bool:
+    """Return whether GStreamer's registry has the element."""
+    return load_gstreamer().gst.ElementFactory.find(element) is not None
+
+
+def offered_caps(factory: str, properties: dict[str, str]) -> str:
+    """Return the caps that a source element offers once it has opened its device, as text.
+
+    Raises:
+        SourceError: never; a device that cannot be opened offers no caps, and the pipeline that is
+            built later reports why.
+    """
+    gst = load_gstreamer().gst
+    element = gst.ElementFactory.make(factory, None)
+    for name, value in properties.items():
+        element.set_property(name, value)
+    try:
+        if element.set_state(gst.State.READY) == gst.StateChangeReturn.FAILURE:
+            return ""
+        return str(element.get_static_pad("src").query_caps(None).to_string())
+    finally:
+        element.set_state(gst.State.NULL)
+
+
+class GstreamerPlayer:
+    """Runs a pipeline; a Player.
+
+    Args:
+        pipeline: what to run.
+        matrix: overrides the matrix in the caps.
+        range_: likewise the range.
+
+    Raises:
+        SourceError: the text is no pipeline.
+    """
+
+    def __init__(
+        self,
+        pipeline: CameraPipeline,
+        matrix: ColourMatrix | None = None,
+        range_: ColourRange | None = None,
+    ) -> None:
+        self._api = load_gstreamer()
+        gst = self._api.gst
+        self.arrived = 0
+        self.damaged = 0
+        self._failure: SourceError | None = None
+        self._branch = pipeline.branch
+        self._handlers: list[tuple[Any, int]] = []
+        self._sink: Any = None
+        self._pipeline = _parsed(gst.parse_launch, pipeline.text)
+        if not isinstance(self._pipeline, gst.Pipeline):  # a single element
+            alone, self._pipeline = self._pipeline, gst.Pipeline.new(None)
+            self._pipeline.add(alone)
+        for name, values in pipeline.properties.items():
+            element = self._pipeline.get_by_name(name)
+            for key, value in values.items():
+                element.set_property(key, value)
+            if pipeline.branch is not None:
+                self._link_later(element)
+        self._samples = SampleReader(self._api, self._pipeline, matrix, range_)
+        self._bus = self._pipeline.get_bus()
+        types = gst.MessageType
+        self._of_interest = types.ERROR | types.WARNING | types.EOS | types.ELEMENT
+        if pipeline.branch is None:
+            self._sink = self._pipeline.get_by_name("frames")
+            self._watch_images()
+        # Python must not end while a pipeline runs: its threads would crash the process.
+        self._stop = weakref.finalize(
+            self, _stop, self._pipeline, gst.State.NULL, self._bus, self._handlers
+        )
+        change = self._pipeline.set_state(gst.State.PAUSED)
+        self.live = change == gst.StateChangeReturn.NO_PREROLL
+        if not self.live and self._sink is not None and pipeline.branch is None:
+            # A file is read at the pace of its timestamps.
+            self._sink.set_property("sync", True)
+        self._pipeline.set_state(gst.State.PLAYING)
+
+    def pull(self, timeout_s: float) -> PulledFrame | None:
+        if self._sink is None:
+            # Until the camera has described its streams.
+            time.sleep(min(timeout_s, 0.005))
+            return None
+        sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
+        return None if sample is None else self._samples.read(sample)
+
+    def messages(self) -> Iterator[BusMessage]:
+        if self._failure is not None:
+            raise self._failure
+        # What is of no interest is dropped by the same call, so the bus never grows.
+        while (message := self._bus.pop_filtered(self._of_interest)) is not None:
+            parsed = _bus_message(self._api.gst, message)
+            if parsed is not None:
+                yield parsed
+
+    def close(self) -> None:
+        self._sink = None
+        self._stop()
+
+    def _watch_images(self) -> None:
+        """Count encoded images; drop JPEGs without a begin or an end: decoders make half an image
+        of them, and report nothing. USB cameras send some, most of all first.
+
+        The probes run on threads of GStreamer, each counter on one.
+        """
+        kinds, result = self._api.gst.PadProbeType, self._api.gst.PadProbeReturn
+
+        def count(_pad: Any, _info: Any) -> Any:
+            self.arrived += 1
+            return result.OK
+
+        def look(_pad: Any, info: Any) -> Any:
+            buffer = info.get_buffer()
+            begin = buffer.extract_dup(0, 2)
+            end = buffer.extract_dup(max(0, buffer.get_size() - _JPEG_PADDING), _JPEG_PADDING)
+            self.arrived += not depayloader
+            if begin == b"\xff\xd8" and b"\xff\xd9" in end:
+                return result.OK
+            self.damaged += 1
+            return result.DROP
+
+        depayloader = self._pipeline.get_by_name(DEPAYLOADER)
+        if depayloader is not None:
+            both = kinds.BUFFER | kinds.BUFFER_LIST
+            depayloader.get_static_pad("src").add_probe(both, count)
+        decoder = self._pipeline.get_by_name(JPEG_DECODER)
+        if decoder is not None:
+            decoder.get_static_pad("sink").add_probe(kinds.BUFFER, look)
+
+    def _link_later(self, source: Any) -> None:
+        """Build what comes behind an rtspsrc when the camera has described its streams; both
+        handlers run on the source's thread, whose exceptions nobody would see."""
+        chosen: list[str] = []
+
+        def select(_source: Any, _number: int, caps: Any) -> bool:
+            structure = caps.get_structure(0)
+            if chosen or structure.get_string("media") != "video":
+                return False
+            chosen.append(structure.get_string("encoding-name") or "an unnamed codec")
+            return True
+
+        def link(_source: Any, pad: Any) -> None:
+            try:
+                self._add_branch(pad, chosen[0])
+            except SourceError as error:
+                self._failure = error
+            except Exception as error:
+                log.exception("gstreamer: a stream could not be linked")
+                self._failure = SourceError(f"the stream could not be linked: {error}")
+
+        def finished(_source: Any) -> None:
+            if not chosen:
+                self._failure = SourceError("the camera has no video stream", reason="not_found")
+
+        for signal, handler in (
+            ("select-stream", select),
+            ("pad-added", link),
+            ("no-more-pads", finished),
+        ):
+            self._handlers.append((source, source.connect(signal, handler)))
+
+    def _add_branch(self, pad: Any, codec: str) -> None:
+        if self._branch is None or self._sink is not None:
+            return
+        gst = self._api.gst
+        branch = _parsed(gst.parse_bin_from_description, self._branch(codec), True)
+        self._pipeline.add(branch)
+        self._watch_images()
+        pad.link(branch.get_static_pad("sink"))
+        branch.sync_state_with_parent()
+        self._sink = branch.get_by_name("frames")
+
+
+def _stop(pipeline: Any, null: Any, bus: Any, handlers: list[tuple[Any, int]]) -> None:
+    for element, handler in handlers:
+        element.disconnect(handler)
+    # A driver may never return from its stop, Argus among them.
+    thread = threading.Thread(target=pipeline.set_state, args=(null,), daemon=True)
+    thread.name = "camera-close"
+    thread.start()
+    thread.join(_STOP_S)
+    if thread.is_alive():
+        log.error("gstreamer: a pipeline does not stop; its driver hangs, and keeps the device")
+    else:
+        # Messages hold their elements, and those the pipeline.
+        bus.set_flushing(True)
+
+
+def _parsed(parse: Callable[..., Any], text: str, *arguments: Any) -> Any:
+    from gi.repository import GLib  # noqa: PLC0415  # no dependency
+
+    try:
+        return parse(text, *arguments)
+    except GLib.Error as error:
+        raise SourceError(
+            f"GStreamer does not take the pipeline: {error.message}; try it: gst-launch-1.0",
+            reason="unavailable",
+        ) from None
+
+
+def _bus_message(gst: Any, message: Any) -> BusMessage | None:
+    kind = message.type
+    if kind == gst.MessageType.EOS:
+        return BusMessage("end")
+    if kind == gst.MessageType.ERROR:
+        error, debug = message.parse_error()
+        return BusMessage("error", error.domain, error.code, error.message, debug or "")
+    if kind == gst.MessageType.WARNING:
+        error, debug = message.parse_warning()
+        return BusMessage("warning", error.domain, error.code, error.message, debug or "")
+    structure = message.get_structure()
+    name = "" if structure is None else structure.get_name()
+    if name == "http-headers":
+        return BusMessage("status", code=structure.get_value("http-status-code"))
+    if name == "GstRTSPSrcTimeout":
+        return BusMessage("silence")
+    return None

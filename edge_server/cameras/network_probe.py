@@ -1,0 +1,239 @@
+"""Why a network camera cannot be opened: its name, its port, its protocol, login and path."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import socket
+import ssl
+from base64 import b64encode
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import SourceError
+from edge_server.process.masking import masked
+
+if TYPE_CHECKING:
+    from edge_server.cameras.source_uri import Credentials, SourceUri
+
+PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
+_TIMEOUT_S = 2.0
+_LONGEST_HEAD = 65536
+
+
+class Response(NamedTuple):
+    """The head of a response.
+
+    Attributes:
+        protocol: `RTSP` or `HTTP`; "" where it is neither.
+        status: 0 where there is none.
+        head: status line and headers.
+        body: what came with them.
+    """
+
+    protocol: str
+    status: int
+    head: str
+    body: str
+
+    def headers(self, name: str) -> list[str]:
+        """Return the values of all headers of this name."""
+        return re.findall(rf"(?im)^{name}:[ \t]*(.*?)\r?$", self.head)
+
+
+def find_fault(
+    uri: SourceUri, credentials: Credentials | None, timeout_s: float = _TIMEOUT_S
+) -> SourceError:
+    """Return why a reader could not open a network camera, with the next step.
+
+    Takes a few times `timeout_s` at most, and longer only where the name service does not respond.
+    """
+    try:
+        response = _request(uri, credentials, timeout_s)
+    except socket.gaierror as error:
+        return _fault(
+            uri,
+            f"the host name {uri.host!r} is not known ({error.strerror}); check its spelling, "
+            "or write the camera's IP address",
+        )
+    except ssl.SSLError as error:
+        plain = uri.scheme.removesuffix("s")
+        return _fault(
+            uri, f"no TLS at {_place(uri)} ({error.reason}); check the port, or write {plain}://"
+        )
+    except (TimeoutError, OSError) as error:
+        return _fault(uri, _of_connection(uri, error))
+    return _of_response(uri, credentials, response)
+
+
+def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
+    return SourceError(f"{uri.label}: {masked(text)}", reason=reason)
+
+
+def _place(uri: SourceUri) -> str:
+    host = f"[{uri.host}]" if ":" in uri.host else uri.host
+    return f"{host}:{uri.port or PORTS[uri.scheme]}"
+
+
+def _of_connection(uri: SourceUri, error: OSError) -> str:
+    place = _place(uri)
+    if isinstance(error, _SilentError):
+        return f"{place} accepts the connection and sends nothing; restart the camera"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"{place} refuses the connection; check the port, and that the camera has "
+            f"{uri.scheme.upper()} switched on"
+        )
+    if isinstance(error, TimeoutError) or error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
+        return f"{place} is not reachable; check the address, the camera's power and the network"
+    return f"{place}: {error.strerror or error}; check the camera and the network"
+
+
+def _of_response(
+    uri: SourceUri, credentials: Credentials | None, response: Response
+) -> SourceError:
+    place = _place(uri)
+    wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
+    if response.protocol != wanted:
+        other = f"{response.protocol}, not {wanted}" if response.protocol else f"not in {wanted}"
+        return _fault(uri, f"{place} responds, but {other}; check scheme and port")
+    match response.status:
+        case 200:
+            return _of_stream(uri, response)
+        case 401 if credentials is None:
+            text = (
+                "the camera wants a user name and a password; write "
+                f"{uri.scheme}://USER:PASSWORD@{place}/..., or name a file with them"
+            )
+            return _fault(uri, text, "unauthorized")
+        case 401 | 403:
+            text = (
+                f"the camera refuses the password of user {credentials.user!r}; check both, and "
+                "that this user may view the stream"
+                if credentials
+                else "the camera refuses access to this stream"
+            )
+            return _fault(uri, text, "unauthorized")
+        case 404:
+            text = f"the camera has no stream {uri.path or '/'!r}; look its path up in its manual"
+            return _fault(uri, text, "not_found")
+    line = response.head.partition("\r\n")[0]
+    return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
+
+
+def _of_stream(uri: SourceUri, response: Response) -> SourceError:
+    """Return the error of a camera that gives its stream to us and not to the reader."""
+    if response.protocol == "RTSP":
+        codecs = re.findall(r"(?m)^a=rtpmap:\d+ ([\w-]+)", response.body)
+        what = f"offers {', '.join(codecs)}" if codecs else "describes its stream"
+        if codecs and not {"H264", "H265", "JPEG", "MP4V-ES"} & {each.upper() for each in codecs}:
+            text = f"the camera {what}; set its video to H.264, H.265 or MJPEG"
+            return _fault(uri, text, "no_decoder")
+        return _fault(
+            uri,
+            f"the camera {what}, but no image came in time; it may serve no more viewers: close "
+            "others, or restart it",
+        )
+    kinds = response.headers("Content-Type")
+    kind = kinds[0].partition(";")[0] if kinds else "nothing known"
+    if kind.startswith(("multipart/", "image/", "video/")):
+        return _fault(uri, f"the camera sends {kind}, but no image came in time; restart it")
+    text = f"this is {kind}, no video; look up the path of the camera's MJPEG stream in its manual"
+    return _fault(uri, text, "not_found")
+
+
+class _SilentError(TimeoutError):
+    """The connection stands, and no response came."""
+
+
+def _request(uri: SourceUri, credentials: Credentials | None, timeout_s: float) -> Response:
+    """Return the response to DESCRIBE or GET, with authentication where the camera wants it.
+
+    Raises:
+        OSError: no connection, or no response.
+    """
+    connection = socket.create_connection((uri.host, uri.port or PORTS[uri.scheme]), timeout_s)
+    with closing(connection):
+        response = _exchange(uri, connection, timeout_s, "")
+    if response.status != 401 or credentials is None:
+        return response
+    method = "DESCRIBE" if uri.scheme.startswith("rtsp") else "GET"
+    target = _target(uri)
+    header = authorization(response.headers("WWW-Authenticate"), credentials, method, target)
+    if not header:
+        return response
+    connection = socket.create_connection((uri.host, uri.port or PORTS[uri.scheme]), timeout_s)
+    with closing(connection):
+        return _exchange(uri, connection, timeout_s, f"Authorization: {header}\r\n")
+
+
+def _target(uri: SourceUri) -> str:
+    return uri.address("transport") if uri.scheme.startswith("rtsp") else uri.target or "/"
+
+
+def _exchange(
+    uri: SourceUri, connection: socket.socket, timeout_s: float, authorized: str
+) -> Response:
+    if uri.scheme in {"rtsps", "https"}:
+        # Like FFmpeg, which does not look at certificates: cameras sign their own.
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = context.wrap_socket(connection, server_hostname=uri.host)
+    connection.settimeout(timeout_s)
+    if uri.scheme.startswith("rtsp"):
+        request = f"DESCRIBE {_target(uri)} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n"
+    else:
+        request = f"GET {_target(uri)} HTTP/1.1\r\nHost: {_place(uri)}\r\nConnection: close\r\n"
+    connection.sendall(f"{request}{authorized}User-Agent: edge-server\r\n\r\n".encode())
+    data = b""
+    try:
+        while b"\r\n\r\n" not in data and len(data) < _LONGEST_HEAD:
+            if not (piece := connection.recv(4096)):
+                break
+            data += piece
+    except TimeoutError:
+        if not data:
+            raise _SilentError from None
+    return parse_response(data)
+
+
+def parse_response(data: bytes) -> Response:
+    """Return the response in `data`; whatever it is, it does not raise."""
+    head, _, body = data.decode("latin-1").partition("\r\n\r\n")
+    line = re.match(r"(RTSP|HTTP)/\d\.\d (\d{3})\b", head)
+    if line is None:
+        return Response("", 0, head, body)
+    return Response(line[1], int(line[2]), head, body)
+
+
+def authorization(challenges: list[str], credentials: Credentials, method: str, target: str) -> str:
+    """Return the Authorization header for one of `challenges` (RFC 7616, 7617); "" for none known.
+
+    Digest without `qop`, which every camera takes, is preferred to Basic.
+    """
+    user, password = credentials.user, credentials.password
+    for challenge in challenges:
+        scheme, _, rest = challenge.partition(" ")
+        fields = {key.lower(): value for key, value in re.findall(r'(\w+)="?([^",]*)"?', rest)}
+        algorithm = fields.get("algorithm", "MD5").upper()
+        if scheme.lower() != "digest" or algorithm not in {"MD5", "SHA-256"}:
+            continue
+        realm, nonce = fields.get("realm", ""), fields.get("nonce", "")
+        secret = _digest(algorithm, f"{user}:{realm}:{password}")
+        request = _digest(algorithm, f"{method}:{target}")
+        proof = _digest(algorithm, f"{secret}:{nonce}:{request}")
+        opaque = f', opaque="{fields["opaque"]}"' if "opaque" in fields else ""
+        return (
+            f'Digest username="{user}", realm="{realm}", nonce="{nonce}", uri="{target}", '
+            f'response="{proof}"{opaque}' + (f", algorithm={algorithm}" * ("algorithm" in fields))
+        )
+    if any(challenge.lower().startswith("basic") for challenge in challenges):
+        return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+    return ""
+
+
+def _digest(algorithm: str, text: str) -> str:
+    name = algorithm.replace("-", "").lower()
+    return hashlib.new(name, text.encode(), usedforsecurity=False).hexdigest()

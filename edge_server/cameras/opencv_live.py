@@ -1,0 +1,322 @@
+"""The OpenCV reader of live cameras: RTSP and MJPEG through FFmpeg, V4L2 devices.
+
+It needs nothing but OpenCV's wheel. What it cannot do, GStreamer can (`readers.py` has the list):
+frames are BGR, converted with BT.601 where the stream names no colours (OpenCV before 5: always,
+which is wrong by up to 23 of 255 for BT.709); H.264 and H.265 that change their size in the middle
+are scaled to their first size by OpenCV, which does not report it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import quote
+
+import cv2
+
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.gstreamer_modes import best_mode
+from edge_server.cameras.gstreamer_timestamps import TimestampMapper
+from edge_server.cameras.network_probe import find_fault
+from edge_server.cameras.opencv_settings import settle_opencv
+from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
+from edge_server.errors import SourceError
+from edge_server.pixels import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.gstreamer_modes import VideoMode
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import Credentials, SourceUri
+
+log = logging.getLogger(__name__)
+
+_OPEN_MS = 4000
+# A camera is stalled after this, or after so many periods of its rate, whichever is longer.
+_READ_MS = 500
+_GAP_PERIODS = 3
+# What a camera has sent before it is read comes in a burst, which is skipped for so long at most.
+_BACKLOG_S = 3.0
+# An image that cannot be decoded costs one attempt, a closed connection all of them.
+_ATTEMPTS = 3
+_FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
+
+
+class Capture(Protocol):
+    """The part of cv2.VideoCapture that reads."""
+
+    def grab(self) -> bool: ...
+
+    def retrieve(self) -> tuple[bool, NDArray[Any]]: ...
+
+    def get(self, prop: int) -> float: ...
+
+    def release(self) -> None: ...
+
+
+def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
+    """Open a live camera and read its first frame.
+
+    Raises:
+        SourceError: the camera delivers no frame; the text names the cause and the next step.
+    """
+    settle_opencv()
+    if uri.scheme == "v4l2":
+        return _open_device(uri)
+    return _open_network(uri, uri.credentials or options.credentials)
+
+
+def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSource:
+    if uri.query.get("transport") == "udp" and uri.scheme.startswith("rtsp"):
+        raise SourceError(
+            f"{uri.label}: OpenCV reads every RTSP camera of a process over TCP; remove "
+            "transport=udp, or install what GStreamer's reader needs (edge-server doctor)",
+            reason="unavailable",
+        )
+    login = ""
+    if credentials is not None:
+        login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
+    address = uri.address("transport", login=login)
+    capture, read_ms = _ffmpeg(address, _READ_MS), _READ_MS
+    rate = capture.get(cv2.CAP_PROP_FPS)
+    if uri.scheme.startswith("rtsp") and 0 < rate < 1e3 * _GAP_PERIODS / _READ_MS:
+        # The limit cannot be changed later.
+        capture.release()
+        read_ms = int(1e3 * _GAP_PERIODS / rate)
+        capture = _ffmpeg(address, read_ms)
+    if not capture.isOpened():
+        capture.release()
+        raise find_fault(uri, credentials)
+    # MJPEG has no time: FFmpeg counts its images.
+    clock: Literal["rtp", "arrival"] = "rtp" if uri.scheme.startswith("rtsp") else "arrival"
+    try:
+        return OpenCvSource(capture, uri.label, clock, gap_s=read_ms / 1e3)
+    except SourceError as error:
+        # A camera that serves no more viewers, or a stream that cannot be decoded.
+        if error.reason in {"lost", "stalled"}:
+            raise find_fault(uri, credentials) from error
+        raise
+
+
+def _ffmpeg(address: str, read_ms: int) -> Any:
+    limits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms)
+    # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
+    return cv2.VideoCapture(address, cv2.CAP_FFMPEG, [*limits, cv2.CAP_PROP_N_THREADS, 1])
+
+
+def _open_device(uri: SourceUri) -> FrameSource:
+    if "flip" in uri.query:
+        raise SourceError(
+            f"{uri.label}: OpenCV's reader does not flip; remove flip, or install what GStreamer's "
+            "reader needs (edge-server doctor)",
+            reason="unavailable",
+        )
+    device = read_device(uri.path)
+    if device is None or not device.modes:
+        raw = f"; it offers {', '.join(device.other_formats)}" if device else ""
+        raise SourceError(
+            f"{uri.label}: gives no images that can be read{raw}; edge-server cameras list shows "
+            "the devices that do, and a CSI sensor is csi://0",
+            reason="no_decoder",
+        )
+    mode = wanted_mode(uri, device.modes)
+    log.info("%s: %s takes %s, of %d modes", uri.label, device.name, mode, len(device.modes))
+    check_free(uri.path, mode)
+    capture: Any = cv2.VideoCapture(uri.path, cv2.CAP_V4L2)
+    # The format first: the sizes and rates depend on it.
+    capture.set(cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*fourcc_of(mode)))
+    capture.set(cv2.CAP_PROP_FRAME_WIDTH, mode.size[0])
+    capture.set(cv2.CAP_PROP_FRAME_HEIGHT, mode.size[1])
+    capture.set(cv2.CAP_PROP_FPS, float(mode.fps))
+    if not capture.isOpened():
+        capture.release()
+        check_free(uri.path, mode)
+        raise SourceError(
+            f"{uri.label}: OpenCV cannot open the camera; unplug it and plug it in again",
+            reason="unavailable",
+        )
+    given = int(capture.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode("latin-1")
+    if FOURCC_NAMES.get(given) != mode.format:
+        log.warning("%s: the camera gives %s, not %s", uri.label, given, fourcc_of(mode))
+    try:
+        return OpenCvSource(
+            capture, uri.label, "sensor", gap_s=1.0, late_ns=int(1e9 / float(mode.fps))
+        )
+    except SourceError:
+        # Another program may have taken the device in between.
+        check_free(uri.path, mode)
+        raise
+
+
+def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
+    """Return the best of a device's modes that the URI allows.
+
+    Raises:
+        SourceError: the device has no such mode; the text lists what it has.
+    """
+    fps = uri.fps()
+    try:
+        return best_mode(
+            modes,
+            uri.whole("width", 0, 0, 16384),
+            uri.whole("height", 0, 0, 16384),
+            Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
+            _FORMATS.get(uri.query.get("format", ""), ""),
+        )
+    except SourceError as error:
+        raise SourceError(f"{uri.label}: {error}", reason=error.reason) from error
+
+
+class OpenCvSource:
+    """Reads an opened camera; a FrameSource.
+
+    What the camera sent before it was read is skipped, and the first frame is read, by the
+    constructor, so that a camera that gives none raises there.
+
+    Attributes:
+        corrupt: number of images that could not be decoded.
+
+    Args:
+        capture: opened; released by `close`, and by the constructor where it raises.
+        label: names the camera in errors.
+        clock: what POS_MSEC means: `rtp` is the stream's pace, `sensor` the driver's
+            CLOCK_MONOTONIC; `arrival` ignores it.
+        gap_s: a read that takes longer raises: frames would come in a burst and look fresh.
+        late_ns: uncertainty of the capture time.
+        monotonic_ns: CLOCK_MONOTONIC.
+        epoch_ns: Unix time.
+
+    Raises:
+        SourceError: no frame came.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        label: str,
+        clock: Literal["rtp", "sensor", "arrival"],
+        *,
+        gap_s: float,
+        late_ns: int = 0,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        epoch_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.corrupt = 0
+        self._capture = capture
+        self._label = label
+        self._clock = clock
+        self._stamps = TimestampMapper(clock)
+        self._gap_s = gap_s
+        self._late_ns = late_ns
+        self._monotonic_ns = monotonic_ns
+        self._epoch_ns = epoch_ns
+        self._count = 0
+        self._shape: tuple[int, ...] | None = None
+        self._closed = False
+        try:
+            if clock == "rtp":
+                self._skip_backlog()
+            self._first: Frame | None = self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def timestamp_faults(self) -> int:
+        """Number of timestamps that jumped or ran backwards; their frames have the arrival time."""
+        return self._stamps.faults
+
+    def read(self) -> Frame | None:
+        first, self._first = self._first, None
+        return self._next() if first is None else first
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._capture.release()
+
+    def _skip_backlog(self) -> None:
+        """Grab until two frames follow each other at the camera's own pace."""
+        begun_ns = last_ns = self._monotonic_ns()
+        last_ms, paced = None, 0
+        while paced < 2 and last_ns - begun_ns < _BACKLOG_S * 1e9:
+            now_ns = self._grab()
+            now_ms = self._capture.get(cv2.CAP_PROP_POS_MSEC)
+            if last_ms is not None:
+                at_pace = now_ns - last_ns > 0.5e6 * (now_ms - last_ms)
+                paced = paced + 1 if at_pace else 0
+            last_ns, last_ms = now_ns, now_ms
+
+    def _next(self) -> Frame:
+        for _ in range(_ATTEMPTS):
+            now_ns = self._grab()
+            stamp_ns = int(1e6 * self._capture.get(cv2.CAP_PROP_POS_MSEC))
+            found, pixels = self._capture.retrieve()
+            if found:
+                return self._frame(pixels, now_ns, stamp_ns)
+            self.corrupt += 1
+        raise SourceError(
+            f"{self._label}: {_ATTEMPTS} images one after another cannot be decoded; check cable "
+            "and network, and the camera's bit rate",
+            reason="corrupt",
+        )
+
+    def _grab(self) -> int:
+        """Grab the next frame; return its time of arrival.
+
+        Raises:
+            SourceError: none came in time.
+        """
+        if self._closed:
+            raise SourceError(f"{self._label}: the camera is closed")
+        for _ in range(_ATTEMPTS):
+            begun_ns = self._monotonic_ns()
+            found = self._capture.grab()
+            now_ns = self._monotonic_ns()
+            waited_s = (now_ns - begun_ns) / 1e9
+            # After a timeout FFmpeg first gives frames that its decoder still holds.
+            if waited_s >= 0.9 * self._gap_s:
+                # FFmpeg knows no rate of MJPEG, by which the limit could be made longer.
+                slow = "; a camera this slow needs GStreamer" if self._clock == "arrival" else ""
+                raise SourceError(
+                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again"
+                    f"{slow}",
+                    reason="stalled",
+                )
+            if found:
+                return now_ns
+            self.corrupt += 1
+        raise SourceError(
+            f"{self._label}: the camera closed the stream, or sends images that cannot be decoded; "
+            "it is opened again",
+            reason="lost",
+        )
+
+    def _frame(self, pixels: NDArray[Any], now_ns: int, stamp_ns: int) -> Frame:
+        if self._shape is not None and pixels.shape != self._shape:
+            raise SourceError(
+                f"{self._label}: the image changed from {_size(self._shape)} to "
+                f"{_size(pixels.shape)}; the camera is opened again",
+                reason="changed",
+            )
+        self._shape = pixels.shape
+        capture = self._stamps.map(now_ns, stamp_ns)
+        self._count += 1
+        return Frame(
+            self._count - 1,
+            Image.of_bgr(pixels),
+            capture.mono_ns,
+            self._epoch_ns() - (now_ns - capture.mono_ns),
+            capture.clock,
+            self._late_ns if capture.clock == "sensor" else 0,
+        )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[0]}"

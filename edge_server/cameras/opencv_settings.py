@@ -1,0 +1,41 @@
+"""What OpenCV reads from the environment of the process: the same for files and for cameras."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import cv2
+
+_FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
+# TCP: over UDP, each lost packet gives grey or smeared images; OpenCV's own preference for TCP is
+# lost with any option here. No frames to guess the rate from: opening takes 0.6 s, not 1.9 s.
+_FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0"}
+# The V4L2 backend waits in whole seconds, 10 by default.
+_V4L2_WAIT_S = "1"
+
+
+def settle_opencv() -> None:
+    """Set what every opened file and camera of this process has in common; once or again.
+
+    FFmpeg and OpenCV write nothing to stderr then: their lines must not mix with the log, and may
+    quote a URI with its password.
+    """
+    given = os.environ.get("OPENCV_FFMPEG_CAPTURE_OPTIONS", "")
+    options = dict(pair.partition(";")[::2] for pair in given.split("|") if pair)
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = "|".join(
+        f"{key};{value}" for key, value in (options | _FFMPEG_OPTIONS).items()
+    )
+    os.environ["OPENCV_FFMPEG_LOGLEVEL"] = _FFMPEG_QUIET
+    os.environ.setdefault("OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT", _V4L2_WAIT_S)
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+
+def opencv_report() -> dict[str, Any]:
+    """Return OpenCV's version, and which of the backends are there that read cameras."""
+    there = set(cv2.videoio_registry.getBackends())
+    known = (("FFmpeg", cv2.CAP_FFMPEG), ("V4L2", cv2.CAP_V4L2))
+    return {
+        "version": cv2.__version__,
+        "backends": [name for name, backend in known if backend in there],
+    }

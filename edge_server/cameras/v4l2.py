@@ -1,0 +1,241 @@
+"""What V4L2 devices offer, read with ioctls (videodev2.h); no image is captured here."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from edge_server.cameras.gstreamer_modes import VideoMode
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Ioctl = Callable[[int, int, bytearray], int]
+
+# The formats of the kernel, by GStreamer's names, as `best_mode` knows them.
+FOURCC_NAMES = {
+    "MJPG": "JPEG",
+    "JPEG": "JPEG",
+    "YUYV": "YUY2",
+    "NV12": "NV12",
+    "YU12": "I420",
+    "GREY": "GRAY8",
+}
+_CAPTURE = 1  # V4L2_BUF_TYPE_VIDEO_CAPTURE
+_CAN_CAPTURE = 0x00000001
+_HAS_DEVICE_CAPS = 0x80000000
+_DISCRETE = 1
+# Of a device that takes any size in a range: those that lane cameras use.
+_USUAL_SIZES = ((3840, 2160), (1920, 1080), (1280, 720), (640, 480), (640, 360))
+# Of a driver that lists no rates: the camera has one of its own.
+_OWN_RATE = (Fraction(30),)
+
+
+def _code(direction: int, number: int, size: int) -> int:
+    return direction << 30 | size << 16 | ord("V") << 8 | number
+
+
+_READ, _BOTH = 2, 3
+_CAPABILITY = struct.Struct("<16s32s32s6I")
+_FORMAT_DESCRIPTION = struct.Struct("<3I32s5I")
+_FRAME_SIZE = struct.Struct("<11I")
+_FRAME_INTERVAL = struct.Struct("<13I")
+_FORMAT_BYTES = 208
+VIDIOC_QUERYCAP = _code(_READ, 0, _CAPABILITY.size)
+VIDIOC_ENUM_FMT = _code(_BOTH, 2, _FORMAT_DESCRIPTION.size)
+VIDIOC_S_FMT = _code(_BOTH, 5, _FORMAT_BYTES)
+VIDIOC_ENUM_FRAMESIZES = _code(_BOTH, 74, _FRAME_SIZE.size)
+VIDIOC_ENUM_FRAMEINTERVALS = _code(_BOTH, 75, _FRAME_INTERVAL.size)
+
+
+@dataclass(frozen=True)
+class VideoDevice:
+    """A device that captures video.
+
+    Attributes:
+        path: the device file.
+        name: of the camera, as the driver gives it.
+        driver: uvcvideo, tegra-video, ...
+        modes: what it offers in formats that can be read; largest first.
+        other_formats: four characters of each other format: raw Bayer of a CSI sensor, H264.
+    """
+
+    path: str
+    name: str
+    driver: str
+    modes: tuple[VideoMode, ...]
+    other_formats: tuple[str, ...]
+
+
+def video_devices(folder: Path, ioctl: Ioctl = fcntl.ioctl) -> Iterator[VideoDevice | SourceError]:
+    """Yield each capturing device of `folder` (/dev), or why it cannot be looked at.
+
+    Devices that do not capture video, like the metadata node beside each webcam, are left out.
+    """
+    numbers = (each.name.removeprefix("video") for each in folder.glob("video*"))
+    for number in sorted((each for each in numbers if each.isdecimal()), key=int):
+        try:
+            device = read_device(str(folder / f"video{number}"), ioctl)
+        except SourceError as error:
+            yield error
+            continue
+        if device is not None:
+            yield device
+
+
+def read_device(path: str, ioctl: Ioctl = fcntl.ioctl) -> VideoDevice | None:
+    """Return what the device at `path` offers; None if it captures no video.
+
+    Raises:
+        SourceError: it is not there, closed to this user, or no video device.
+    """
+    file = _open(path)
+    try:
+        capability = bytearray(_CAPABILITY.size)
+        ioctl(file, VIDIOC_QUERYCAP, capability)
+        driver, card, _, _, all_nodes, this_node, *_ = _CAPABILITY.unpack(capability)
+        if not (this_node if all_nodes & _HAS_DEVICE_CAPS else all_nodes) & _CAN_CAPTURE:
+            return None
+        fourccs = list(_formats(file, ioctl))
+        modes = {
+            VideoMode(FOURCC_NAMES[fourcc], size, fps)
+            for fourcc in fourccs
+            if fourcc in FOURCC_NAMES
+            for size in _sizes(file, ioctl, fourcc)
+            for fps in tuple(_rates(file, ioctl, fourcc, size)) or _OWN_RATE
+        }
+        others = tuple(fourcc for fourcc in fourccs if fourcc not in FOURCC_NAMES)
+    except OSError as error:
+        raise SourceError(
+            f"{path}: {os.strerror(error.errno or 0)}; it is no video device, or was unplugged; "
+            "edge-server cameras list shows those that are there",
+            reason="unavailable",
+        ) from error
+    finally:
+        os.close(file)
+    ordered = sorted(modes, key=lambda mode: (mode.size, mode.fps, mode.format), reverse=True)
+    return VideoDevice(path, _text(card), _text(driver), tuple(ordered), others)
+
+
+def check_free(path: str, mode: VideoMode, ioctl: Ioctl = fcntl.ioctl) -> None:
+    """Set the device's format, which fails where another program captures from it.
+
+    Raises:
+        SourceError: the device is held by another program.
+    """
+    fourcc = fourcc_of(mode)
+    pix = struct.pack("<I4x4I", _CAPTURE, *mode.size, _number(fourcc), 0)
+    file = _open(path)
+    try:
+        ioctl(file, VIDIOC_S_FMT, bytearray(pix.ljust(_FORMAT_BYTES, b"\0")))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise _busy(path) from error
+        raise SourceError(
+            f"{path}: {mode}: {os.strerror(error.errno or 0)}; choose another format or size",
+            reason="unavailable",
+        ) from error
+    finally:
+        os.close(file)
+
+
+def fourcc_of(mode: VideoMode) -> str:
+    """Return the kernel's four characters for the format of `mode`."""
+    return next(fourcc for fourcc, name in FOURCC_NAMES.items() if name == mode.format)
+
+
+def _busy(path: str) -> SourceError:
+    return SourceError(
+        f"{path}: another program holds the camera; fuser -v {path} shows which: close it",
+        reason="unavailable",
+    )
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"{path}: no such device; check the camera's plug and cable: edge-server cameras list "
+            "shows the cameras that are there",
+            reason="unavailable",
+        ) from error
+    except PermissionError as error:
+        raise SourceError(
+            f"{path}: closed to this user; sudo usermod -aG video USER, then log in again, or "
+            "restart the daemon",
+            reason="unauthorized",
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise _busy(path) from error
+        raise SourceError(
+            f"{path}: {error.strerror}; check the camera's plug and cable", reason="unavailable"
+        ) from error
+
+
+def _formats(file: int, ioctl: Ioctl) -> Iterator[str]:
+    with suppress(_NoMore):
+        for index in range(64):
+            data = bytearray(_FORMAT_DESCRIPTION.pack(index, _CAPTURE, 0, b"", *[0] * 5))
+            fourcc = _FORMAT_DESCRIPTION.unpack(_next(file, ioctl, VIDIOC_ENUM_FMT, data))[4]
+            yield fourcc.to_bytes(4, "little").decode("latin-1")
+
+
+def _sizes(file: int, ioctl: Ioctl, fourcc: str) -> Iterator[tuple[int, int]]:
+    with suppress(_NoMore):
+        for index in range(256):
+            data = bytearray(_FRAME_SIZE.pack(index, _number(fourcc), *[0] * 9))
+            found = _FRAME_SIZE.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMESIZES, data))
+            if found[2] == _DISCRETE:
+                yield found[3], found[4]
+                continue
+            low_width, width, _, low_height, height, _ = found[3:9]
+            for usual in {*_USUAL_SIZES, (width, height)}:
+                if low_width <= usual[0] <= width and low_height <= usual[1] <= height:
+                    yield usual
+            return
+
+
+def _rates(file: int, ioctl: Ioctl, fourcc: str, size: tuple[int, int]) -> Iterator[Fraction]:
+    with suppress(_NoMore):
+        for index in range(256):
+            data = bytearray(_FRAME_INTERVAL.pack(index, _number(fourcc), *size, *[0] * 9))
+            found = _FRAME_INTERVAL.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMEINTERVALS, data))
+            # Of a range the shortest interval, which is its first.
+            seconds, per = found[5], found[6]
+            if seconds and per:
+                yield Fraction(per, seconds)
+            if found[4] != _DISCRETE:
+                return
+
+
+class _NoMore(Exception):
+    """The list that the driver gives has ended."""
+
+
+def _next(file: int, ioctl: Ioctl, code: int, data: bytearray) -> bytearray:
+    try:
+        ioctl(file, code, data)
+    except OSError as error:
+        # A driver without frame sizes or intervals has ENOTTY for their list.
+        if error.errno in {errno.EINVAL, errno.ENOTTY}:
+            raise _NoMore from None
+        raise
+    return data
+
+
+def _number(fourcc: str) -> int:
+    return int.from_bytes(fourcc.encode("latin-1"), "little")
+
+
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,161 @@
+"""`edge-server cameras probe`: opens one source, measures it, and writes a picture of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge_server.cameras.colour import bgr_of
+from edge_server.cameras.gstreamer import gstreamer_missing
+from edge_server.cameras.opencv_settings import opencv_report
+from edge_server.cameras.readers import choose_reader
+from edge_server.cameras.recordings import write_picture
+from edge_server.cameras.source import SourceOptions, is_live, open_source
+from edge_server.cameras.source_uri import parse_source_uri, read_credentials
+from edge_server.errors import SourceError
+from edge_server.pixels import PixelFormat
+from edge_server.process.masking import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edge_server.cameras.frame import Frame, FrameSource
+
+# A longer interval between two captures than this many usual ones counts as a gap.
+_GAP_PERIODS = 1.5
+
+
+@dataclass
+class Measured:
+    """What a source gave.
+
+    Attributes:
+        opened_s: until its first frame could be read.
+        arrivals_ns: CLOCK_MONOTONIC of each frame.
+        captures_ns: likewise, as the source knows it.
+        last: the last frame.
+        ended: a recording ended.
+        failure: why a camera stopped.
+    """
+
+    opened_s: float
+    arrivals_ns: list[int] = field(default_factory=list)
+    captures_ns: list[int] = field(default_factory=list)
+    last: Frame | None = None
+    ended: bool = False
+    failure: SourceError | None = None
+
+
+def probe(
+    uri: str,
+    *,
+    seconds: float,
+    picture: Path | None,
+    reader: Literal["auto", "gstreamer", "opencv"],
+    credentials_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Open `uri`, read it for `seconds`, print what it gives.
+
+    Raises:
+        SourceError: it gives no frames, or stopped; SourceUriError: its URI is wrong.
+        SettingsError: the credentials cannot be read.
+    """
+    credentials = None if credentials_file is None else read_credentials(credentials_file)
+    options = SourceOptions(credentials=credentials, reader=reader)
+    by = reader_of(uri, reader)
+    begun = time.monotonic()
+    source = open_source(uri, options=options)
+    try:
+        measured = measure(source, seconds, time.monotonic() - begun)
+        if measured.last is None:
+            raise measured.failure or SourceError(f"{uri}: ends without a frame")
+        facts = {"source": parse_source_uri(uri).label, "reader": by, **facts_of(measured, source)}
+        if picture is not None:
+            write_picture(picture, bgr_of(measured.last.image))
+            facts["picture"] = str(picture.absolute())
+    finally:
+        source.close()
+    if as_json:
+        print(masked(json.dumps(facts, indent=2)))
+    else:
+        for key, value in facts.items():
+            print(masked(f"{key.replace('_', ' '):16} {value}"))
+    if measured.failure is not None:
+        raise measured.failure
+
+
+def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
+    """Return who reads `uri`, and why it is not GStreamer where it is not.
+
+    Raises:
+        SourceError: as `open_source`.
+    """
+    if not is_live(uri):
+        return "of recordings"
+    parsed = parse_source_uri(uri)
+    missing = gstreamer_missing(parsed.scheme)
+    if choose_reader(parsed, wanted, missing) == "gstreamer":
+        return "GStreamer"
+    version = f"OpenCV {opencv_report()['version']}"
+    return f"{version}, as {missing}" if missing else version
+
+
+def measure(
+    source: FrameSource,
+    seconds: float,
+    opened_s: float,
+    monotonic_ns: Callable[[], int] = time.monotonic_ns,
+) -> Measured:
+    """Read `source` for `seconds`, or until it ends or fails."""
+    measured = Measured(opened_s)
+    end_ns = monotonic_ns() + int(seconds * 1e9)
+    while monotonic_ns() < end_ns:
+        try:
+            frame = source.read()
+        except SourceError as error:
+            measured.failure = error
+            break
+        if frame is None:
+            measured.ended = True
+            break
+        measured.last = frame
+        measured.arrivals_ns.append(monotonic_ns())
+        measured.captures_ns.append(frame.capture_mono_ns)
+    return measured
+
+
+def facts_of(measured: Measured, source: FrameSource) -> dict[str, Any]:
+    """Return what people want to know of a camera, by name; at least one frame was measured."""
+    frame = measured.last
+    assert frame is not None  # noqa: S101  # for the type checker: the caller has looked
+    image = frame.image
+    spanned_s = (measured.arrivals_ns[-1] - measured.arrivals_ns[0]) / 1e9
+    count = len(measured.arrivals_ns)
+    pairs = zip(measured.arrivals_ns, measured.captures_ns, strict=True)
+    ages_ms = [(arrival - capture) / 1e6 for arrival, capture in pairs]
+    captures = measured.captures_ns
+    intervals = [after - before for before, after in pairwise(captures)]
+    usual = statistics.median(intervals) if intervals else 0
+    facts: dict[str, Any] = {
+        "format": image.pixel_format.value,
+        "size": f"{image.width} x {image.height}",
+    }
+    if image.pixel_format is not PixelFormat.BGR:
+        facts["colour"] = f"{image.colour.matrix.value}, {image.colour.range.value} range"
+    return facts | {
+        "frames": count,
+        "fps": round((count - 1) / spanned_s, 2) if spanned_s else None,
+        "opened_after_s": round(measured.opened_s, 2),
+        "clock": frame.clock,
+        "age_ms_median": round(statistics.median(ages_ms), 1),
+        "age_ms_longest": round(max(ages_ms), 1),
+        "gaps": sum(interval > _GAP_PERIODS * usual for interval in intervals),
+        "damaged": getattr(source, "corrupt", None),
+        "ended": measured.ended,
+    }

@@ -1,0 +1,69 @@
+"""`edge-server cameras …`: the arguments of each verb. Each verb imports its code when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edge_server.cli.verbs import OK, Verbs
+
+_ABOUT = """\
+The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a camera
+that the daemon reads may be held by it.
+"""
+_CODES = """\
+exit codes: 0 done, 2 usage, 69 the camera gives no images now, or the picture cannot be written,
+78 the URI or the credentials are wrong and stay so, 130 interrupted
+"""
+_INTERRUPTED = "\nedge-server: interrupted"
+READERS = ("auto", "gstreamer", "opencv")
+
+
+def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs below `cameras`."""
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+
+    listing = verbs.add("list", "the cameras that are plugged in, and what can read them", _list)
+    listing.takes("--json", action="store_true", help="one object, with every mode")
+
+    probe = verbs.add("probe", "what a camera gives: open it, read it for some seconds", _probe)
+    kinds = "/dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file"
+    probe.takes("uri", metavar="URI", help=kinds)
+    probe.takes("--seconds", type=_seconds, default=5.0, metavar="N", help="default: 5")
+    probe.takes("--picture", type=Path, metavar="FILE", help="write the last image: .png or .jpg")
+    probe.takes("--reader", choices=READERS, default="auto", help="default: GStreamer if any")
+    login = "user name and password, kept out of the list of processes"
+    probe.takes("--credentials", type=Path, metavar="FILE", help=login)
+    probe.takes("--json", action="store_true", help="one object instead of lines")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, up to 3600")
+    return seconds
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.cameras.listing import list_cameras  # noqa: PLC0415
+
+    for line in list_cameras(Path("/dev"), as_json=arguments.json):
+        print(line)
+    return OK
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.cameras.probing import probe  # noqa: PLC0415
+
+    probe(
+        arguments.uri,
+        seconds=arguments.seconds,
+        picture=arguments.picture,
+        reader=arguments.reader,
+        credentials_file=arguments.credentials,
+        as_json=arguments.json,
+    )
+    return OK

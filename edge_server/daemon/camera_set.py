@@ -1,0 +1,249 @@
+"""The daemon's cameras: built from the settings, and changed while the other cameras go on."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.cameras.camera import Camera
+from edge_server.cameras.source import SourceOptions, is_live
+from edge_server.cameras.source_uri import read_credentials
+from edge_server.errors import SettingsError, SourceError
+from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pixels import ColourMatrix, ColourRange
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_server.cameras.source import SourceKind
+    from edge_server.inference.data_plane import DataPlane
+    from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.process.worker import Worker
+    from edge_server.settings import CameraSection
+
+# Cameras that leave get so long, all together, to end their reads and requests.
+_LEAVE_S = 3.0
+
+
+def source_options(name: str, section: CameraSection) -> SourceOptions:
+    """Return what the settings of a camera add to its URI.
+
+    Raises:
+        SettingsError: the file of credentials cannot be read, or has none.
+    """
+    credentials = None
+    if section.credentials_file is not None:
+        try:
+            credentials = read_credentials(section.credentials_file)
+        except SettingsError as error:
+            raise SettingsError(f"cameras.{name}.credentials_file: {error}") from error
+    return SourceOptions(
+        credentials,
+        section.reader,
+        ColourMatrix(section.color_matrix) if section.color_matrix else None,
+        ColourRange(section.color_range) if section.color_range else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    section: CameraSection
+    options: SourceOptions
+    pipeline: LanePipeline
+
+    @property
+    def camera(self) -> Camera:
+        return self.pipeline.camera
+
+
+class CameraSet:
+    """The cameras and their loops.
+
+    Attributes:
+        pipelines: in the order of the settings. It is one list for the whole run, whose elements
+            are replaced at once, so other parts may hold it.
+        models: names of the cameras' models; likewise one set for the whole run.
+
+    Args:
+        sections: the settings of each camera, by name.
+        data_plane: runs their models.
+        listeners: receive every LaneFrame.
+        models: an empty set.
+        on_removed: called with the name of a camera that was removed, once its loop has ended.
+        kinds: the schemes of URIs; `SOURCE_KINDS` by default.
+    """
+
+    def __init__(
+        self,
+        sections: Mapping[str, CameraSection],
+        data_plane: DataPlane,
+        listeners: Sequence[Listener],
+        models: set[str],
+        on_removed: Callable[[str], None] = lambda _: None,
+        *,
+        kinds: Mapping[str, SourceKind] | None = None,
+    ) -> None:
+        self.models = models
+        self._data_plane = data_plane
+        self._listeners = tuple(listeners)
+        self._on_removed = on_removed
+        self._kinds = kinds
+        self._shares: dict[str, FairShares] = defaultdict(FairShares)
+        self._stopping = False
+        self._entries = {
+            name: self._entry(name, section, None) for name, section in sections.items()
+        }
+        self.pipelines = [entry.pipeline for entry in self._entries.values()]
+        models.update(section.model for section in sections.values())
+
+    def open_recordings(self) -> None:
+        """Report a camera's mistake before the models load, which may take minutes.
+
+        A live camera stays closed: an open one would fill its buffers meanwhile.
+
+        Raises:
+            SourceError: a recording cannot be opened.
+            SourceUriError: a URI is wrong.
+        """
+        for pipeline in self.pipelines:
+            self._open(pipeline.camera, even_live=False)
+
+    def validate(self, stop: threading.Event) -> None:
+        """Run a frame through each camera's model, and open the cameras; end early at `stop`.
+
+        Raises:
+            SettingsError, Unavailable: see `LanePipeline.validate`.
+            SourceError: see `open_recordings`.
+        """
+        for pipeline in self.pipelines:
+            if stop.is_set():
+                break
+            pipeline.validate()
+            self._open(pipeline.camera)
+
+    def start(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.camera.start()
+            pipeline.worker.start()
+
+    def ask_to_stop(self) -> None:
+        """Request every camera to stop, without a wait; none starts from now on."""
+        self._stopping = True
+        for pipeline in self.pipelines:
+            pipeline.worker.ask_to_stop()
+            pipeline.camera.worker.ask_to_stop()
+
+    def stop(self, left_s: Callable[[], float]) -> None:
+        """Stop every camera and wait for each as long as `left_s` returns at that moment."""
+        for pipeline in self.pipelines:
+            pipeline.worker.stop(left_s())
+            pipeline.camera.stop(left_s())
+
+    def workers(self) -> list[Worker]:
+        """Return the threads that must make progress."""
+        return [worker for p in self.pipelines for worker in (p.camera.worker, p.worker)]
+
+    def change(self, sections: Mapping[str, CameraSection]) -> str:
+        """Add, remove and replace cameras, so that the set is that of `sections`.
+
+        A camera whose settings stay the same goes on without a pause. One whose model, priority or
+        age alone changes keeps its source open. Before anything changes, each new recording is
+        open, and each new camera's model has responded to a frame.
+
+        Returns:
+            What has changed, in words; empty if nothing.
+
+        Raises:
+            SettingsError, Unavailable, SourceError: nothing has changed; see `validate`.
+        """
+        old = self._entries
+        new = {name: self._entry(name, each, old.get(name)) for name, each in sections.items()}
+        coming = [entry for name, entry in new.items() if entry is not old.get(name)]
+        # From here on no update may turn these models into something else.
+        models_before = set(self.models)
+        self.models.update(entry.section.model for entry in coming)
+        opening = {entry.camera for entry in coming} - {entry.camera for entry in old.values()}
+        try:
+            for entry in coming:
+                entry.pipeline.validate()
+            for camera in opening:
+                self._open(camera, even_live=False)
+        except BaseException:
+            self.models.intersection_update(models_before)
+            for camera in opening:
+                camera.stop()
+            raise
+        self._replace(old, new)
+        return _difference(old, new)
+
+    def _replace(self, old: Mapping[str, _Entry], new: dict[str, _Entry]) -> None:
+        """Stop the old, then start the new: a device may be the same, and opens once."""
+        kept = {entry.pipeline for entry in old.values()} & {e.pipeline for e in new.values()}
+        closing = {entry.camera for entry in old.values()} - {e.camera for e in new.values()}
+        opening = {entry.camera for entry in new.values()} - {e.camera for e in old.values()}
+        leaving = [entry.pipeline for entry in old.values() if entry.pipeline not in kept]
+        # The supervisor looks at `pipelines`: the hang of a camera that leaves ends nothing.
+        self.pipelines[:] = [pipeline for pipeline in self.pipelines if pipeline in kept]
+        for worker in (*(p.worker for p in leaving), *(camera.worker for camera in closing)):
+            worker.ask_to_stop()
+        until = time.monotonic() + _LEAVE_S
+        for pipeline in leaving:
+            pipeline.worker.stop(max(0.0, until - time.monotonic()))
+        for camera in closing:
+            camera.stop(max(0.0, until - time.monotonic()))
+        for name in old.keys() - new.keys():
+            self._on_removed(name)
+        if self._stopping:
+            return
+        for camera in opening:
+            camera.start()
+        for entry in new.values():
+            if entry.pipeline not in kept:
+                entry.pipeline.worker.start()
+        self._entries = new
+        self.pipelines[:] = [entry.pipeline for entry in new.values()]
+        self.models.intersection_update({entry.section.model for entry in new.values()})
+
+    def _entry(self, name: str, section: CameraSection, old: _Entry | None) -> _Entry:
+        """Return the entry of a camera; `old` itself where nothing changes."""
+        options = source_options(name, section)
+        camera = None
+        if old is not None and (old.section.uri, old.options) == (section.uri, options):
+            if old.section == section:
+                return old
+            camera = old.camera
+        pipeline = LanePipeline(
+            camera or Camera(name, section.uri, options=options, kinds=self._kinds),
+            self._data_plane,
+            section.model,
+            self._listeners,
+            shares=self._shares[section.model],
+            priority=section.priority,
+            max_age_ms=section.max_age_ms,
+        )
+        return _Entry(section, options, pipeline)
+
+    def _open(self, camera: Camera, *, even_live: bool = True) -> None:
+        """Open a camera's source; only the URI is checked of a live one that shall not open yet.
+
+        Raises:
+            SourceError: the error with the camera's name.
+        """
+        try:
+            if even_live or not is_live(camera.source_uri, self._kinds):
+                camera.open()
+        except SourceError as error:
+            raise type(error)(f"camera {camera.name}: {error}") from error
+
+
+def _difference(old: Mapping[str, _Entry], new: Mapping[str, _Entry]) -> str:
+    changes = {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "changed": sorted(name for name in old.keys() & new.keys() if old[name] is not new[name]),
+    }
+    return "; ".join(f"{word} {', '.join(names)}" for word, names in changes.items() if names)

@@ -1,0 +1,106 @@
+"""Settings are read again at SIGHUP, and the cameras changed to them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.daemon.status import notify
+from edge_server.errors import EdgeServerError
+from edge_server.process.worker import Worker
+from edge_server.settings.difference import restart_needed
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from edge_server.daemon.camera_set import CameraSet
+    from edge_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+# An editor, or a script with another request, may still write: a file that was emptied to be
+# written anew is valid, and has no cameras.
+_SETTLE_S = 0.1
+
+
+class SettingsReload:
+    """Reads the settings again where `requested` is set, and applies what can change in a run.
+
+    The file is read until it no longer changes. Settings with a fault change nothing, and the log
+    says why. Those that need a restart are named in one line, and the running ones stay. Requests
+    that come during a reload lead to one more reload after it, so the last file wins.
+
+    Attributes:
+        worker: waits for requests. A reload has no time limit: it waits for models and files, and
+            while one of them hangs, nothing but further reloads waits for it.
+
+    Args:
+        running: the settings of this run.
+        read: reads the settings again; may raise SettingsError.
+        requested: set at each request, also before `worker` has started.
+        cameras: are changed.
+    """
+
+    def __init__(
+        self,
+        running: Settings,
+        read: Callable[[], Settings],
+        requested: threading.Event,
+        cameras: CameraSet,
+    ) -> None:
+        self.worker = Worker("settings", self.tick)
+        self._running = running
+        self._read = read
+        self._cameras = cameras
+        self._requested = requested
+
+    def tick(self, now: float) -> None:
+        """Reload once if that was requested; wait for a request otherwise."""
+        del now
+        if not self._requested.wait(_LOOK_S):
+            return
+        # Before the file is read: a later change of it comes with a request of its own.
+        self._requested.clear()
+        # sd_notify(3): RELOADING=1 needs the time, and READY=1 ends it, whatever came of it.
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            with self.worker.allowing(math.inf):
+                self._reload()
+        finally:
+            notify("READY=1")
+
+    def _reload(self) -> None:
+        try:
+            settings = self._read_settled()
+            changes = self._cameras.change(settings.cameras)
+        except EdgeServerError as error:
+            # A trace would say nothing that the error does not.
+            log.error("settings: not reloaded, everything stays as it is: %s", error)  # noqa: TRY400
+            return
+        log.info("settings: reloaded; cameras: %s", changes or "as before")
+        if names := restart_needed(self._running, settings):
+            log.warning("settings: need a restart, and stay as they are: %s", ", ".join(names))
+
+    def _read_settled(self) -> Settings:
+        """Return the settings once two readings in a row agree.
+
+        Raises:
+            SettingsError: the second of two readings with the same fault.
+        """
+        before: Settings | str | None = None
+        while True:
+            try:
+                settings = self._read()
+            except EdgeServerError as error:
+                if str(error) == before:
+                    raise
+                before = str(error)
+            else:
+                if settings == before:
+                    return settings
+                before = settings
+            self.worker.wait(_SETTLE_S)

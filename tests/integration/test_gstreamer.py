@@ -1,0 +1,440 @@
+"""GStreamer's reader with the real GStreamer and real cameras on loopback.
+
+`scripts/test` runs them in an environment of the system's own Python, which PyGObject belongs to.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import itertools
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from live_cameras.time_code import read_time
+
+from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.colour import bgr_of
+from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
+from edge_server.cameras.source import NO_OPTIONS, SourceOptions, open_source
+from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.errors import SourceError
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
+
+if TYPE_CHECKING:
+    from edge_server.cameras.frame import Frame
+    from edge_server.cameras.gstreamer_source import GstreamerSource
+    from tests.integration.conftest import LiveCameras
+
+pytestmark = [
+    pytest.mark.gstreamer,
+    pytest.mark.skipif(bool(gstreamer_missing()), reason=gstreamer_missing()),
+]
+PATIENCE_S = 30.0
+LOGIN = {"user": "edge", "password": "p@ss:w/rd"}
+IN_URI = "edge:p%40ss%3Aw%2Frd@"
+# A failure is noticed after half a second; the rest is for a machine under load.
+NOTICED_S = 3.0
+
+
+def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> GstreamerSource:
+    return open_gstreamer(parse_source_uri(uri), options)  # type: ignore[return-value]
+
+
+def frames_of(uri: str, number: int) -> list[Frame]:
+    source = opened(uri)
+    try:
+        frames = [source.read() for _ in range(number)]
+    finally:
+        source.close()
+    assert all(frames)
+    return [frame for frame in frames if frame is not None]
+
+
+def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
+    return f"gst:{source} ! video/x-raw,{caps}"
+
+
+def failure(source: GstreamerSource) -> tuple[SourceError, float]:
+    """The error that ends the reading, and after how many seconds."""
+    begin = time.monotonic()
+    try:
+        while time.monotonic() - begin < PATIENCE_S:
+            source.read()
+    except SourceError as error:
+        return error, time.monotonic() - begin
+    finally:
+        source.close()
+    raise AssertionError("the camera did not fail")
+
+
+def refusal(uri: str, options: SourceOptions = NO_OPTIONS) -> SourceError:
+    try:
+        opened(uri, options).close()
+    except SourceError as error:
+        return error
+    raise AssertionError("the camera was opened")
+
+
+# Pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("NV12", PixelFormat.NV12),
+        ("I420", PixelFormat.I420),
+        ("YUY2", PixelFormat.YUY2),
+        ("BGR", PixelFormat.BGR),
+        ("GRAY8", PixelFormat.GREY),
+    ],
+)
+def test_each_format_is_delivered_as_it_is(name: str, form: PixelFormat) -> None:
+    # Its rows have gaps: GStreamer pads them to four bytes.
+    caps = f"format={name},width=642,height=362,framerate=30/1,colorimetry=bt601"
+    (frame,) = frames_of(own(caps, "videotestsrc is-live=true pattern=smpte75"), 1)
+    image = frame.image
+    assert (image.pixel_format, image.width, image.height) == (form, 642, 362)
+    # The first bars of 75 %: white, yellow.
+    white, yellow = bgr_of(image)[100, 40].astype(int), bgr_of(image)[100, 140].astype(int)
+    assert np.abs(white - 191).max() <= 3
+    if form is not PixelFormat.GREY:
+        assert np.abs(yellow - (0, 191, 191)).max() <= 5
+
+
+def test_the_colours_are_those_of_the_caps_unless_overridden() -> None:
+    caps = "format=NV12,width=64,height=64,framerate=30/1,colorimetry=(string)1:3:5:1"
+    (frame,) = frames_of(own(caps), 1)
+    assert frame.image.colour == Colour(ColourMatrix.BT709, ColourRange.FULL)
+    options = SourceOptions(matrix=ColourMatrix.BT601, range=ColourRange.LIMITED)
+    source = opened(own(caps), options)
+    frame = source.read()  # type: ignore[assignment]
+    source.close()
+    assert frame.image.colour == Colour(ColourMatrix.BT601, ColourRange.LIMITED)
+
+
+@pytest.mark.parametrize("by_c", [False, True])
+def test_an_image_stays_as_it_was_while_somebody_has_it(by_c: bool) -> None:
+    """Also a view of one plane alone, after the camera was closed."""
+    from edge_server.cameras import gstreamer_frames
+
+    caps = "format=NV12,width=640,height=360,framerate=60/1"
+    source = opened(own(caps, "videotestsrc is-live=true pattern=snow"))
+    if by_c:
+        source._player._samples._map = gstreamer_frames._map_by_c  # type: ignore[attr-defined]
+    source.read()
+    frame = source.read()
+    assert frame is not None
+    view = frame.image.planes[1][10:20]
+    assert not view.flags.writeable
+    before = view.copy()
+    del frame
+    for _ in range(30):
+        source.read()
+    assert (view == before).all()
+    source.close()
+    assert (view == before).all()
+
+
+def test_no_frame_is_copied_and_none_is_kept() -> None:
+    caps = "format=NV12,width=1920,height=1080,framerate=60/1"
+    source = opened(own(caps))
+    process = psutil.Process()
+    for _ in range(30):
+        source.read()
+    before = process.memory_info().rss
+    for _ in range(120):
+        source.read()
+    grown = process.memory_info().rss - before
+    source.close()
+    assert grown < 10 * 1920 * 1080  # of 120 frames, three megabytes each
+
+
+def test_rotation_among_the_tags_is_obeyed() -> None:
+    rotated = "videotestsrc is-live=true ! taginject tags=image-orientation=rotate-90"
+    (frame,) = frames_of(own("format=NV12,width=640,height=360,framerate=30/1", rotated), 1)
+    assert (frame.image.width, frame.image.height) == (360, 640)
+
+
+# Real cameras
+
+
+@pytest.mark.parametrize(
+    ("codec", "query"),
+    [("h264", ""), ("h264", "?transport=udp"), ("h265", ""), ("h265", "?transport=udp")],
+)
+def test_a_camera_is_decoded_with_its_own_time(
+    live_cameras: LiveCameras, codec: str, query: str
+) -> None:
+    camera = live_cameras.rtsp(codec=codec, stamp=True)
+    frames = frames_of(f"{camera.uri()}{query}", 30)
+    assert {frame.clock for frame in frames[1:]} <= {"rtp", "ntp"}
+    assert {frame.image.pixel_format for frame in frames} == {PixelFormat.I420}
+    # The time in the pixels is that of the picture; encoding and decoding come after it. Their
+    # least is taken for none, so that a capture time is late by it, and by no more.
+    late_ms = [
+        (frame.capture_mono_ns - shown) / 1e6
+        for frame in frames[10:]
+        if (shown := read_time(frame.image.luma())) is not None
+    ]
+    assert len(late_ms) >= 10
+    assert -1 < np.median(late_ms) < 1000
+    captures = [frame.capture_mono_ns for frame in frames]
+    assert captures == sorted(captures)
+
+
+def test_the_camera_knows_its_colours(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    (frame,) = frames_of(camera.uri(), 1)
+    assert frame.image.colour == Colour(ColourMatrix.BT601, ColourRange.LIMITED)
+    clip = np.fromfile(live_cameras.clip().path, np.uint8).reshape(-1, 540, 640)
+    shown = bgr_of(frame.image).astype(int)
+    originals = (cv2.cvtColor(each, cv2.COLOR_YUV2BGR_I420).astype(int) for each in clip)
+    assert min(np.abs(shown - each).mean() for each in originals) < 6
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_password_opens_and_a_wrong_one_says_so_and_is_not_shown(
+    live_cameras: LiveCameras, digest: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    camera = live_cameras.rtsp(digest=digest, **LOGIN)
+    where = f"127.0.0.1:{camera.port}/camera"
+    assert frames_of(f"rtsp://{IN_URI}{where}", 1)
+    source = opened(f"rtsp://{where}", SourceOptions(Credentials(**LOGIN)))
+    source.close()
+    error = refusal(f"rtsp://edge:wrong-password@{where}")
+    assert error.reason == "unauthorized"
+    assert "wrong-password" not in str(error) + caplog.text
+    assert LOGIN["password"] not in caplog.text
+
+
+def test_a_wrong_path_a_wrong_port_and_a_wrong_name_each_say_so(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    error = refusal(f"rtsp://127.0.0.1:{camera.port}/kamera")
+    assert (error.reason, "check the path" in str(error)) == ("not_found", True)
+    camera.kill()
+    error = refusal(camera.uri())
+    assert (error.reason, "connection refused" in str(error)) == ("unavailable", True)
+    error = refusal("rtsp://camera.invalid/live")
+    assert (error.reason, "name camera.invalid is unknown" in str(error)) == ("unavailable", True)
+
+
+@pytest.mark.parametrize("port", ["silent_port", "dropping_port"])
+def test_a_host_that_does_not_respond_is_given_up(live_cameras: LiveCameras, port: str) -> None:
+    begin = time.monotonic()
+    error = refusal(f"rtsp://127.0.0.1:{getattr(live_cameras, port)()}/live")
+    assert error.reason == "unavailable"
+    assert time.monotonic() - begin < 10
+
+
+def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    source = opened(camera.uri())
+    camera.kill()
+    error, seconds = failure(source)
+    assert (error.reason, seconds < NOTICED_S) == ("lost", True)
+
+
+@pytest.mark.parametrize("way", ["silence", "hang", "proxy"])
+@pytest.mark.parametrize("query", ["", "?transport=udp"])
+def test_a_silent_camera_is_stalled_long_before_rtspsrc_notices(
+    live_cameras: LiveCameras, way: str, query: str
+) -> None:
+    if way == "proxy" and query:
+        pytest.skip("the proxy passes TCP")
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    source = opened(camera.uri(proxy.port if way == "proxy" else None) + query)
+    source.read()
+    if way == "proxy":
+        proxy.stall()
+    elif way == "hang":
+        camera.hang()
+    else:
+        camera.command("silence")
+    error, seconds = failure(source)
+    assert (error.reason, seconds < NOTICED_S) == ("stalled", True)
+
+
+def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    source = opened(camera.uri())
+    source.read()
+    camera.show(live_cameras.clip(320, 240))
+    end = time.monotonic() + PATIENCE_S
+    frame = source.read()
+    while frame is not None and frame.image.width == 640 and time.monotonic() < end:
+        frame = source.read()
+    assert frame is not None
+    assert (frame.image.width, frame.image.height) == (320, 240)
+    assert source.size_changes == 1
+    source.close()
+
+
+def test_lost_packets_cost_frames_and_not_the_camera(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    relay = live_cameras.relay(camera.port, loss=0.03)
+    source = opened(f"{camera.uri(relay.port)}?transport=udp")
+    for _ in range(40):
+        source.read()
+    source.close()
+    assert relay.lost
+
+
+def test_jpegs_over_http(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.mjpeg(**LOGIN)
+    uri = f"http://{IN_URI}127.0.0.1:{camera.port}/camera.mjpeg"
+    source = opened(uri)
+    frame = source.read()
+    assert frame is not None
+    assert (frame.image.width, frame.image.height) == (640, 360)
+    assert frame.image.colour.range is ColourRange.FULL
+    assert refusal(f"http://127.0.0.1:{camera.port}/camera.mjpeg").reason == "unauthorized"
+    camera.damage = "truncated"
+    error, _ = failure(source)
+    assert error.reason == "corrupt"
+    camera.damage = ""
+    source = opened(uri)
+    camera.kill()
+    error, seconds = failure(source)
+    assert (error.reason, seconds < NOTICED_S) == ("lost", True)
+    assert "connection refused" in str(refusal(uri))
+
+
+def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp(fps=30.0)
+    # GStreamer's server may send nothing to a client that comes while its last one leaves.
+    viewer = opened(camera.uri())
+    process = psutil.Process()
+
+    def reconnect(times: int) -> tuple[int, int, int]:
+        for _ in range(times):
+            source = opened(camera.uri())
+            source.read()
+            source.close()
+        gc.collect()
+        return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+    reconnect(20)
+    memory, files, threads = reconnect(20)
+    after = reconnect(160)
+    viewer.close()
+    assert after[0] - memory < 5 << 20
+    assert after[1] <= files + 2
+    assert after[2] <= threads + 4
+
+
+def test_failed_openings_leave_nothing_behind() -> None:
+    process = psutil.Process()
+
+    def fail(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            refusal("rtsp://127.0.0.1:9/live")
+        gc.collect()
+        return process.memory_info().rss, process.num_fds()
+
+    fail(20)
+    memory, files = fail(20)
+    after = fail(100)
+    assert after[0] - memory < 5 << 20
+    assert after[1] <= files + 2
+
+
+def test_a_daemons_camera_comes_back(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    daemons = Camera("front", camera.uri(), options=SourceOptions(reader="gstreamer"))
+    daemons.start()
+
+    def wait(state: CameraState) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while daemons.state is not state:
+            assert time.monotonic() < end, (daemons.state, daemons.failure)
+            daemons.next_frame(0.1)
+
+    try:
+        wait(CameraState.LIVE)
+        camera.kill()
+        wait(CameraState.LOST)
+        camera.start()
+        wait(CameraState.LIVE)
+        assert daemons.reconnects == 1
+    finally:
+        daemons.stop()
+
+
+# Own pipelines and devices
+
+
+def test_the_end_of_a_file_is_the_end_and_it_plays_at_its_rate() -> None:
+    source = opened("gst:videotestsrc num-buffers=10 ! video/x-raw,framerate=20/1,format=NV12")
+    begin = time.monotonic()
+    frames = list(itertools.takewhile(bool, iter(source.read, None)))
+    assert len(frames) == 10
+    assert time.monotonic() - begin > 0.3
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("gst:nosuchelement", 'no element "nosuchelement"'),
+        ("gst:videotestsrc ! nonsense=3", "does not take the pipeline"),
+        ("gst:fakesrc num-buffers=1", "gst:fakesrc"),
+        ("gst:audiotestsrc is-live=true", "gst:audiotestsrc"),
+        ("csi://0", "needs a Jetson"),
+        ("/dev/video77", "no device /dev/video77; see what is there"),
+    ],
+)
+def test_what_cannot_be_opened_says_why(uri: str, words: str) -> None:
+    assert words in str(refusal(uri))
+
+
+def test_a_pipeline_without_an_end_does_not_crash_python() -> None:
+    """Nobody closes it: its threads must stop before the interpreter does."""
+    program = (
+        "from edge_server.cameras.source import open_source\n"
+        "source = open_source('gst:videotestsrc is-live=true ! video/x-raw,format=NV12')\n"
+        "frame = source.read()\n"
+        "raise SystemExit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 3, done.stderr
+
+
+def test_auto_takes_gstreamer_where_it_is_there() -> None:
+    source = open_source(own("format=NV12,width=64,height=64,framerate=30/1"))
+    assert type(source).__name__ == "GstreamerSource"
+    source.close()
+
+
+def test_doctor_learns_what_is_missing() -> None:
+    found = report()
+    assert "GStreamer 1." in found["version"]
+    assert "nvarguscamerasrc" in found["lacking"]["csi"]
+    assert not {"rtsp", "http", "v4l2"} & set(found["lacking"])
+
+
+def test_the_stand_in_of_unit_tests_has_the_players_methods() -> None:
+    from edge_server.cameras.gstreamer_player import GstreamerPlayer, Player
+
+    path = Path(__file__).parents[1] / "unit/cameras/test_gstreamer_source.py"
+    fake = runpy.run_path(str(path))["FakePlayer"]
+    names = {name for name in vars(Player) if not name.startswith("_")} | {"arrived", "damaged"}
+    source = opened(own("format=NV12,width=64,height=64,framerate=30/1"))
+    real = source._player
+    assert isinstance(real, GstreamerPlayer)
+    assert names <= set(dir(real)) & set(dir(fake()))
+    for name in ("pull", "messages", "close"):
+        assert list(inspect.signature(getattr(fake, name)).parameters) == list(
+            inspect.signature(getattr(GstreamerPlayer, name)).parameters
+        )
+    source.close()

@@ -1,0 +1,294 @@
+"""The whole daemon with live cameras: lanes on a real broker, faults by name, and lanes again.
+
+Each test runs with each reader that this Python has: OpenCV's from its wheel, GStreamer's where the
+distribution's bindings are.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mosquitto import Mosquitto, Subscriber
+
+from edge_server.cameras.readers import gstreamer_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.integration.conftest import LiveCameras, Process
+
+MODELS = Path(__file__).parents[2] / "models"
+PATIENCE_S = 30.0
+RIGHT, WRONG = "p:@/ %4", "guess-0815"
+OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
+
+
+@pytest.fixture(params=["opencv", "gstreamer"])
+def reader(request: pytest.FixtureRequest) -> str:
+    if request.param == "gstreamer" and (missing := gstreamer_missing()):
+        pytest.skip(missing)
+    return request.param
+
+
+class Appliance:
+    """A daemon with cameras, and what its broker says.
+
+    Args:
+        cameras: URI of each camera, by name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: Mosquitto,
+        start: Callable[..., Process],
+        reader: str,
+        cameras: dict[str, str],
+    ) -> None:
+        config = folder / "config.toml"
+        lines = [
+            f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]',
+            f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}',
+            *(
+                f'[cameras.{name}]\nuri = "{uri}"\nreader = "{reader}"'
+                for name, uri in cameras.items()
+            ),
+        ]
+        config.write_text("\n".join(lines) + "\n")
+        self.subscriber = Subscriber(broker.port, "edge/v1/tested/#")
+        self.process = start("--config", str(config))
+        # It runs for long, and would wait for systemd rather than report its cameras at once.
+        self.process.drain()
+
+    def wait_for_lanes(self, camera: str = "front", **image: int) -> dict[str, Any]:
+        """Wait for the lanes of a frame that is captured from now on, perhaps of a certain size."""
+        now_ns = time.monotonic_ns()
+        return self._wait(
+            f"cameras/{camera}/lanes",
+            lambda m: (
+                m["status"] in OK
+                and len(m["lanes"]) >= 2
+                and int(m["time"]["capture_mono_ns"]) > now_ns
+                and image.items() <= m["image"].items()
+            ),
+        )
+
+    def wait_for_state(self, *states: str, camera: str = "front") -> dict[str, Any]:
+        """Wait until the newest state is one of these; its message."""
+        topic = f"edge/v1/tested/cameras/{camera}/status"
+        self._wait(f"cameras/{camera}/status", lambda _: True)
+        self.subscriber.wait_for_last(topic, lambda m: m["state"] in states)
+        return self.subscriber.messages[topic][-1]
+
+    def wait_for_invalid(self, *words: str, camera: str = "front") -> None:
+        """Wait for lanes that are INVALID and say why with one of these words, from now on."""
+        since = len(self.subscriber.messages.get(f"edge/v1/tested/cameras/{camera}/lanes", []))
+        self._wait(
+            f"cameras/{camera}/lanes",
+            lambda m: (
+                m["status"] == "FRAME_STATUS_INVALID"
+                and not m["lanes"]
+                and any(reason.partition(":")[0] in words for reason in m["reasons"])
+            ),
+            since,
+        )
+
+    def _wait(
+        self, topic: str, fits: Callable[[dict[str, Any]], bool], since: int = 0
+    ) -> dict[str, Any]:
+        return self.subscriber.wait(f"edge/v1/tested/{topic}", fits, since)
+
+    def metric(self, text: str) -> float:
+        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            lines = page.read().decode().splitlines()
+        (value,) = (line.split()[-1] for line in lines if line.startswith(text))
+        return float(value)
+
+    def close(self) -> None:
+        """The daemon that was started is still the one that runs, and stops when it is asked to."""
+        try:
+            assert self.process.popen.poll() is None, self.process.log.read_text()
+            assert self.process.terminate() == 0
+        finally:
+            self.subscriber.close()
+
+
+@pytest.fixture
+def appliance(
+    tmp_path: Path, mosquitto: Mosquitto, start: Callable[..., Process], reader: str
+) -> Iterator[Callable[[dict[str, str]], Appliance]]:
+    made: list[Appliance] = []
+
+    def make(cameras: dict[str, str]) -> Appliance:
+        made.append(Appliance(tmp_path, mosquitto, start, reader, cameras))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_every_network_camera_gives_lanes(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    h264 = live_cameras.rtsp(codec="h264", fps=10, user="driver", password=RIGHT, digest=True)
+    h265 = live_cameras.rtsp(codec="h265", fps=10)
+    http = live_cameras.mjpeg(fps=10, user="driver", password=RIGHT)
+    running = appliance(
+        {
+            "front": h264.uri(),
+            "rear": h265.uri(),
+            "left": f"{live_cameras.rtsp(fps=10).uri()}?transport=udp",
+            "right": http.uri(),
+        }
+    )
+    for name in ("front", "rear", "left", "right"):
+        message = running.wait_for_lanes(name)
+        assert message["image"] == {"width": 640, "height": 360}
+        running.wait_for_state("ok", camera=name)
+    assert RIGHT not in running.process.log.read_text()
+
+
+def test_a_killed_camera_is_lost_and_found_again(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp()
+    running = appliance({"front": camera.uri()})
+    for count in (1, 2):
+        running.wait_for_lanes()
+        camera.kill()
+        running.wait_for_invalid("lost", "unavailable")
+        assert running.wait_for_state("lost")["reason"] in ("lost", "unavailable")
+        camera.start()
+        running.wait_for_lanes()
+        running.wait_for_state("ok")
+        assert running.metric('edge_camera_reconnects_total{camera="front"}') == count
+
+
+def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    running = appliance({"front": camera.uri(proxy.port)})
+    running.wait_for_lanes()
+    proxy.stall()
+    running.wait_for_invalid("stalled", "lost", "unavailable")
+    running.wait_for_state("stalled", "lost")
+    before = proxy.accepted
+    proxy.flow()
+    running.wait_for_lanes()
+    running.wait_for_state("ok")
+    assert proxy.accepted > before
+
+
+def test_a_camera_that_hangs_is_found_again(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp()
+    running = appliance({"front": camera.uri()})
+    running.wait_for_lanes()
+    camera.hang()
+    running.wait_for_state("stalled", "lost")
+    camera.go_on()
+    running.wait_for_lanes()
+
+
+def test_a_frozen_and_a_dark_picture_give_no_lanes(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp()
+    running = appliance({"front": camera.uri()})
+    for command, states, words in (
+        ("freeze", ("frozen",), ("frozen",)),
+        ("black", ("degraded",), ("black",)),
+        ("white", ("degraded",), ("white_out",)),
+        ("grey", ("degraded",), ("covered", "black", "dark")),
+    ):
+        running.wait_for_lanes()
+        camera.command(command)
+        running.wait_for_invalid(*words)
+        assert running.wait_for_state(*states)["reason"] in words
+        camera.command("play")
+    running.wait_for_lanes()
+    running.wait_for_state("ok")
+    assert running.metric('edge_camera_reconnects_total{camera="front"}') == 0
+
+
+def test_a_camera_that_changes_its_size_gives_lanes_of_the_new_size(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp()
+    running = appliance({"front": camera.uri()})
+    running.wait_for_lanes(width=640, height=360)
+    camera.show(live_cameras.clip(480, 272))
+    running.wait_for_lanes(width=480, height=272)
+    running.wait_for_state("ok", "degraded")
+
+
+def test_lanes_go_on_where_a_network_loses_packets(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp(key_frame_s=0.5)
+    relay = live_cameras.relay(camera.port, loss=0.05)
+    running = appliance({"front": f"{camera.uri(relay.port)}?transport=udp"})
+    for _ in range(20):
+        running.wait_for_lanes()
+    assert relay.lost > 5
+
+
+def test_a_wrong_password_is_named_and_not_shown(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.rtsp(user="driver", password=RIGHT)
+    running = appliance({"front": camera.uri(password=WRONG)})
+    running.wait_for_invalid("unauthorized")
+    assert running.wait_for_state("lost")["reason"] == "unauthorized"
+    assert WRONG not in running.process.log.read_text()
+    assert all(WRONG not in str(message) for _, message in running.subscriber.in_order)
+
+
+@pytest.mark.parametrize("host", ["silent", "dropping", "nobody"])
+def test_a_host_that_does_not_respond_is_unavailable(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras, host: str
+) -> None:
+    camera = live_cameras.rtsp()
+    ports = {
+        "silent": live_cameras.silent_port,
+        "dropping": live_cameras.dropping_port,
+        "nobody": lambda: _port_of_nobody(camera),
+    }
+    running = appliance({"front": camera.uri(ports[host]())})
+    assert running.wait_for_state("lost")["reason"] == "unavailable"
+
+
+def _port_of_nobody(camera: Any) -> int:
+    camera.kill()
+    return camera.port
+
+
+def test_jpegs_over_http_stall_break_and_return(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.mjpeg()
+    running = appliance({"front": camera.uri()})
+    running.wait_for_lanes()
+    camera.stall()
+    running.wait_for_state("stalled", "lost")
+    camera.flow()
+    running.wait_for_lanes()
+    for damage in ("truncated", "no_jpeg"):
+        camera.damage = damage
+        running.wait_for_invalid("corrupt", "stalled", "lost", "unavailable", "frozen")
+        camera.damage = ""
+        running.wait_for_lanes()
+    camera.kill()
+    running.wait_for_state("lost")
+    camera.start()
+    running.wait_for_lanes()
+    running.wait_for_state("ok")

@@ -1,0 +1,193 @@
+"""OpenCV's reader against cameras that stream on loopback, fail, and refuse."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from live_cameras.time_code import read_time
+
+from edge_server.cameras.opencv_live import open_opencv
+from edge_server.cameras.source import NO_OPTIONS, SourceOptions
+from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.errors import SourceError
+from edge_server.pixels import PixelFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.cameras.frame import Frame, FrameSource
+    from tests.integration.conftest import LiveCameras
+
+AWKWARD = "q8Zr@:/#%?[]&+ é"
+WRONG = "q8Zr-wrong@"
+PATIENCE_S = 30.0
+# On a machine that does other things, too; the daemon's own limits are shorter.
+SOON_S = 3.0
+
+
+def open_camera(uri: str, options: SourceOptions = NO_OPTIONS) -> FrameSource:
+    return open_opencv(parse_source_uri(uri), options)
+
+
+def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]:
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        frame = source.read()
+        assert frame is not None
+        yield frame
+
+
+def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp(stamp=True, codec="h264")
+    source = open_camera(camera.uri())
+    frames = [frame for _, frame in zip(range(30), frames_of(source), strict=False)]
+    source.close()
+    source.close()
+    assert [frame.id for frame in frames] == list(range(30))
+    assert {frame.clock for frame in frames} == {"rtp"}
+    assert frames[0].image.pixel_format is PixelFormat.BGR
+    assert frames[0].image.planes[0].shape == (360, 640, 3)
+    captured = [frame.capture_mono_ns for frame in frames]
+    assert captured == sorted(captured)
+    # What was sent before is skipped: the first frame is about as old as the others.
+    ages = []
+    for frame in frames:
+        shown = read_time(frame.image.luma())
+        if shown is not None:
+            ages.append((frame.capture_mono_ns - shown) / 1e6)
+    assert len(ages) > 20
+    assert abs(ages[0] - float(np.median(ages))) < 250
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_any_password_opens_the_stream(live_cameras: LiveCameras, digest: bool) -> None:
+    camera = live_cameras.rtsp(user="driver", password=AWKWARD, digest=digest)
+    encoded = camera.uri(password=quote(AWKWARD, safe=""))
+    open_camera(encoded).close()
+    bare = encoded.replace(encoded.split("//")[1].split("@")[0] + "@", "")
+    open_camera(bare, SourceOptions(credentials=Credentials("driver", AWKWARD))).close()
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_wrong_password_is_called_one(
+    live_cameras: LiveCameras, capfd: pytest.CaptureFixture[str], digest: bool
+) -> None:
+    camera = live_cameras.rtsp(user="driver", password=AWKWARD, digest=digest)
+    with pytest.raises(SourceError, match="refuses the password of user 'driver'") as caught:
+        open_camera(camera.uri(password=quote(WRONG, safe="")))
+    assert caught.value.reason == "unauthorized"
+    with pytest.raises(SourceError, match="wants a user name and a password") as caught:
+        open_camera(f"rtsp://127.0.0.1:{camera.port}/camera")
+    assert caught.value.reason == "unauthorized"
+    # FFmpeg and OpenCV write to the descriptor itself.
+    written = "".join(capfd.readouterr())
+    assert WRONG not in written
+    assert quote(WRONG, safe="") not in written
+
+
+def test_a_wrong_path_port_or_host_is_named(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    web = live_cameras.mjpeg()
+    for uri, text, reason in (
+        (f"rtsp://127.0.0.1:{camera.port}/front", "no stream '/front'; look its path", "not_found"),
+        (f"rtsp://127.0.0.1:{web.port}/x", "check scheme and port", "unavailable"),
+        (f"rtsps://127.0.0.1:{camera.port}/x", "no TLS at .* or write rtsp://", "unavailable"),
+        ("rtsp://127.0.0.1:1/x", "127.0.0.1:1 refuses the connection; check", "unavailable"),
+        ("rtsp://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+        ("http://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+    ):
+        with pytest.raises(SourceError, match=text) as caught:
+            open_camera(uri)
+        assert caught.value.reason == reason, uri
+
+
+def test_a_silent_and_an_unreachable_camera_do_not_hold_the_reader(
+    live_cameras: LiveCameras,
+) -> None:
+    for port, text in (
+        (live_cameras.silent_port(), "accepts the connection and sends nothing"),
+        (live_cameras.dropping_port(), "is not reachable; check the address"),
+    ):
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=text):
+            open_camera(f"rtsp://127.0.0.1:{port}/x")
+        assert time.monotonic() - begun < 4 + 2 * SOON_S
+
+
+def test_a_stalled_camera_is_noticed_and_comes_back(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    source = open_camera(camera.uri(proxy.port))
+    assert source.read() is not None
+    proxy.stall()
+    begun = time.monotonic()
+    with pytest.raises(SourceError, match=r"no frame for 0\.\d s") as caught:
+        list(frames_of(source))
+    assert caught.value.reason == "stalled"
+    assert time.monotonic() - begun < SOON_S
+    source.close()
+    proxy.flow()
+    again = open_camera(camera.uri(proxy.port))
+    assert again.read() is not None
+    again.close()
+
+
+def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    source = open_camera(camera.uri())
+    camera.kill()
+    begun = time.monotonic()
+    with pytest.raises(SourceError, match="closed the stream") as caught:
+        list(frames_of(source))
+    assert caught.value.reason == "lost"
+    assert time.monotonic() - begun < SOON_S
+    source.close()
+
+
+def test_udp_is_refused_and_not_read_over_tcp() -> None:
+    with pytest.raises(SourceError, match="remove transport=udp, or install"):
+        open_camera("rtsp://127.0.0.1:1/x?transport=udp")
+
+
+def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
+    live_cameras: LiveCameras,
+) -> None:
+    camera = live_cameras.mjpeg(user="driver", password=AWKWARD)
+    source = open_camera(camera.uri(password=quote(AWKWARD, safe="")))
+    frame = source.read()
+    assert frame is not None
+    assert frame.clock == "arrival"
+    assert frame.image.pixel_format is PixelFormat.BGR
+    camera.kill()
+    with pytest.raises(SourceError, match="closed the stream") as caught:
+        list(frames_of(source))
+    assert caught.value.reason == "lost"
+    source.close()
+    camera.start()
+    with pytest.raises(SourceError, match="refuses the password") as caught:
+        open_camera(camera.uri(password=quote(WRONG, safe="")))
+    assert caught.value.reason == "unauthorized"
+
+
+def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.mjpeg()
+    source = open_camera(camera.uri())
+    camera.stall()
+    with pytest.raises(SourceError) as caught:
+        list(frames_of(source))
+    assert caught.value.reason == "stalled"
+    source.close()
+
+
+def test_a_changed_size_of_jpegs_is_noticed(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp(codec="jpeg")
+    source = open_camera(camera.uri())
+    camera.show(live_cameras.clip(320, 240))
+    with pytest.raises(SourceError, match="changed from 640 x 360 to 320 x 240") as caught:
+        list(frames_of(source))
+    assert caught.value.reason == "changed"
+    source.close()

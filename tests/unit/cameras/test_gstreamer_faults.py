@@ -1,0 +1,83 @@
+"""GStreamer's messages in words: cause, next step, reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.cameras import gstreamer_faults
+from edge_server.cameras.gstreamer_faults import BusMessage, CameraPlace, fault_of
+from edge_server.process.masking import remember_secret
+
+RTSP = CameraPlace("rtsp", "rtsp://camera:554/live", "camera", 554)
+HTTP = CameraPlace("http", "http://camera/mjpeg", "camera", 80)
+WEBCAM = CameraPlace("v4l2", "/dev/video0", device="/dev/video0")
+CSI = CameraPlace("csi", "csi://0", device="0")
+OWN = CameraPlace("gst", "gst:x ! y")
+RESOURCE, STREAM, CORE = (f"gst-{name}-error-quark" for name in ("resource", "stream", "core"))
+
+
+def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> BusMessage:
+    return BusMessage("error", domain, code, text, debug)
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gstreamer_faults, "unreachable", lambda *_: "")
+
+
+@pytest.fixture
+def unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gstreamer_faults, "unreachable", lambda host, _: f"{host} is unknown")
+
+
+@pytest.mark.parametrize(
+    ("place", "message", "reason", "words"),
+    [
+        (RTSP, error(RESOURCE, 15), "unauthorized", "user name or password refused"),
+        (RTSP, error(RESOURCE, 3), "not_found", "no such stream; check the path"),
+        (RTSP, error(RESOURCE, 9), "unavailable", "accepts connections, but .* in RTSP"),
+        (RTSP, error(STREAM, 6, "No H.266."), "no_decoder", "No H.266; apt install"),
+        (RTSP, error(CORE, 12, "No plugin."), "no_decoder", "nvidia-l4t-gstreamer"),
+        (RTSP, error(STREAM, 7), "corrupt", "cannot be decoded"),
+        (HTTP, BusMessage("status", code=401), "unauthorized", "user name or password refused"),
+        (HTTP, BusMessage("status", code=404), "not_found", "check the path"),
+        (HTTP, BusMessage("status", code=503), "unavailable", "HTTP status 503"),
+        (WEBCAM, error(RESOURCE, 3), "not_found", "no device /dev/video0; .* cameras list"),
+        (WEBCAM, error(RESOURCE, 4), "unavailable", "another program .* fuser -v /dev/video0"),
+        (WEBCAM, error(RESOURCE, 7, debug="(13): Permission denied"), "unauthorized", "-aG video"),
+        (WEBCAM, error(RESOURCE, 1, debug="No space left on device"), "unavailable", "bandwidth"),
+        (WEBCAM, error(RESOURCE, 9, debug="No such device"), "lost", "unplugged"),
+        (CSI, error(RESOURCE, 1, "TIMEOUT"), "lost", "restart nvargus-daemon; .* reboot"),
+        (OWN, error(CORE, 7), "unavailable", "raw video in system memory"),
+        (OWN, error(STREAM, 1), "unavailable", "gst-launch-1.0"),
+    ],
+)
+@pytest.mark.usefixtures("reachable")
+def test_each_fault_names_the_camera_its_cause_and_the_next_step(
+    place: CameraPlace, message: BusMessage, reason: str, words: str
+) -> None:
+    found = fault_of(place, message, running=False)
+    assert found.reason == reason
+    assert str(found).startswith(f"{place.label}: ")
+    with pytest.raises(type(found), match=words):
+        raise found
+
+
+def test_an_end_of_a_running_camera_is_a_loss() -> None:
+    assert fault_of(RTSP, BusMessage("end"), running=True).reason == "lost"
+    assert fault_of(RTSP, error(RESOURCE, 9), running=True).reason == "lost"
+    assert fault_of(RTSP, BusMessage("silence"), running=True).reason == "stalled"
+
+
+@pytest.mark.usefixtures("unknown_host")
+def test_a_camera_that_cannot_be_reached_says_why() -> None:
+    for place, message in ((RTSP, error(RESOURCE, 7)), (HTTP, BusMessage("status", code=0))):
+        found = fault_of(place, message, running=False)
+        assert found.reason == "unavailable"
+        assert str(found) == f"{place.label}: camera is unknown"
+
+
+def test_a_password_in_gstreamers_text_is_masked() -> None:
+    remember_secret("hunter2-of-a-pipeline")
+    found = fault_of(OWN, error(STREAM, 1, "rtsp://u:hunter2-of-a-pipeline@camera"), running=False)
+    assert "hunter2" not in str(found)

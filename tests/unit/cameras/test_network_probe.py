@@ -1,0 +1,63 @@
+"""What is sent to a camera to find out why it cannot be opened."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.cameras.network_probe import authorization, parse_response
+from edge_server.cameras.source_uri import Credentials
+
+EVE = Credentials("Mufasa", "Circle Of Life")
+
+
+def test_digest_as_in_rfc_2617_without_qop() -> None:
+    # RFC 2617 3.5's example; RFC 2069's form of the response, which has no qop.
+    challenge = (
+        'Digest realm="testrealm@host.com", nonce="dcd98b7102dd2f0e8b11d0f600bfb0c093", '
+        'opaque="5ccc069c403ebaf9f0171e9517f40e41"'
+    )
+    header = authorization([challenge], EVE, "GET", "/dir/index.html")
+    first = hashlib.md5(b"Mufasa:testrealm@host.com:Circle Of Life").hexdigest()  # noqa: S324  # RFC 2617
+    second = "39aff3a2bab6126f332b942af96d3366"  # of GET:/dir/index.html, as the RFC has it
+    proof = hashlib.md5(f"{first}:dcd98b7102dd2f0e8b11d0f600bfb0c093:{second}".encode())  # noqa: S324  # RFC 2617
+    assert f'response="{proof.hexdigest()}"' in header
+    assert 'opaque="5ccc069c403ebaf9f0171e9517f40e41"' in header
+    assert "Circle" not in header
+
+
+def test_digest_is_preferred_to_basic_and_unknown_schemes_get_nothing() -> None:
+    digest = 'Digest realm="a", nonce="b", algorithm=SHA-256'
+    assert authorization(['Basic realm="a"', digest], EVE, "GET", "/").startswith("Digest")
+    assert authorization(['basic realm="a"'], EVE, "GET", "/").startswith("Basic ")
+    assert authorization(["Negotiate", 'Digest algorithm="SHA-512"'], EVE, "GET", "/") == ""
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_response_or_none(data: bytes) -> None:
+    response = parse_response(data)
+    assert response.protocol in {"", "RTSP", "HTTP"}
+
+
+@pytest.mark.parametrize(
+    ("data", "protocol", "status"),
+    [
+        (b"RTSP/1.0 401 Unauthorized\r\nWWW-Authenticate: Basic realm=x\r\n\r\n", "RTSP", 401),
+        (b"HTTP/1.1 200 OK\r\n\r\nabc", "HTTP", 200),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "", 0),
+        (b"", "", 0),
+    ],
+)
+def test_the_status_of_a_response(data: bytes, protocol: str, status: int) -> None:
+    response = parse_response(data)
+    assert (response.protocol, response.status) == (protocol, status)
+
+
+def test_headers_are_found_whatever_their_case() -> None:
+    response = parse_response(
+        b"RTSP/1.0 401 X\r\nwww-authenticate: a\r\nWWW-Authenticate: b\r\n\r\n"
+    )
+    assert response.headers("WWW-Authenticate") == ["a", "b"]

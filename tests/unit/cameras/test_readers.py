@@ -1,0 +1,39 @@
+"""The choice of a reader, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.cameras.readers import choose_reader
+from edge_server.cameras.source_uri import parse_source_uri
+from edge_server.errors import SourceError, SourceUriError
+
+RTSP = parse_source_uri("rtsp://cam/x")
+MISSING = "PyGObject is missing: apt install python3-gi"
+
+
+def test_gstreamer_reads_where_it_is_there() -> None:
+    assert choose_reader(RTSP, "auto", "") == "gstreamer"
+    assert choose_reader(RTSP, "auto", MISSING) == "opencv"
+    assert choose_reader(RTSP, "opencv", "") == "opencv"
+
+
+def test_a_chosen_reader_is_never_replaced() -> None:
+    with pytest.raises(SourceError, match="GStreamer is the reader in its settings; PyGObject"):
+        choose_reader(RTSP, "gstreamer", MISSING)
+
+
+@pytest.mark.parametrize("text", ["csi://0", "gst:videotestsrc"])
+def test_what_only_gstreamer_reads_names_the_packages(text: str) -> None:
+    uri = parse_source_uri(text)
+    assert choose_reader(uri, "auto", "") == "gstreamer"
+    with pytest.raises(SourceError, match="apt install python3-gi") as caught:
+        choose_reader(uri, "auto", MISSING)
+    assert caught.value.reason == "unavailable"
+    with pytest.raises(SourceUriError, match="OpenCV, the reader in its settings, cannot"):
+        choose_reader(uri, "opencv", "")
+
+
+def test_a_csi_camera_without_gstreamer_names_what_a_laptop_can_use() -> None:
+    with pytest.raises(SourceError, match=r"on a Jetson; elsewhere use /dev/video0"):
+        choose_reader(parse_source_uri("csi://0"), "auto", MISSING)

@@ -1,0 +1,280 @@
+"""Cameras come, go and change, and those whose settings stay the same notice nothing of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.cameras.frame import Frame, Pace
+from edge_server.cameras.source import SourceKind
+from edge_server.cameras.source_uri import Credentials
+from edge_server.daemon import camera_set
+from edge_server.daemon.camera_set import CameraSet
+from edge_server.errors import SettingsError, SourceError, SourceUriError, Unavailable
+from edge_server.pixels import ColourMatrix, Image
+from edge_server.settings import CameraSection
+from tests.unit.pipeline.test_pipeline import LaneModel, data_plane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.lanes.types import LaneFrame
+
+WAIT_S = 30.0
+IMAGE = Image.of_bgr(np.zeros((9, 16, 3), np.uint8))
+
+
+class Source:
+    """A device that delivers 200 frames a second; that of `stuck://` hangs after one of them."""
+
+    def __init__(self, devices: Devices, uri: SourceUri, options: SourceOptions) -> None:
+        if uri.host in devices.busy:
+            raise SourceError(f"{uri.host} is open already")
+        devices.busy.add(uri.host)
+        self.device, self.options = uri.host, options
+        self._devices, self._uri = devices, uri
+        self._pace = Pace(200.0)
+        self._read = 0
+
+    def read(self) -> Frame | None:
+        self._pace.wait()
+        if self._uri.scheme == "stuck" and self._read:
+            assert self._devices.let_go.wait(WAIT_S)
+            raise SourceError("let go")
+        self._read += 1
+        return Frame.arrived(0, IMAGE)
+
+    def close(self) -> None:
+        self._devices.busy.discard(self._uri.host)
+
+
+class Devices:
+    """All devices of the host; each opens once at a time."""
+
+    def __init__(self) -> None:
+        self.busy: set[str] = set()
+        self.opened: list[Source] = []
+        self.let_go = threading.Event()
+
+    def open(self, uri: SourceUri, options: SourceOptions) -> Source:
+        self.opened.append(Source(self, uri, options))
+        return self.opened[-1]
+
+    def open_recording(self, uri: SourceUri, _: SourceOptions) -> Source:
+        raise SourceError(f"{uri.label}: no such file")
+
+    def kinds(self) -> dict[str, SourceKind]:
+        return {
+            "device": SourceKind(self.open, live=True),
+            "stuck": SourceKind(self.open, live=True),
+            "gone": SourceKind(self.open_recording, live=True),
+            "recording": SourceKind(self.open_recording, live=False),
+        }
+
+
+class Drive:
+    """A camera set on `Devices`, with a model of its own, and what its listeners got."""
+
+    def __init__(self, **cameras: CameraSection) -> None:
+        self.devices = Devices()
+        self.lanes: dict[str, queue.Queue[LaneFrame]] = {
+            name: queue.Queue() for name in ("front", "rear", "left")
+        }
+        self.delivered: Counter[str] = Counter()
+        self.models: set[str] = set()
+        self.removed: list[str] = []
+        self.set = CameraSet(
+            cameras,
+            data_plane(LaneModel()),
+            [self._note],
+            self.models,
+            self.removed.append,
+            kinds=self.devices.kinds(),
+        )
+        self.set.open_recordings()
+        self.set.validate(threading.Event())
+        self.set.start()
+
+    def _note(self, lane_frame: LaneFrame, _: Frame) -> None:
+        self.delivered[lane_frame.camera] += 1
+        self.lanes[lane_frame.camera].put(lane_frame)
+
+    def names(self) -> list[str]:
+        return [pipeline.camera.name for pipeline in self.set.pipelines]
+
+    def next_lanes(self, name: str) -> LaneFrame:
+        """The next frame from now on, without a failure."""
+        while not self.lanes[name].empty():
+            self.lanes[name].get()
+        lane_frame = self.lanes[name].get(timeout=WAIT_S)
+        assert not lane_frame.failure
+        return lane_frame
+
+    def stop(self) -> None:
+        self.devices.let_go.set()
+        self.set.ask_to_stop()
+        self.set.stop(lambda: WAIT_S)
+
+
+def section(uri: str, **more: object) -> CameraSection:
+    return CameraSection(uri=uri, **more)  # type: ignore[arg-type]
+
+
+FRONT, REAR, LEFT = (section(f"device://{n}") for n in range(3))
+
+
+@pytest.fixture
+def drive() -> Iterator[Drive]:
+    made = Drive(front=FRONT, rear=REAR)
+    yield made
+    made.stop()
+
+
+def test_a_camera_whose_settings_stay_the_same_loses_no_frame(drive: Drive) -> None:
+    front = drive.set.pipelines[0]
+    drive.next_lanes("front")
+    for sections in (
+        {"front": FRONT, "left": LEFT},
+        {"front": FRONT},
+        {"front": FRONT, "rear": REAR},
+    ):
+        drive.set.change(sections)
+        drive.next_lanes("front")
+    assert drive.set.pipelines[0] is front
+    assert [each.device for each in drive.devices.opened].count("0") == 1
+    drive.stop()
+    # Each was delivered or replaced by a newer one; one may still wait.
+    waiting = front.camera.captured - front.camera.dropped - drive.delivered["front"]
+    assert waiting in {0, 1}
+    assert front.failed_frames == front.camera.reconnects == 0
+
+
+def test_what_changed_is_told_in_words(drive: Drive) -> None:
+    assert drive.set.change({"front": FRONT, "rear": REAR}) == ""
+    changes = drive.set.change({"rear": section("device://9"), "left": LEFT})
+    assert changes == "added left; removed front; changed rear"
+    assert drive.names() == ["rear", "left"]
+
+
+def test_a_camera_that_was_added_has_lanes_and_a_removed_one_is_closed(drive: Drive) -> None:
+    drive.set.change({"front": FRONT, "left": LEFT})
+    drive.next_lanes("left")
+    assert drive.removed == ["rear"]
+    assert drive.devices.busy == {"0", "2"}
+    assert drive.set.change({}) == "removed front, left"
+    assert (drive.devices.busy, drive.set.workers(), drive.models) == (set(), [], set())
+
+
+def test_a_new_source_opens_after_the_old_one_of_the_same_device_has_closed(drive: Drive) -> None:
+    drive.next_lanes("front")
+    drive.set.change({"rear": section("device://0"), "front": section("device://1")})
+    for name in ("front", "rear"):
+        drive.next_lanes(name)
+    assert all(pipeline.camera.captured for pipeline in drive.set.pipelines)
+    assert drive.removed == []
+
+
+def test_model_priority_and_age_change_without_reopening_the_source(drive: Drive) -> None:
+    camera = drive.set.pipelines[0].camera
+    before = drive.next_lanes("front")
+    changed = section("device://0", priority=3, max_age_ms=150)
+    assert drive.set.change({"front": changed, "rear": REAR}) == "changed front"
+    after = drive.next_lanes("front")
+    assert drive.set.pipelines[0].camera is camera
+    assert (before.max_age_ms, after.max_age_ms) == (200, 150)
+    assert after.frame_id > before.frame_id
+    assert len(drive.devices.opened) == 2
+
+
+def test_colours_and_reader_open_the_source_anew_with_them(drive: Drive) -> None:
+    changed = section("device://0", color_matrix="bt709", color_range="full", reader="opencv")
+    drive.set.change({"front": changed, "rear": REAR})
+    drive.next_lanes("front")
+    options = drive.devices.opened[-1].options
+    assert (options.matrix, options.reader) == (ColourMatrix.BT709, "opencv")
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        (section("recording://x"), SourceError, "camera left: recording://x: no such file"),
+        (section("devise://x"), SourceUriError, "camera left: devise://x: unknown kind"),
+        (section("device://x", model="other"), Unavailable, "cameras.left.model: 'other' gives no"),
+    ],
+)
+def test_a_bad_camera_leaves_everything_as_it_is(
+    drive: Drive, bad: CameraSection, error: type[Exception], text: str
+) -> None:
+    pipelines = list(drive.set.pipelines)
+    with pytest.raises(error) as raised:
+        drive.set.change({"left": bad, "front": section("device://7")})
+    assert text in str(raised.value)
+    assert drive.set.pipelines == pipelines
+    assert (drive.models, drive.removed) == ({"lane_detection"}, [])
+    drive.next_lanes("front")
+    drive.next_lanes("rear")
+
+
+def test_a_live_camera_that_is_absent_is_added_all_the_same(drive: Drive) -> None:
+    drive.set.change({"front": FRONT, "left": section("gone://it")})
+    assert drive.names() == ["front", "left"]
+    drive.next_lanes("front")
+    drive.set.change({"front": FRONT, "left": LEFT})
+    drive.next_lanes("left")
+
+
+def test_a_camera_that_hangs_in_its_driver_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, drive: Drive
+) -> None:
+    monkeypatch.setattr(camera_set, "_LEAVE_S", 0.05)
+    drive.set.change({"front": FRONT, "left": section("stuck://3")})
+    drive.lanes["left"].get(timeout=WAIT_S)
+    stuck = drive.set.pipelines[1].camera
+    drive.set.change({"front": FRONT, "left": LEFT})
+    assert "3" in drive.devices.busy  # it hangs yet
+    assert stuck.worker not in drive.set.workers()
+    drive.next_lanes("front")
+    drive.next_lanes("left")
+
+
+def test_after_a_request_to_stop_no_camera_starts(drive: Drive) -> None:
+    drive.set.ask_to_stop()
+    drive.set.change({"left": LEFT})
+    assert [each.device for each in drive.devices.opened] == ["0", "1"]
+
+
+def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> None:
+    of_cameras = drive.models
+    assert of_cameras == {"lane_detection"}
+    drive.set.change({})
+    assert of_cameras == set()
+    drive.set.change({"front": FRONT})
+    assert of_cameras == {"lane_detection"}
+
+
+def test_a_changed_file_of_credentials_opens_the_source_anew(tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("root:old")
+    camera = section("device://0", credentials_file=str(file))
+    drive = Drive(front=camera, rear=REAR)
+    assert drive.set.change({"front": camera, "rear": REAR}) == ""
+    file.write_text("root:new")
+    assert drive.set.change({"front": camera, "rear": REAR}) == "changed front"
+    drive.next_lanes("front")
+    drive.stop()
+    assert drive.devices.opened[-1].options.credentials == Credentials("root", "new")
+
+
+def test_a_file_of_credentials_that_is_not_there_is_named_and_changes_nothing(drive: Drive) -> None:
+    bad = section("device://7", credentials_file="/no/such/file")
+    with pytest.raises(SettingsError, match=r"cameras\.left\.credentials_file: /no/such/file: can"):
+        drive.set.change({"left": bad})
+    assert drive.names() == ["front", "rear"]

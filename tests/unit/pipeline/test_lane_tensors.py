@@ -1,0 +1,59 @@
+"""A camera's image becomes the input of a lane model, and says what its pixels are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from integer_colours import bgr_by_integers, random_image
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.model_config.config import ModelConfig
+from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
+
+if TYPE_CHECKING:
+    from edge_server.pixels import Image
+
+FULL_709 = Colour(ColourMatrix.BT709, ColourRange.FULL)
+
+
+def tensors(dims: str) -> LaneTensors:
+    text = (
+        f'name: "lanes" max_batch_size: 1 input {{ name: "i" data_type: TYPE_UINT8 dims: {dims} }} '
+        'output { name: "p" data_type: TYPE_FP32 dims: [-1, 72, 2] } '
+        'output { name: "s" data_type: TYPE_FP32 dims: [-1] }'
+    )
+    return LaneTensors.of(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())))
+
+
+@pytest.fixture
+def image() -> Image:
+    return random_image(PixelFormat.NV12, 96, 54, colour=FULL_709)
+
+
+def test_a_model_for_any_format_gets_the_cameras_own(image: Image) -> None:
+    tensor, parameters = tensors("[-1, -1, -1]").input_of(image)
+    np.testing.assert_array_equal(tensor.array, image.packed()[np.newaxis])
+    assert np.shares_memory(tensor.array, image.planes[0])
+    assert parameters == {
+        "pixel_format": "nv12",
+        "color_matrix": "bt709",
+        "color_range": "full",
+    }
+
+
+def test_a_model_for_one_format_is_told_format_and_colours(image: Image) -> None:
+    """A model for I420 has the dims of one for NV12: it can refuse what it does not take."""
+    tensor, parameters = tensors("[-1, -1]").input_of(image)
+    assert tensor.shape == (1, 81, 96)
+    assert parameters["pixel_format"] == "nv12"
+    assert parameters["color_range"] == "full"
+
+
+def test_a_model_for_bgr_gets_bgr(image: Image) -> None:
+    tensor, parameters = tensors("[-1, -1, 3]").input_of(image)
+    np.testing.assert_array_equal(tensor.array, bgr_by_integers(image)[np.newaxis])
+    assert parameters["pixel_format"] == "bgr"
