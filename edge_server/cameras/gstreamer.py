@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.cameras.gstreamer_faults import CameraPlace
@@ -31,6 +32,7 @@ from edge_server.cameras.gstreamer_pipelines import (
 )
 from edge_server.cameras.gstreamer_player import GstreamerPlayer, offered_caps, registry_has
 from edge_server.cameras.gstreamer_source import GstreamerSource
+from edge_server.cameras.network_probe import PORTS, find_fault
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.masking import masked
 
@@ -45,7 +47,6 @@ log = logging.getLogger(__name__)
 
 BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
 SCHEMES = ("csi", "v4l2", "rtsp", "rtsps", "http", "https", "gst")
-_PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 _CLOCKS = {"csi": "sensor", "v4l2": "sensor", "rtsp": "rtp", "rtsps": "rtp"}
 # `format` of a v4l2 URI.
 _FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
@@ -109,13 +110,9 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> FrameSource:
     missing = gstreamer_missing()
     if missing:
         raise SourceError(f"{uri.label}: {missing}", reason="unavailable")
-    place = CameraPlace(
-        uri.scheme,
-        uri.label,
-        uri.host,
-        uri.port or _PORTS.get(uri.scheme, 0),
-        uri.path if uri.scheme == "v4l2" else uri.host,
-    )
+    credentials = uri.credentials or options.credentials
+    probe = partial(find_fault, uri, credentials) if uri.scheme in PORTS else None
+    place = CameraPlace(uri.scheme, uri.label, uri.path, probe)
     try:
         pipeline = pipeline_of(uri, options, registry_has, _caps_of_device)
         log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)

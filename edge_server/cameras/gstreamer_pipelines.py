@@ -112,11 +112,14 @@ class CameraPipeline:
     Attributes:
         text: without user, password and address. For RTSP it ends with the source.
         properties: of elements by their names: what no text may have, or what would need quoting.
+        where_known: names of flags that are set where the version of an element has them, by the
+            elements' names.
         branch: of RTSP: returns the elements behind the source for a codec, or raises SourceError.
     """
 
     text: str
     properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    where_known: Mapping[str, str] = field(default_factory=dict)
     branch: Callable[[str], str] | None = None
 
     def whole(self, codec: str = "H264") -> str:
@@ -187,6 +190,8 @@ def rtsp_pipeline(
         f"rtspsrc name=source protocols={transport} latency=100 drop-on-latency=true "
         "buffer-mode=none tcp-timeout=3000000"
     )
+    if location.startswith("rtsps:"):
+        text += " tls-validation-flags=0"  # cameras sign their own certificates
 
     def branch(codec: str) -> str:
         packets = _DEPAYLOADERS.get(codec)
@@ -198,7 +203,13 @@ def rtsp_pipeline(
         _need(has, *(part.split()[0] for part in packets.split(" ! ")))
         return f"{packets} ! {decoder(codec, has)} ! {_converter(picture, has)} ! {SINK}"
 
-    return CameraPipeline(text, {"source": {"location": location, **_login(login)}}, branch)
+    return CameraPipeline(
+        text,
+        {"source": {"location": location, **_login(login)}},
+        # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6.
+        {"source": "add-reference-timestamp-meta"},
+        branch,
+    )
 
 
 def http_pipeline(
@@ -210,8 +221,9 @@ def http_pipeline(
         SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
+    strict = " ssl-strict=false" if location.startswith("https:") else ""
     text = (
-        "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
+        f"souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0{strict} "
         f"! multipartdemux single-stream=true ! image/jpeg ! {decoder('JPEG', has)} "
         f"! {_converter(picture, has)} ! {SINK}"
     )

@@ -122,6 +122,12 @@ def test_the_transport_of_rtsp_is_ours_and_the_rest_of_the_query_the_cameras() -
     assert made.properties["source"]["location"] == "rtsp://camera:8554/live?channel=1&subtype=0"
 
 
+def test_the_certificates_of_cameras_are_their_own() -> None:
+    assert " tls-validation-flags=0 " in pipeline("rtsps://camera/live")
+    assert " ssl-strict=false " in pipeline("https://camera/mjpeg")
+    assert "tls" not in pipeline("rtsp://camera/live")
+
+
 @pytest.mark.parametrize("scheme", ["rtsp", "http"])
 @pytest.mark.parametrize("in_uri", [True, False])
 def test_a_password_is_a_property_and_in_no_text(scheme: str, in_uri: bool) -> None:
