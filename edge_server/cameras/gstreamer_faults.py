@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _RESOURCE = "gst-resource-error-quark"
 _STREAM = "gst-stream-error-quark"
 _CORE = "gst-core-error-quark"
-_NOT_FOUND, _BUSY, _NO_SPACE, _NOT_AUTHORIZED = 3, 4, 14, 15
+_NOT_FOUND, _BUSY, _SETTINGS, _NO_SPACE, _NOT_AUTHORIZED = 3, 4, 13, 14, 15
 _NO_CODEC, _DECODE = 6, 7
 _NEGOTIATION, _MISSING_PLUGIN = 7, 12
 _HTTP_UNAUTHORIZED, _HTTP_NOT_FOUND = (401, 403), 404
@@ -107,7 +107,7 @@ def _decoder(place: CameraPlace, message: BusMessage) -> SourceError | None:
 def _of_scheme(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
     match place.scheme:
         case "v4l2":
-            return _device(place, message)
+            return _device(place, message, running=running)
         case "csi":
             return _argus(place, message)
         case "gst":
@@ -151,14 +151,14 @@ def _http(place: CameraPlace, status: int) -> SourceError:
     return _probed(place)
 
 
-def _device(place: CameraPlace, message: BusMessage) -> SourceError:
+def _device(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
     device = place.device
     code = message.code if message.domain == _RESOURCE else 0
-    if "No space left" in message.debug or code == _NO_SPACE:
+    if running:
+        # The reason is in GStreamer's own log only.
         return place.error(
-            "the USB bus has no bandwidth left for it; use MJPEG, a lower rate (?fps=15), or "
-            "another USB controller",
-            "unavailable",
+            "the device gives no frames any more; it was unplugged, or sudo dmesg | tail says why",
+            "lost",
         )
     if code == _BUSY or "busy" in message.debug:
         return place.error(
@@ -173,10 +173,15 @@ def _device(place: CameraPlace, message: BusMessage) -> SourceError:
         return place.error(
             f"no device {device}; see what is there: edge-server cameras list", "not_found"
         )
-    if "No such device" in message.debug:
-        return place.error("the device was unplugged; it is opened again", "lost")
+    if code in (_SETTINGS, _NO_SPACE):
+        return place.error(
+            "the driver does not start its stream; if the USB bus has no bandwidth left: use MJPEG "
+            "(?format=mjpeg), a lower rate (?fps=15) or another USB controller; sudo dmesg | tail "
+            "says more",
+            "unavailable",
+        )
     return place.error(
-        f"{_sentence(message.text)}; sudo dmesg | tail says what the driver reports", "lost"
+        f"{_sentence(message.text)}; sudo dmesg | tail says what the driver reports", "unavailable"
     )
 
 

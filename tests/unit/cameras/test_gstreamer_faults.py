@@ -35,8 +35,8 @@ def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> 
         (WEBCAM, error(RESOURCE, 3), "not_found", "no device /dev/video0; .* cameras list"),
         (WEBCAM, error(RESOURCE, 4), "unavailable", "another program .* fuser -v /dev/video0"),
         (WEBCAM, error(RESOURCE, 7, debug="(13): Permission denied"), "unauthorized", "-aG video"),
-        (WEBCAM, error(RESOURCE, 1, debug="No space left on device"), "unavailable", "bandwidth"),
-        (WEBCAM, error(RESOURCE, 9, debug="No such device"), "lost", "unplugged"),
+        (WEBCAM, error(RESOURCE, 13), "unavailable", "bandwidth"),
+        (WEBCAM, error(RESOURCE, 1), "unavailable", "dmesg"),
         (CSI, error(RESOURCE, 1, "TIMEOUT"), "lost", "restart nvargus-daemon; .* reboot"),
         (OWN, error(CORE, 7), "unavailable", "raw video in system memory"),
         (OWN, error(STREAM, 1), "unavailable", "gst-launch-1.0"),
@@ -56,6 +56,8 @@ def test_an_end_of_a_running_camera_is_a_loss() -> None:
     assert fault_of(RTSP, BusMessage("end"), running=True).reason == "lost"
     assert fault_of(RTSP, error(RESOURCE, 9), running=True).reason == "lost"
     assert fault_of(RTSP, BusMessage("silence"), running=True).reason == "stalled"
+    unplugged = fault_of(WEBCAM, error(RESOURCE, 14), running=True)
+    assert (unplugged.reason, "unplugged" in str(unplugged)) == ("lost", True)
 
 
 def test_why_a_camera_does_not_respond_is_found_out() -> None:
