@@ -142,20 +142,19 @@ def pipeline_of(
     Raises:
         SourceError: an element is missing, or the device has no such mode.
     """
-    picture = _picture(uri)
     given = uri.credentials or options.credentials
     login = None if given is None else (given.user, given.password)
     match uri.scheme:
         case "csi":
-            return csi_pipeline(int(uri.host), picture, has)
+            return csi_pipeline(int(uri.host), _picture(uri), has)
         case "v4l2":
-            return _device_pipeline(uri, picture, has, caps_of_device(uri.path))
+            return _device_pipeline(uri, _picture(uri), has, caps_of_device(uri.path))
         case "rtsp" | "rtsps":
             transport = uri.query.get("transport", "tcp")
             address = uri.address("transport")
-            return rtsp_pipeline(address, login, picture, has, transport=transport)
+            return rtsp_pipeline(address, login, has, transport=transport)
         case "http" | "https":
-            return http_pipeline(uri.address(), login, picture, has)
+            return http_pipeline(uri.address(), login, has)
         case _:
             return own_pipeline(uri.path, has)
 
@@ -174,9 +173,6 @@ def _device_pipeline(
 
 
 def _picture(uri: SourceUri) -> PictureOptions:
-    """Return what the URI of a local camera says; a network camera's query is its own."""
-    if uri.scheme not in ("csi", "v4l2"):
-        return PictureOptions()
     fps = uri.fps()
     return PictureOptions(
         uri.whole("width", 0, 0, 16384),
