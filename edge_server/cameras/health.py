@@ -84,6 +84,7 @@ class PictureHealth:
         self._p99 = 0.0
         self._lasting: dict[str, _Lasting] = {}
         self._usual: deque[tuple[float, float]] = deque(maxlen=_USUAL_SAMPLES)
+        self._usual_detail = self._usual_sharpness = 0.0  # their medians, once they are known
         self._usual_at = -np.inf
         self._motion_at = -np.inf
         self._picture_at = -np.inf
@@ -167,15 +168,16 @@ class PictureHealth:
         laplacian -= samples[1:-1, :-2] + samples[1:-1, 2:]
         detail = float(laplacian.var()) * thumbnail.scale**2
         sharpness = detail / max(1.0, float(middle.var()) * thumbnail.scale**2)
-        if len(self._usual) >= _FEWEST_USUAL_SAMPLES:
-            usual_detail, usual_sharpness = np.median(self._usual, axis=0)
-            if sharpness < _USUAL_SHARE * usual_sharpness:
-                return {"blurred"}
-            if detail < _USUAL_SHARE * usual_detail:
-                return {"degraded"}
+        if sharpness < _USUAL_SHARE * self._usual_sharpness:
+            return {"blurred"}
+        if detail < _USUAL_SHARE * self._usual_detail:
+            return {"degraded"}
         if now - self._usual_at >= _USUAL_PERIOD_S:
             self._usual_at = now
             self._usual.append((detail, sharpness))
+            if len(self._usual) >= _FEWEST_USUAL_SAMPLES:
+                medians = np.median(self._usual, axis=0)
+                self._usual_detail, self._usual_sharpness = map(float, medians)
         return set()
 
     def _note(self, found: set[str], now: float) -> None:
