@@ -17,9 +17,11 @@ from edge_server.cameras.gstreamer_faults import CameraPlace
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.gstreamer_modes import best_mode, parse_modes
 from edge_server.cameras.gstreamer_pipelines import (
+    CODEC_NAMES,
     CameraPipeline,
     PictureOptions,
     csi_pipeline,
+    first_decoder,
     flip_of,
     http_pipeline,
     missing_elements,
@@ -80,18 +82,20 @@ def gstreamer_missing(scheme: str = "") -> str:
 
 
 def report() -> dict[str, Any]:
-    """Return what `edge-server doctor` reports: GStreamer's version, or why there is none, and what
-    each kind of camera lacks."""
+    """Return what `edge-server doctor` reports.
+
+    GStreamer's `version`, the `decoders` by codec, and what each kind of camera is `lacking`; or
+    `missing`, and the `reason`.
+    """
     missing = gstreamer_missing()
     if missing:
         return {"missing": True, "reason": missing}
+    found = {name: first_decoder(codec, registry_has) for codec, name in CODEC_NAMES.items()}
+    kinds = {kind: gstreamer_missing(kind) for kind in ("csi", "v4l2", "rtsp", "http")}
     return {
         "version": load_gstreamer().gst.version_string(),
-        "lacking": {
-            scheme: lacking
-            for scheme in ("csi", "v4l2", "rtsp", "http")
-            if (lacking := gstreamer_missing(scheme))
-        },
+        "decoders": {name: element for name, element in found.items() if element},
+        "lacking": {kind: text for kind, text in kinds.items() if text},
     }
 
 

@@ -231,15 +231,20 @@ def decoder(codec: str, has: Registry) -> str:
     Raises:
         SourceError: none; the text names the package.
     """
-    for each in _DECODERS[codec]:
-        if has(each.split()[0]):
-            return each
+    element = first_decoder(codec, has)
+    if element:
+        return next(each for each in _DECODERS[codec] if each.split()[0] == element)
     # The first is of a Jetson, the second of every Linux.
     raise SourceError(
         f"no decoder for {CODEC_NAMES[codec]}; on a Jetson: apt install nvidia-l4t-gstreamer, "
         f"elsewhere: apt install {package_of(_DECODERS[codec][1])}",
         reason="no_decoder",
     )
+
+
+def first_decoder(codec: str, has: Registry) -> str:
+    """Return the name of the decoder that is taken; "" where the registry has none."""
+    return next((name for each in _DECODERS[codec] if has(name := each.split()[0])), "")
 
 
 def missing_elements(scheme: str, has: Registry) -> str:

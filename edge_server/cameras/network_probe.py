@@ -64,7 +64,7 @@ def find_fault(
         )
     except (TimeoutError, OSError) as error:
         return _fault(uri, _of_connection(uri, error))
-    return _of_response(uri, credentials, response)
+    return fault_of_response(uri, credentials, response)
 
 
 def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
@@ -85,14 +85,17 @@ def _of_connection(uri: SourceUri, error: OSError) -> str:
             f"{place} refuses the connection; check the port, and that the camera has "
             f"{uri.scheme.upper()} switched on"
         )
+    if isinstance(error, ConnectionError):
+        return f"{place} closes the connection without a response; the camera may be starting"
     if isinstance(error, TimeoutError) or error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
         return f"{place} is not reachable; check the address, the camera's power and the network"
     return f"{place}: {error.strerror or error}; check the camera and the network"
 
 
-def _of_response(
+def fault_of_response(
     uri: SourceUri, credentials: Credentials | None, response: Response
 ) -> SourceError:
+    """Return what `response` says about a camera that could not be opened."""
     place = _place(uri)
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
@@ -196,6 +199,8 @@ def _exchange(
     except TimeoutError:
         if not data:
             raise _SilentError from None
+    if not data:
+        raise ConnectionResetError
     return parse_response(data)
 
 

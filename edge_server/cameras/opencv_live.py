@@ -105,9 +105,11 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
 
 
 def _ffmpeg(address: str, read_ms: int) -> Any:
-    limits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms)
-    # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
-    return cv2.VideoCapture(address, cv2.CAP_FFMPEG, [*limits, cv2.CAP_PROP_N_THREADS, 1])
+    options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
+    if hasattr(cv2, "CAP_PROP_N_THREADS"):  # since OpenCV 4.6
+        # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
+        options += [cv2.CAP_PROP_N_THREADS, 1]
+    return cv2.VideoCapture(address, cv2.CAP_FFMPEG, options)
 
 
 def _open_device(uri: SourceUri) -> FrameSource:

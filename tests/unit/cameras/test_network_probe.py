@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.network_probe import authorization, parse_response
-from edge_server.cameras.source_uri import Credentials
+from edge_server.cameras.network_probe import authorization, fault_of_response, parse_response
+from edge_server.cameras.source_uri import Credentials, parse_source_uri
 
 EVE = Credentials("Mufasa", "Circle Of Life")
 
@@ -40,6 +41,22 @@ def test_digest_is_preferred_to_basic_and_unknown_schemes_get_nothing() -> None:
 def test_any_bytes_are_a_response_or_none(data: bytes) -> None:
     response = parse_response(data)
     assert response.protocol in {"", "RTSP", "HTTP"}
+
+
+@pytest.mark.parametrize("status", ["200 OK", "401 No", "403 No", "404 No", "500 No", "nonsense"])
+@given(st.text(st.characters(codec="latin-1", exclude_categories=("Cc",)), max_size=12))
+def test_no_password_shows_whatever_a_camera_responds(status: str, text: str) -> None:
+    password = f"q8Zr{text}"
+    encoded = quote(password, safe="")
+    uri = parse_source_uri(f"rtsp://eve:{encoded}@cam/x")
+    echo = f"RTSP/1.0 {status} {password} rtsp://eve:{encoded}@cam/x\r\nContent-Type: {password}"
+    body = f"\r\n\r\na=rtpmap:96 {password}/90000"
+    error = fault_of_response(
+        uri, uri.credentials, parse_response(f"{echo}{body}".encode("latin-1"))
+    )
+    assert error.reason in {"unavailable", "unauthorized", "not_found", "no_decoder"}
+    assert password not in str(error)
+    assert encoded not in str(error)
 
 
 @pytest.mark.parametrize(
