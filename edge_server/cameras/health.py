@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from edge_server.pixels import Image
 
-# A fault is one after this long, and over after this long without it.
+# A fault is one after this long, and over after this long without it; sooner where it costs lanes.
 ON_AFTER_S = 1.0
 OFF_AFTER_S = 2.0
+UNUSABLE_OFF_AFTER_S = 0.6
 # The frames that are looked at: motion shows from one to the next, the rest in a few.
 _MOTION_PERIOD_S = 0.015
 _PICTURE_PERIOD_S = 0.2
@@ -187,5 +188,6 @@ class PictureHealth:
             lasting.on = lasting.on or now - lasting.since >= ON_AFTER_S
         for reason in tuple(self._lasting.keys() - found):
             lasting = self._lasting[reason]
-            if not lasting.on or now - lasting.last >= OFF_AFTER_S:
+            off_after_s = UNUSABLE_OFF_AFTER_S if reason in UNUSABLE else OFF_AFTER_S
+            if not lasting.on or now - lasting.last >= off_after_s:
                 del self._lasting[reason]
