@@ -197,7 +197,7 @@ class Camera:
 
     @property
     def corrupt(self) -> int:
-        """Number of frames that were not whole."""
+        """Number of frames that were not whole, or that the source's decoder found damaged."""
         return self._inspection.corrupt
 
     @property
@@ -259,7 +259,7 @@ class Camera:
             self.dropped += 1
             if reader is not self._reader or reader.leaving or self._closed:
                 return
-            verdict = self._inspection.inspect(frame, now)
+            verdict = self._inspection.inspect(frame, now, reader.corrupt)
             if verdict.note:
                 self.faults["changed"] += 1
                 log.warning("camera %s: %s", self.name, verdict.note)
