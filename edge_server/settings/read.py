@@ -118,6 +118,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from error
+    except ValueError as error:
+        # Python converts no more than 4300 digits.
+        raise SettingsError(f"{path}: not TOML for settings: a number is too long") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: not TOML for settings: nested too deep") from error
     return table

@@ -123,6 +123,13 @@ def test_a_table_that_is_nested_without_end_is_a_mistake(path: Path) -> None:
         read_settings(path, {})
 
 
+@pytest.mark.parametrize("line", ["x = ", "[serving]\nexit_timeout_s = "])
+def test_a_number_that_is_longer_than_python_converts_is_a_mistake(path: Path, line: str) -> None:
+    path.write_text(line + "1" * 5000)
+    with pytest.raises(SettingsError, match="not TOML for settings: a number is too long"):
+        read_settings(path, {})
+
+
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(SettingsError, match="/dev/zero: cannot be read: it is longer than 16 MiB"):
         read_settings(Path("/dev/zero"), {})
