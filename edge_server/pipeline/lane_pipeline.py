@@ -52,8 +52,8 @@ _NO_FRAMES_PERIOD_S = 1.0
 FRAME_DEADLINE_S = 10.0
 # At 130 km/h the vehicle has gone 7 m.
 MAX_AGE_MS = 200
-# A camera all of whose frames are too old for so long has no lanes, and says why.
-_TOO_OLD_S = 1.0
+# A camera all of whose frames are too old for so long has no lanes, and says why, again and again.
+_TOO_OLD_PERIOD_NS = 1_000_000_000
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
@@ -84,6 +84,7 @@ class LanePipeline:
         too_old_frames: number of frames dropped because they were older than `max_age_ms`.
         unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
+        failure_reason: the same in a word: `model_failed` or `too_old`.
     """
 
     def __init__(
@@ -104,12 +105,13 @@ class LanePipeline:
         self.too_old_frames = 0
         self.unusable_frames = 0
         self.failure = ""
+        self.failure_reason = "model_failed"
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
         self._data_plane = data_plane
         self._shares = FairShares() if shares is None else shares
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._only_too_old_since_ns: int | None = None
+        self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
@@ -165,21 +167,28 @@ class LanePipeline:
             return self._lane_frame(frame, str(error) or type(error).__name__)
 
     def _is_too_old(self, frame: Frame) -> bool:
-        """Return whether `frame` is too old for lanes, and count it."""
+        """Return whether `frame` is too old for lanes, and count it.
+
+        While all are, the listeners get one of them every second, with the reason.
+        """
         now_ns = time.monotonic_ns()
         age_ms = (now_ns - frame.capture_mono_ns) / 1e6
         if age_ms <= self._max_age_ms:
-            self._only_too_old_since_ns = None
+            self._too_old_due_ns = None
             return False
         self.too_old_frames += 1
-        if self._only_too_old_since_ns is None:
-            self._only_too_old_since_ns = now_ns
-        elif now_ns - self._only_too_old_since_ns > _TOO_OLD_S * 1e9:
-            self._fail(
+        if self._too_old_due_ns is None:
+            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
+        elif now_ns > self._too_old_due_ns:
+            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
+            failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
                 f"{self._max_age_ms}; lower the latency of the camera, or raise "
                 f"cameras.{self.camera.name}.max_age_ms"
             )
+            self._fail(failure, "too_old")
+            lane_frame = self._lane_frame(frame, failure)
+            self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
 
     def leave(self) -> None:
@@ -318,17 +327,17 @@ class LanePipeline:
         """Count a failed frame, and log where failures begin and end."""
         self.failed_frames += bool(failure)
         if failure:
-            self._fail(failure)
+            self._fail(failure, "model_failed")
         elif self.failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
             self.failure = ""
 
-    def _fail(self, failure: str) -> None:
-        if not self.failure:
+    def _fail(self, failure: str, reason: str) -> None:
+        if not self.failure or reason != self.failure_reason:
             log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
-            self.failure = failure
+            self.failure, self.failure_reason = failure, reason
 
 
 def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
