@@ -193,6 +193,8 @@ class CameraSet:
         until = time.monotonic() + _LEAVE_S
         for pipeline in leaving:
             pipeline.worker.stop(max(0.0, until - time.monotonic()))
+            # One that waits for its model yet would give older lanes than the camera's next loop.
+            pipeline.mute()
         for camera in closing:
             camera.stop(max(0.0, until - time.monotonic()))
         for name in old.keys() - new.keys():
@@ -201,9 +203,12 @@ class CameraSet:
             return
         for camera in opening:
             camera.start()
-        for entry in new.values():
-            if entry.pipeline not in kept:
-                entry.pipeline.worker.start()
+        for name, entry in new.items():
+            if entry.pipeline in kept:
+                continue
+            if entry.camera not in opening:
+                entry.pipeline.go_on_from(old[name].pipeline)
+            entry.pipeline.worker.start()
         self._entries = new
         self.pipelines[:] = [entry.pipeline for entry in new.values()]
         self.models.intersection_update({entry.section.model for entry in new.values()})

@@ -116,6 +116,7 @@ class LanePipeline:
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
+        self._muted = False
         self._absence: CameraStatus | None = None  # that the listeners got, or will get
         self._absence_due = 0.0
 
@@ -190,6 +191,17 @@ class LanePipeline:
             lane_frame = self._lane_frame(frame, failure)
             self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
+
+    def mute(self) -> None:
+        """Give the listeners nothing more, whatever the model still returns."""
+        self._muted = True
+
+    def go_on_from(self, other: LanePipeline) -> None:
+        """Go on with the numbers of `other`, which had the same camera; called before the start."""
+        self.failed_frames += other.failed_frames
+        self.too_old_frames += other.too_old_frames
+        self.unusable_frames += other.unusable_frames
+        self._last = other._last
 
     def leave(self) -> None:
         """Give up this camera's turn and its place in the order; the loop's thread ends with it."""
@@ -287,6 +299,8 @@ class LanePipeline:
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if self._muted:
+            return
         self._last = lane_frame
         for listener in self._listeners:
             listener(lane_frame, frame)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from edge_server.backends.contract import Tensors
     from edge_server.cameras.source import SourceOptions
     from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
@@ -87,7 +88,7 @@ class Devices:
 class Drive:
     """A camera set on `Devices`, with a model of its own, and what its listeners got."""
 
-    def __init__(self, **cameras: CameraSection) -> None:
+    def __init__(self, model: LaneModel | None = None, **cameras: CameraSection) -> None:
         self.devices = Devices()
         self.lanes: dict[str, queue.Queue[LaneFrame]] = {
             name: queue.Queue() for name in ("front", "rear", "left")
@@ -97,7 +98,7 @@ class Drive:
         self.removed: list[str] = []
         self.set = CameraSet(
             cameras,
-            data_plane(LaneModel()),
+            data_plane(model or LaneModel()),
             [self._note],
             self.models,
             self.removed.append,
@@ -196,6 +197,43 @@ def test_model_priority_and_age_change_without_reopening_the_source(drive: Drive
     assert (before.max_age_ms, after.max_age_ms) == (200, 150)
     assert after.frame_id > before.frame_id
     assert len(drive.devices.opened) == 2
+
+
+def test_a_camera_that_keeps_its_source_keeps_its_counts_and_its_last_frame(drive: Drive) -> None:
+    drive.next_lanes("front")
+    before = drive.set.pipelines[0]
+    before.failed_frames, before.too_old_frames, before.unusable_frames = 1, 2, 3
+    drive.set.change({"front": section("device://0", priority=3), "rear": REAR})
+    after = drive.set.pipelines[0]
+    counts = after.failed_frames, after.too_old_frames, after.unusable_frames
+    assert all(now >= then for now, then in zip(counts, (1, 2, 3), strict=True))
+    assert after._last is not None
+
+
+def test_a_removed_camera_s_late_lanes_reach_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(LaneModel):
+        holds = False
+        begun, let_go = threading.Event(), threading.Event()
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            if self.holds:
+                self.begun.set()
+                assert self.let_go.wait(WAIT_S)
+            return super().run(inputs, outputs)
+
+    monkeypatch.setattr(camera_set, "_LEAVE_S", 0.05)
+    model = Slow()
+    drive = Drive(model, front=FRONT)
+    drive.next_lanes("front")
+    model.holds = True
+    assert model.begun.wait(WAIT_S)
+    leaving = drive.set.pipelines[0].worker
+    assert drive.set.change({}) == "removed front"
+    told = drive.delivered["front"]
+    model.let_go.set()
+    leaving._thread.join(WAIT_S)
+    assert drive.delivered["front"] == told
+    drive.stop()
 
 
 def test_colours_and_reader_open_the_source_anew_with_them(drive: Drive) -> None:
