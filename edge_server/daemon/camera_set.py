@@ -94,6 +94,7 @@ class CameraSet:
         self._kinds = kinds
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
+        self._leaving: frozenset[LanePipeline] = frozenset()
         self._entries = {
             name: self._entry(name, section, None) for name, section in sections.items()
         }
@@ -144,8 +145,9 @@ class CameraSet:
             pipeline.camera.stop(left_s())
 
     def workers(self) -> list[Worker]:
-        """Return the threads that must make progress."""
-        return [worker for p in self.pipelines for worker in (p.camera.worker, p.worker)]
+        """Return the threads that must make progress; the hang of one that leaves ends nothing."""
+        staying = [p for p in tuple(self.pipelines) if p not in self._leaving]
+        return [worker for p in staying for worker in (p.camera.worker, p.worker)]
 
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
@@ -186,8 +188,8 @@ class CameraSet:
         closing = {entry.camera for entry in old.values()} - {e.camera for e in new.values()}
         opening = {entry.camera for entry in new.values()} - {e.camera for e in old.values()}
         leaving = [entry.pipeline for entry in old.values() if entry.pipeline not in kept]
-        # The supervisor looks at `pipelines`: the hang of a camera that leaves ends nothing.
-        self.pipelines[:] = [pipeline for pipeline in self.pipelines if pipeline in kept]
+        # Others still see them: a camera that is to change would seem removed meanwhile.
+        self._leaving = frozenset(leaving)
         for worker in (*(p.worker for p in leaving), *(camera.worker for camera in closing)):
             worker.ask_to_stop()
         until = time.monotonic() + _LEAVE_S
@@ -200,6 +202,7 @@ class CameraSet:
         for name in old.keys() - new.keys():
             self._on_removed(name)
         if self._stopping:
+            self.pipelines[:] = [pipeline for pipeline in self.pipelines if pipeline in kept]
             return
         for camera in opening:
             camera.start()

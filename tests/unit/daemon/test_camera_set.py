@@ -287,6 +287,16 @@ def test_a_camera_that_hangs_in_its_driver_is_replaced(
     drive.next_lanes("left")
 
 
+def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing() -> None:
+    drive = Drive(front=FRONT, left=LEFT)
+    seen: list[tuple[list[str], int]] = []
+    drive.set._on_removed = lambda _: seen.append((drive.names(), len(drive.set.workers())))
+    drive.set.change({"front": section("device://5")})
+    assert seen == [(["front", "left"], 0)]
+    assert (drive.names(), len(drive.set.workers())) == (["front"], 2)
+    drive.stop()
+
+
 def test_after_a_request_to_stop_no_camera_starts(drive: Drive) -> None:
     drive.set.ask_to_stop()
     drive.set.change({"left": LEFT})
