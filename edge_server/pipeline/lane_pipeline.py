@@ -54,6 +54,8 @@ FRAME_DEADLINE_S = 10.0
 MAX_AGE_MS = 200
 # A camera all of whose frames are too old for so long has no lanes, and says why, again and again.
 _TOO_OLD_PERIOD_NS = 1_000_000_000
+# Nobody publishes lanes that are older.
+_LONGEST_AGE_S = 1.0
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
@@ -153,7 +155,9 @@ class LanePipeline:
             lane_frame = self._try_detect(frame)
         finally:
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
-        self._note(lane_frame.failure)
+        if not lane_frame.failure and (late := _too_late(lane_frame)):
+            lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
+        self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
             lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
         self._give(lane_frame, frame)
@@ -337,11 +341,11 @@ class LanePipeline:
         )
         self._give(absent, None)
 
-    def _note(self, failure: str) -> None:
+    def _note(self, failure: str, reason: str) -> None:
         """Count a failed frame, and log where failures begin and end."""
         self.failed_frames += bool(failure)
         if failure:
-            self._fail(failure, "model_failed")
+            self._fail(failure, reason)
         elif self.failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
@@ -360,6 +364,17 @@ def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
         and len(points.shape) == 4
         and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
         and points.shape[:2] == scores.shape
+    )
+
+
+def _too_late(lane_frame: LaneFrame) -> str:
+    """Return why nobody may act upon new lanes; empty where they are not too old for that."""
+    age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
+    if age_s <= _LONGEST_AGE_S:
+        return ""
+    return (
+        f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
+        f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
     )
 
 

@@ -338,6 +338,26 @@ def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
     assert "max_age_ms" in loop.failure
 
 
+@pytest.mark.parametrize(("age_ms", "reason"), [(900, ""), (1100, "too_old")])
+def test_lanes_that_come_too_late_for_anybody_are_none_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, age_ms: int, reason: str
+) -> None:
+    class Slow(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            at_ns = captured.capture_mono_ns + age_ms * 1_000_000
+            monkeypatch.setattr(time, "monotonic_ns", lambda: at_ns)
+            return super().run(inputs, outputs)
+
+    captured = frame(0)
+    loop, delivered = pipeline(Slow(), captured, max_age_ms=1000)
+    loop.tick(0.0)
+    (lane_frame,) = delivered
+    assert bool(lane_frame.lanes) == (not reason)
+    assert (loop.failure_reason == "too_old") == bool(reason)
+    assert ("take a faster model" in loop.failure) == bool(reason)
+    assert lane_frame.failure == loop.failure
+
+
 def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:
     loop, delivered = pipeline(LaneModel(), frame(0), max_age_ms=50)
     loop.tick(0.0)
