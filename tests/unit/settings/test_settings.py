@@ -290,6 +290,19 @@ def test_the_defaults_leave_nothing_to_report() -> None:
             "hunter2",
             'cameras.front: expected a table; got "rtsp://…@10.0.0.2/1"',
         ),
+        (
+            'cameras.front.uri = ["rtsp://me:hun@ter2@10.0.0.2/1"]',
+            "ter2",
+            'cameras.front.uri: expected a text in quotes; got ["rtsp://…@10.0.0.2/1"]',
+        ),
+        ('cameras.front = "rtsp://me:hunter 2/@[::1]/1"', "hunter", '"rtsp://…@[::1]/1"'),
+        (
+            'cameras.front = {uri = "x", reader = "rtsp://me:hunter2@10.0.0.2/1"}',
+            "hunter2",
+            "cameras.front.reader: expected one of auto, gstreamer, opencv; got 'rtsp://…@10",
+        ),
+        ('cameras."rtsp://me:hunter2@10.0.0.2/1".uri = "x"', "hunter2", "got: rtsp://…@10.0.0.2/1"),
+        ('"rtsp://me:hunter2@10.0.0.2/1" = "x"', "hunter2", "unknown key"),
         (f'grpc.port = "{"x" * 1000}"', "x" * 100, "grpc.port: expected a whole number; got"),
     ],
 )
