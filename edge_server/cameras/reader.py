@@ -103,14 +103,14 @@ class Reader:
         del now
         try:
             frame = self._read()
-        except Exception as error:  # noqa: BLE001 - a driver's fault costs its source only
+            if frame is not None:
+                self._on_frame(self, frame)
+                return not self.leaving
+        except Exception as error:  # noqa: BLE001 - the fault of a driver, or of what it delivers
             self._give_up(error)
             return False
-        if frame is None:
-            self._give_up(None)
-            return False
-        self._on_frame(self, frame)
-        return not self.leaving
+        self._give_up(None)
+        return False
 
     def _read(self) -> Frame | None:
         if self._source is None:

@@ -143,6 +143,17 @@ def test_a_source_that_raises_is_opened_again_and_each_is_closed() -> None:
     assert all(source.closed.wait(WAIT_S) for source in sources)
 
 
+def test_a_frame_that_nobody_can_inspect_counts_as_the_source_s_failure() -> None:
+    sources = [Source([None, None]) for _ in range(2)]  # type: ignore[list-item]
+    camera = camera_on(Device(*sources))
+    camera.open()
+    camera.start()
+    assert sources[0].closed.wait(WAIT_S)
+    assert camera.state is CameraState.LOST
+    assert "the reader failed: AttributeError" in camera.status.text
+    camera.stop()
+
+
 def test_a_waiting_caller_gets_the_frame_that_arrives() -> None:
     gate, end = Gate(), Gate()
     camera = camera_on(Device(Source([gate, IMAGE, end])))
