@@ -121,6 +121,10 @@ class GstreamerPlayer:
                 element.set_property(key, value)
             if pipeline.branch is not None:
                 self._link_later(element)
+        for name, flag in pipeline.where_known.items():
+            element = self._pipeline.get_by_name(name)
+            if element.find_property(flag) is not None:
+                element.set_property(flag, True)
         self._samples = SampleReader(self._api, self._pipeline, matrix, range_)
         self._bus = self._pipeline.get_bus()
         types = gst.MessageType

@@ -19,7 +19,7 @@ import cv2
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.gstreamer_modes import best_mode
 from edge_server.cameras.gstreamer_timestamps import TimestampMapper
-from edge_server.cameras.network_probe import find_fault
+from edge_server.cameras.network_probe import check_name, find_fault
 from edge_server.cameras.opencv_settings import settle_opencv
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
 from edge_server.errors import SourceError
@@ -79,6 +79,7 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
             "transport=udp, or install what GStreamer's reader needs (edge-server doctor)",
             reason="unavailable",
         )
+    check_name(uri)
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"

@@ -6,6 +6,9 @@ distribution's bindings are.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import LiveCameras, Process
 
-MODELS = Path(__file__).parents[2] / "models"
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "models"
+RECONNECTS = ROOT / "tests/live_cameras/reconnects.py"
 PATIENCE_S = 30.0
 RIGHT, WRONG = "p:@/ %4", "guess-0815"
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
@@ -304,3 +309,28 @@ def test_jpegs_over_http_stall_break_and_return(
     camera.start()
     running.wait_for_lanes()
     running.wait_for_state("ok")
+
+
+@pytest.mark.long
+@pytest.mark.serial
+def test_250_losses_leave_no_memory_descriptor_or_thread(
+    live_cameras: LiveCameras, reader: str
+) -> None:
+    source = live_cameras.rtsp(key_frame_s=0.2)
+    proxy = live_cameras.proxy(source.port)
+    command = [sys.executable, str(RECONNECTS), reader, source.uri(proxy.port), "250"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            last = ""
+            for last in process.stdout:
+                if last == "frame\n":
+                    proxy.cut()
+        finally:
+            process.kill()
+    used = json.loads(last)
+    kib, descriptors, threads = (after - before for before, after in zip(*used, strict=True))
+    # Of 200 losses: one image that is kept each time would be 69 MB, a pipeline 20 MB.
+    assert kib < 16384, used
+    assert descriptors <= 2, used
+    assert threads <= 2, used

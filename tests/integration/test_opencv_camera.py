@@ -102,6 +102,7 @@ def test_a_wrong_path_port_or_host_is_named(live_cameras: LiveCameras) -> None:
         (f"rtsps://127.0.0.1:{camera.port}/x", "no TLS at .* or write rtsp://", "unavailable"),
         ("rtsp://127.0.0.1:1/x", "127.0.0.1:1 refuses the connection; check", "unavailable"),
         ("rtsp://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+        ("rtsp://kam..era/x", "'kam..era' is not known .*check its spelling", "unavailable"),
         ("http://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
     ):
         with pytest.raises(SourceError, match=text) as caught:

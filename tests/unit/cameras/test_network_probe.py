@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import threading
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.network_probe import authorization, fault_of_response, parse_response
+from edge_server.cameras.network_probe import (
+    authorization,
+    check_name,
+    fault_of_response,
+    parse_response,
+)
 from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.errors import SourceError
 
 EVE = Credentials("Mufasa", "Circle Of Life")
 
@@ -78,3 +86,14 @@ def test_headers_are_found_whatever_their_case() -> None:
         b"RTSP/1.0 401 X\r\nwww-authenticate: a\r\nWWW-Authenticate: b\r\n\r\n"
     )
     assert response.headers("WWW-Authenticate") == ["a", "b"]
+
+
+def test_a_name_service_that_does_not_respond_does_not_hold_the_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait())
+    with pytest.raises(SourceError, match="the name service does not respond to 'cam'") as caught:
+        check_name(parse_source_uri("rtsp://cam/x"), timeout_s=0.001)
+    over.set()
+    assert caught.value.reason == "unavailable"
