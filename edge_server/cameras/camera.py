@@ -234,29 +234,15 @@ class Camera:
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
-            now = self._clock()
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured)
             self.captured += 1
-            self.dropped += 1
-            if reader is not self._reader or reader.leaving or self._closed:
+            left = reader is not self._reader or reader.leaving or self._closed
+            if left or not self._inspect(reader, frame):
+                self.dropped += 1
                 return
-            verdict = self._inspection.inspect(frame, now, reader.corrupt)
-            if verdict.note:
-                self.faults["changed"] += 1
-                log.warning("camera %s: %s", self.name, verdict.note)
-            if verdict.reopen is not None:
-                reader.leave()
-                self._lose(verdict.reopen, now)
-                return
-            if not verdict.use:
-                if verdict.fault is not None and self.status.arriving:
-                    self._set_arriving(verdict.fault)
-                return
-            self._set_arriving(verdict.fault, frame)
             self._last_mono_ns = frame.capture_mono_ns
-            if self._newest is None:
-                self.dropped -= 1
+            self.dropped += self._newest is not None
             self._newest = frame
             self._changed.notify_all()
 
@@ -279,6 +265,22 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
+
+    def _inspect(self, reader: Reader, frame: Frame) -> bool:
+        """Set the state that `frame` shows; return whether the frame is used."""
+        now = self._clock()
+        verdict = self._inspection.inspect(frame, now, reader.corrupt)
+        if verdict.note:
+            self.faults["changed"] += 1
+            log.warning("camera %s: %s", self.name, verdict.note)
+        if verdict.reopen is not None:
+            reader.leave()
+            self._lose(verdict.reopen, now)
+        elif verdict.use:
+            self._set_arriving(verdict.fault, frame)
+        elif verdict.fault is not None and self.status.arriving:
+            self._set_arriving(verdict.fault)
+        return verdict.use
 
     def _start_reader(self, now: float) -> Reader:
         self._inspection.restart()
