@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
-from edge_server.errors import SettingsError, SourceError
+from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
@@ -160,7 +160,8 @@ class CameraSet:
             What has changed, in words; empty if nothing.
 
         Raises:
-            SettingsError, Unavailable, SourceError: nothing has changed; see `validate`.
+            SettingsError, Unavailable, SourceError: nothing has changed; see `validate`. After
+                `ask_to_stop` it is Unavailable.
         """
         old = self._entries
         new = {name: self._entry(name, each, old.get(name)) for name, each in sections.items()}
@@ -171,8 +172,10 @@ class CameraSet:
         opening = {entry.camera for entry in coming} - {entry.camera for entry in old.values()}
         try:
             for entry in coming:
+                self._go_on()
                 entry.pipeline.validate()
             for camera in opening:
+                self._go_on()
                 self._open(camera, even_live=False)
         except BaseException:
             self.models.intersection_update(models_before)
@@ -181,6 +184,11 @@ class CameraSet:
             raise
         self._replace(old, new)
         return _difference(old, new)
+
+    def _go_on(self) -> None:
+        """Raise Unavailable after a request to stop: a stop need not wait for many cameras."""
+        if self._stopping:
+            raise Unavailable("the daemon stops")
 
     def _replace(self, old: Mapping[str, _Entry], new: dict[str, _Entry]) -> None:
         """Stop the old, then start the new: a device may be the same, and opens once."""

@@ -301,8 +301,29 @@ def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing()
 
 def test_after_a_request_to_stop_no_camera_starts(drive: Drive) -> None:
     drive.set.ask_to_stop()
-    drive.set.change({"left": LEFT})
+    with pytest.raises(Unavailable, match="the daemon stops"):
+        drive.set.change({"left": LEFT})
+    drive.set.change({"front": FRONT})
     assert [each.device for each in drive.devices.opened] == ["0", "1"]
+
+
+def test_a_request_to_stop_ends_the_trial_of_new_cameras() -> None:
+    class Counted(LaneModel):
+        runs = 0
+        stop_at_next = False
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.runs += self.stop_at_next
+            if self.stop_at_next:
+                drive.set.ask_to_stop()
+            return super().run(inputs, outputs)
+
+    model = Counted()
+    drive = Drive(model)
+    model.stop_at_next = True
+    with pytest.raises(Unavailable, match="the daemon stops"):
+        drive.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
+    assert (model.runs, drive.names(), drive.devices.opened) == (1, [], [])
 
 
 def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> None:
