@@ -196,6 +196,15 @@ class Camera:
         return self.status.state
 
     @property
+    def is_live(self) -> bool:
+        """The source is a device, whose pixel format is not known before it is there; False where
+        the URI is wrong, which `open` reports."""
+        try:
+            return is_live(self.source_uri, self._kinds)
+        except SourceUriError:
+            return False
+
+    @property
     def corrupt(self) -> int:
         """Number of frames that were not whole, or that the source's decoder found damaged."""
         return self._inspection.corrupt
