@@ -402,8 +402,8 @@ class Camera:
         is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
         self.faults[reason] += is_fault
         level = logging.WARNING if is_fault else logging.INFO
-        word = f"{state.value}, {reason}" if is_fault else state.value
-        log.log(level, "camera %s: %s: %s", self.name, word, text)
+        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
+        log.log(level, "camera %s: %s", self.name, f"{word}: {text}" if text else word)
         self._changed.notify_all()
 
     def _on_end(self) -> None:
