@@ -66,6 +66,11 @@ class Frame:
 class FrameSource(Protocol):
     """Delivers frames in order, at the source's own pace, to one thread."""
 
+    @property
+    def corrupt(self) -> int:
+        """Number of images that were damaged, delivered or not; 0 where the source cannot tell."""
+        ...
+
     def read(self) -> Frame | None:
         """Return the next frame; its id counts from 0. None at the end of a recording.
 
@@ -129,6 +134,7 @@ class Recording:
     """
 
     def __init__(self, images: Generator[NDArray[np.uint8], None, None], fps: float) -> None:
+        self.corrupt = 0
         self.pace = Pace(fps)
         self._images = images
         self._first = next(images, None)

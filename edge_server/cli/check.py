@@ -16,7 +16,8 @@ from edge_server.api.grpc.credentials import server_credentials
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
-from edge_server.cameras.camera import LIVE, Camera
+from edge_server.cameras.camera import Camera
+from edge_server.cameras.limits import LIVE
 from edge_server.cameras.source_uri import masked_uri
 from edge_server.daemon.camera_set import source_options
 from edge_server.daemon.model_parts import (

@@ -32,7 +32,7 @@ RIGHT, WRONG = "p:@/ %4", "guess-0815"
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
 
 
-@pytest.fixture(params=["opencv", "gstreamer"])
+@pytest.fixture(params=["opencv", pytest.param("gstreamer", marks=pytest.mark.gstreamer)])
 def reader(request: pytest.FixtureRequest) -> str:
     if request.param == "gstreamer" and (missing := gstreamer_missing()):
         pytest.skip(missing)

@@ -39,6 +39,8 @@ IMAGES = [
 class Source:
     """A device that delivers 200 frames a second; that of `stuck://` hangs after one of them."""
 
+    corrupt = 0
+
     def __init__(self, devices: Devices, uri: SourceUri, options: SourceOptions) -> None:
         if uri.host in devices.busy:
             raise SourceError(f"{uri.host} is open already")

@@ -113,13 +113,11 @@ def test_a_probe_that_fails_ends_with_the_code_of_its_cause(
 
 
 def test_what_is_not_known_of_a_camera_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    uri = "synthetic://road?fps=0&width=64&height=64&frames=2"
+    uri = "synthetic://road?fps=0&width=64&height=64&frames=1"
     assert run_command(["cameras", "probe", uri]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines[-2:]] == [
-        ["damaged", "not known"],
-        ["ended", "yes"],
-    ]
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["fps", "not known"] in lines
+    assert ["ended", "yes"] in lines
 
 
 def test_a_picture_of_another_format_is_refused_before_the_camera_is_read(
