@@ -171,6 +171,15 @@ class Camera:
         return self.status.state
 
     @property
+    def is_live(self) -> bool:
+        """The source is a device, whose pixel format is not known before it is there; False where
+        the URI is wrong, which `open` reports."""
+        try:
+            return is_live(self.source_uri, self._kinds)
+        except SourceUriError:
+            return False
+
+    @property
     def corrupt(self) -> int:
         """Number of frames that were not whole, or that the source's decoder found damaged."""
         return self._inspection.corrupt
@@ -364,8 +373,8 @@ class Camera:
         is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
         self.faults[reason] += is_fault
         level = logging.WARNING if is_fault else logging.INFO
-        word = f"{state.value}, {reason}" if is_fault else state.value
-        log.log(level, "camera %s: %s: %s", self.name, word, text)
+        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
+        log.log(level, "camera %s: %s", self.name, f"{word}: {text}" if text else word)
         self._changed.notify_all()
 
     def _on_end(self) -> None:

@@ -175,7 +175,8 @@ def parse_source_uri(text: str) -> SourceUri:
             f"{'user:password@' if network else ''}host/path?key=value&key=value{hint}"
         ) from None
     path = unquote(parts.path)
-    label = f"{scheme}://{_authority(host, port)}{path}"
+    # What cannot be a scheme is part of the path for urlsplit.
+    label = f"{scheme}://{_authority(host, port)}{path}" if parts.scheme else path
     query = dict(pairs)
     if network:
         target = parts.path + (f"?{parts.query}" if parts.query else "")

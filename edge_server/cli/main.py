@@ -141,14 +141,23 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(
-        "--source", default="synthetic://road?seed=7&fps=25", metavar="URI", help="what to look at"
+        "--source",
+        default="synthetic://road?seed=7&fps=25",
+        metavar="URI",
+        help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
+        "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
     )
     demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
-    demo.add_argument("--model-repository", action="append", metavar="DIR")
+    demo.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="models in Triton's layout, not the shipped ones; repeatable",
+    )
     demo.set_defaults(
         verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
     )

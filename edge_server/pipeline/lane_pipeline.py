@@ -24,7 +24,7 @@ from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import FairShares, frames_at_once
 from edge_server.pipeline.lane_tensors import LaneTensors
-from edge_server.pixels import Image
+from edge_server.pixels import Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
 
@@ -263,9 +263,8 @@ class LanePipeline:
             SettingsError: the camera's model is no lane model.
             Unavailable: the model is not loaded, or cannot respond now.
         """
-        grey = Frame.arrived(0, Image.of_bgr(np.full((720, 1280, 3), 127, np.uint8)))
         try:
-            self.detect(grey)
+            self.detect(Frame.arrived(0, self._grey_image()))
         except EdgeServerError as error:
             remedy = ""
             if isinstance(error, NotFound):
@@ -277,6 +276,16 @@ class LanePipeline:
             raise (Unavailable if is_lane_model else SettingsError)(
                 f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
             ) from error
+
+    def _grey_image(self) -> Image:
+        """Return an image such as the camera may give: a recording's is BGR, a live camera's format
+        is not known before it is there, so its image has the one that the model takes."""
+        pixel_format = PixelFormat.BGR
+        if self.camera.is_live:
+            with self._data_plane.lease() as snapshot:
+                tensors = self._tensors_of(snapshot.find(self.model).config)
+            pixel_format = tensors.pixel_format or pixel_format
+        return Image.grey(pixel_format, 1280, 720)
 
     def _tensors_of(self, config: ModelConfig) -> LaneTensors:
         """Return the model's tensors, found once for each version that serves."""

@@ -352,8 +352,13 @@ def test_a_state_has_the_time_of_its_begin_and_is_logged_once(
     rig.advance(0.5)
     assert rig.camera.status.since_mono_ns == round(at * 1e9)
     assert rig.camera.status.since_epoch_ns > 0
+    rig.camera.stop()
     texts = [record.message for record in caplog.records]
-    assert texts == ["camera front: live: 6 x 4 bgr", "camera front: lost, lost: cable out"]
+    assert texts == [
+        "camera front: live: 6 x 4 bgr",
+        "camera front: lost: cable out",
+        "camera front: stopped",
+    ]
 
 
 def test_a_recording_that_cannot_be_opened_raises_before_anything_starts() -> None:

@@ -46,6 +46,7 @@ class OneCamera:
     name = "front"
     dropped = 3
     ended = True
+    is_live = False
 
     def __init__(self, *frames: Frame) -> None:
         self._frames = list(frames)
@@ -77,10 +78,10 @@ class LaneModel:
         }
 
 
-def data_plane(model: LaneModel, rows: int = 72) -> DataPlane:
+def data_plane(model: LaneModel, rows: int = 72, dims: str = "[-1, -1, 3]") -> DataPlane:
     text = (
         'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
-        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
+        f'input {{ name: "image" data_type: TYPE_UINT8 dims: {dims} }} '
         f'output {{ name: "lane_points" data_type: TYPE_FP32 dims: [-1, {rows}, 2] }} '
         'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
     )
@@ -220,6 +221,21 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
     loop, _ = pipeline(Other())
     with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
         loop.validate()
+
+
+@pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]", "[-1, -1, 2]"])
+def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -> None:
+    camera = OneCamera()
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        data_plane(LaneModel(), dims=dims),
+        "lane_detection",
+        (),
+    )
+    with pytest.raises(SettingsError, match="the camera gives bgr"):
+        loop.validate()
+    camera.is_live = True
+    loop.validate()
 
 
 def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
