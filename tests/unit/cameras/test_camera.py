@@ -15,6 +15,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.pixels import Image, PixelFormat
+from edge_server.process.masking import remember_login
 
 
 def state_of(rig: Rig) -> tuple[CameraState, str]:
@@ -420,3 +421,11 @@ def test_identical_pictures_of_a_sensor_make_its_camera_frozen() -> None:
     assert state_of(rig) == (CameraState.FROZEN, "frozen")
     assert not rig.camera.status.usable
     assert rig.camera.status.arriving
+
+
+def test_the_published_state_shows_no_password() -> None:
+    rig = Rig()
+    remember_login("eve", "q8Zrstate")
+    rig.advance(0.0)
+    rig.reader.fails(SourceError("rtsp://eve:q8Zrstate@cam/x: refused", reason="unauthorized"))
+    assert rig.camera.status.text == "rtsp://eve:***@cam/x: refused"

@@ -18,7 +18,8 @@ from edge_server.cameras.source_uri import (
     parse_source_uri,
     read_credentials,
 )
-from edge_server.errors import SettingsError, SourceUriError
+from edge_server.errors import SettingsError, SourceError, SourceUriError
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +101,50 @@ def test_passwords_in_path_query_and_pipeline_are_not_shown() -> None:
     )
     assert pipeline.path.endswith("user-pw=q8Zr4 ! decodebin")
     assert pipeline.label == "gst:rtspsrc location=rtsp://***@cam/x user-pw=*** ! decodebin"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rtsp:/eve:{}@cam/x",
+        "rtsp:eve:{}@cam/x",
+        "rtsp//eve:{}@cam/x",
+        "rtsp/eve:{}@cam/x",
+        r"RTSP:\\eve:{}@cam\x",
+        " https;//eve:{}@cam/x",
+        "eve:{}@cam/x",
+        "eve:{}@rtsp://cam/x",
+        "rtsp:eve:{}@cam://x",
+        "rtsp:///eve:{}@cam/x",
+        "rtsp//eve:{}@cam/x://",
+    ],
+)
+def test_no_error_of_a_mistyped_camera_shows_its_password(text: str) -> None:
+    text = text.format("q8Zrmistyped")
+    assert "q8Zr" not in masked(masked_uri(text))
+    with pytest.raises(SourceError) as caught:
+        open_source(text)
+    assert "q8Zr" not in masked(str(caught.value))
+
+
+@pytest.mark.parametrize("scheme", ["rtsp", "rtsps", "http", "https"])
+def test_a_camera_uri_without_its_slashes_is_no_file(scheme: str) -> None:
+    for text in (f"{scheme}:/cam/x", f"{scheme.upper()}//cam/x", f"{scheme}:cam"):
+        with pytest.raises(SourceUriError, match=f"write {scheme}://user:password@host/path"):
+            is_live(text)
+
+
+@pytest.mark.parametrize("path", ["http/road.mp4", "./rtsp:1.mp4", "a@b.mp4", r"D:\a@b.mp4"])
+def test_a_path_that_only_resembles_a_camera_is_a_file(path: str) -> None:
+    uri = parse_source_uri(path)
+    assert (uri.scheme, uri.path, uri.label) == ("file", path, path)
+
+
+def test_passwords_in_a_pipeline_are_known_wherever_they_appear() -> None:
+    parse_source_uri("gst:rtspsrc location=rtsp://e:q8Zr%405@cam/x ! fakesink")
+    parse_source_uri("http://cam/x?loginuse=e&loginpas=q8Zr6&userpwd=q8Zr7")
+    text = "no q8Zr@5, q8Zr%405, q8Zr6, q8Zr7"
+    assert masked(text) == "no ***, ***, ***, ***"
 
 
 @pytest.mark.parametrize(
