@@ -313,6 +313,16 @@ def test_times_that_jump_are_noticed_and_a_source_that_goes_on_so_is_opened_agai
     assert state_of(rig) == (CameraState.LOST, "changed")
 
 
+def test_a_camera_that_sends_in_bursts_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.go_live()
+    for _ in range(20):
+        rig.play(70, 0.001)
+        rig.play(70, 0.003)
+    # 5.6 s with 40 changes
+    assert 1 <= caplog.text.count("the rate went") <= 2
+
+
 def test_a_changed_rate_is_logged_and_changes_the_time_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
