@@ -29,6 +29,8 @@ _VIDEO_DEVICE = re.compile(r"/dev/(video\d+|v4l/.+)")
 _GST = "gst:"
 # In a user name or a password: ends it too early, or is no percent-encoding.
 _UNSAFE = re.compile(r"[@/?#\s]|%(?![0-9A-Fa-f]{2})")
+_NO_UTF8 = re.compile("[\ud800-\udfff]")  # how Python passes on such bytes of a command line
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _LOGIN_HINT = (
     "; in a user name or a password write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as "
     "%25, [ as %5B, ] as %5D, or put both into a file"
@@ -149,6 +151,8 @@ def parse_source_uri(text: str) -> SourceUri:
     """
     if not text.strip():
         raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
+    if ("://" in text or text[: len(_GST)].lower() == _GST) and _NO_UTF8.search(text):
+        raise SourceUriError("the URI of a source is not UTF-8; percent-encode its bytes (%FF)")
     if text[: len(_GST)].lower() == _GST:
         pipeline = text[len(_GST) :].strip()
         if not pipeline or pipeline.startswith("//"):
@@ -237,11 +241,14 @@ def read_credentials(path: str | os.PathLike[str]) -> Credentials:
             contents.
     """
     try:
-        lines = read_text_file(path).rstrip("\r\n").splitlines()
+        # Not splitlines, which also splits at characters that a password may have.
+        lines = _LINE_END.split(read_text_file(path).rstrip("\r\n"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except ValueError as error:  # a NUL in the path
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
     if len(lines) == 1:
         user, colon, password = lines[0].partition(":")
     else:

@@ -216,6 +216,27 @@ def test_a_file_without_credentials_is_named_but_not_quoted(
     assert "q8Zr" not in str(caught.value)
 
 
+def test_a_password_from_a_file_may_have_what_only_python_takes_for_line_ends(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "camera"
+    path.write_bytes("eve:q8\x0cZ\x85r\u2028\n".encode())
+    assert read_credentials(path) == Credentials("eve", "q8\x0cZ\x85r\u2028")
+
+
+def test_a_path_with_a_nul_has_no_credentials() -> None:
+    with pytest.raises(SettingsError, match="cannot be read: embedded null byte"):
+        read_credentials("a\0b")
+
+
+@pytest.mark.parametrize(
+    "text", ["http://cam/\udcff", "rtsp://eve:\udcff@cam/x", "gst:a \udcff", "v4l2:///dev/\udcff"]
+)
+def test_a_uri_that_is_not_utf_8_is_refused(text: str) -> None:
+    with pytest.raises(SourceUriError, match="is not UTF-8; percent-encode"):
+        is_live(text)
+
+
 def test_an_absent_credentials_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"camera: cannot be read: No such file"):
         read_credentials(tmp_path / "camera")
