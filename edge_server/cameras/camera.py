@@ -16,6 +16,7 @@ from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.process.backoff import Backoff
+from edge_server.process.masking import masked
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ class Camera:
 
     def _set(self, state: CameraState, reason: str = "", text: str = "") -> None:
         """Change the state; each change of state or reason is counted and logged once."""
+        text = masked(text)  # it is published
         before = self.status
         if (state, reason) == (before.state, before.reason):
             if text != before.text:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
+# 8K video has a little less. A JPEG of a few kilobytes may unpack to gigabytes.
+LARGEST_PX = 2**25
+
 # Suffixes of image files, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 

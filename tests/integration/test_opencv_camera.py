@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from live_cameras.clip import jpegs
+from live_cameras.mjpeg import MjpegCamera
 from live_cameras.time_code import read_time
 
 from edge_server.cameras.opencv_live import open_opencv
@@ -184,6 +186,15 @@ def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
     with pytest.raises(SourceError, match="refuses the password") as caught:
         open_camera(camera.uri(password=WRONG))
     assert caught.value.reason == "unauthorized"
+
+
+def test_pictures_too_large_for_the_memory_are_refused() -> None:
+    (huge,) = jpegs(8192, 4608, pictures=1)
+    with (
+        MjpegCamera(lambda: huge, fps=5) as camera,
+        pytest.raises(SourceError, match="8192 x 4608, more than 32 megapixels; set a lower"),
+    ):
+        open_camera(camera.uri())
 
 
 def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
