@@ -318,23 +318,60 @@ def test_a_frame_that_is_too_old_is_dropped_and_counted_and_not_inferred() -> No
     assert loop.failed_frames == 0
 
 
-def test_a_camera_whose_frames_are_all_too_old_says_so_until_one_is_not(
+def test_a_camera_whose_frames_are_all_too_old_says_so_every_second_until_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = [replace(frame(n), capture_mono_ns=0) for n in range(3)]
-    loop, delivered = pipeline(LaneModel(), *old, frame(3), max_age_ms=50_000)
-    loop.tick(0.0)
-    loop.tick(0.0)
-    assert loop.failure == ""
-    now_ns = time.monotonic_ns()
+    old = [replace(frame(n), capture_mono_ns=0) for n in range(5)]
+    loop, delivered = pipeline(LaneModel(), *old, frame(5), max_age_ms=50_000)
+    begun_ns = time.monotonic_ns()
     with monkeypatch.context() as later:
-        later.setattr(time, "monotonic_ns", lambda: now_ns + 2_000_000_000)
-        loop.tick(0.0)
+        for ahead_ns in (0, 900_000_000, 1_100_000_000, 1_900_000_000, 2_200_000_000):
+            later.setattr(time, "monotonic_ns", lambda ahead=ahead_ns: begun_ns + ahead)
+            loop.tick(0.0)
+            assert bool(loop.failure) == (ahead_ns > 1_000_000_000)
     assert "max_age_ms is 50000" in loop.failure
     assert "cameras.front.max_age_ms" in loop.failure
+    assert [(each.frame_id, each.failure_reason, each.lanes) for each in delivered] == [
+        (2, "too_old", ()),
+        (4, "too_old", ()),
+    ]
     loop.tick(0.0)
     assert loop.failure == ""
-    assert [each.frame_id for each in delivered] == [3]
+    assert delivered[-1].lanes
+
+
+def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
+    model = LaneModel()
+    model.broken = True
+    old = [replace(frame(n), capture_mono_ns=0) for n in range(1, 3)]
+    loop, _ = pipeline(model, frame(0), *old, max_age_ms=50_000)
+    loop.tick(0.0)
+    assert (loop.failure, loop.failure_reason) == ("broken", "model_failed")
+    loop.tick(0.0)
+    loop._too_old_due_ns = 0
+    loop.tick(0.0)
+    assert loop.failure_reason == "too_old"
+    assert "max_age_ms" in loop.failure
+
+
+@pytest.mark.parametrize(("age_ms", "reason"), [(900, ""), (1100, "too_old")])
+def test_lanes_that_come_too_late_for_anybody_are_none_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, age_ms: int, reason: str
+) -> None:
+    class Slow(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            at_ns = captured.capture_mono_ns + age_ms * 1_000_000
+            monkeypatch.setattr(time, "monotonic_ns", lambda: at_ns)
+            return super().run(inputs, outputs)
+
+    captured = frame(0)
+    loop, delivered = pipeline(Slow(), captured, max_age_ms=1000)
+    loop.tick(0.0)
+    (lane_frame,) = delivered
+    assert bool(lane_frame.lanes) == (not reason)
+    assert (loop.failure_reason == "too_old") == bool(reason)
+    assert ("take a faster model" in loop.failure) == bool(reason)
+    assert lane_frame.failure == loop.failure
 
 
 def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:
