@@ -307,7 +307,9 @@ class OpenCvSource:
             # After a timeout FFmpeg first gives frames that its decoder still holds.
             if waited_s >= 0.9 * self._gap_s:
                 # FFmpeg knows no rate of MJPEG, by which the limit could be made longer.
-                slow = "; a camera this slow needs GStreamer" if self._clock == "arrival" else ""
+                slow = ""
+                if self._clock == "arrival":
+                    slow = "; one that always sends fewer than 3 a second needs GStreamer"
                 raise SourceError(
                     f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again"
                     f"{slow}",

@@ -204,6 +204,7 @@ def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
     with pytest.raises(SourceError) as caught:
         list(frames_of(source))
     assert caught.value.reason == "stalled"
+    assert "one that always sends fewer than 3 a second needs GStreamer" in str(caught.value)
     source.close()
 
 
