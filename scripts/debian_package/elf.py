@@ -1,0 +1,113 @@
+"""Gates on the libraries of wheels: the target can load them and has what they are linked to."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MACHINES = {"x86_64": 62, "aarch64": 183}
+_CUDA = 190  # kernels, which the GPU's driver loads
+
+# Library and the package that provides it, of those that a wheel may expect from the system.
+PROVIDED = {
+    **dict.fromkeys(
+        (
+            *("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"),
+            *("ld-linux-aarch64.so.1", "ld-linux-x86-64.so.2", "libutil.so.1"),
+        ),
+        "libc6",
+    ),
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libz.so.1": "zlib1g",
+}
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB = 1, 5
+
+
+@dataclass(frozen=True)
+class Library:
+    """What the loader wants to know of a file.
+
+    Attributes:
+        machine: ELF's number of the architecture.
+        aligned: whether each loaded segment lies in the file as it lies in a page.
+        needed: the names of the libraries that it is linked to.
+    """
+
+    machine: int
+    aligned: bool
+    needed: tuple[str, ...]
+
+
+def read_library(path: Path) -> Library | None:
+    """The library in a file; None of a file that is no 64-bit little-endian ELF.
+
+    Raises:
+        ValueError: the file is cut short.
+    """
+    data = path.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        return None
+    try:
+        return _read(data)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"{path}: this ELF file is cut short") from error
+
+
+def faults(tree: Path, machine: str) -> Iterator[str]:
+    """What keeps the target's loader from loading the libraries under `tree`, a line for each."""
+    libraries = {
+        path: library
+        for path in sorted(tree.rglob("*"))
+        if path.is_file() and not path.is_symlink() and (library := read_library(path))
+        if library.machine != _CUDA
+    }
+    inside = {path.name for path in libraries}
+    for path, library in libraries.items():
+        name = path.relative_to(tree)
+        if library.machine != MACHINES[machine]:
+            yield f"{name}: is for another architecture than {machine}"
+        if not library.aligned:
+            yield f"{name}: a segment is not page-aligned (was it stripped?)"
+        for needed in library.needed:
+            if needed not in inside and needed not in PROVIDED:
+                yield f"{name}: needs {needed}, which no dependency of the package provides"
+
+
+def _read(data: bytes) -> Library:
+    machine: int = struct.unpack_from("<H", data, 18)[0]
+    (start,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    aligned = True
+    loads: list[tuple[int, int, int]] = []
+    dynamic = None
+    for index in range(count):
+        kind, _, offset, address, _, length, _, align = struct.unpack_from(
+            "<IIQQQQQQ", data, start + index * size
+        )
+        if kind == _PT_LOAD:
+            loads.append((address, offset, length))
+            aligned &= align < 2 or (offset - address) % align == 0
+        elif kind == _PT_DYNAMIC:
+            dynamic = (offset, length)
+    needed = tuple(_needed(data, dynamic, loads)) if dynamic else ()
+    return Library(machine, aligned, needed)
+
+
+def _needed(
+    data: bytes, dynamic: tuple[int, int], loads: list[tuple[int, int, int]]
+) -> Iterator[str]:
+    offset, length = dynamic
+    entries = list(struct.iter_unpack("<qQ", data[offset : offset + length - length % 16]))
+    address = next((value for tag, value in entries if tag == _DT_STRTAB), 0)
+    strings = next(at + address - a for a, at, size in loads if a <= address < a + size)
+    for tag, value in entries:
+        if tag == _DT_NEEDED:
+            begin = strings + value
+            yield data[begin : data.index(b"\0", begin)].decode()
