@@ -13,12 +13,13 @@ import argparse
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from debian_package.archive import pack, sha256
-from debian_package.control import PACKAGE, write_control, write_documentation
+from debian_package.control import PACKAGE, dependencies, write_control, write_documentation
 from debian_package.elf import faults
 from debian_package.sbom import bill_of_materials
 from debian_package.targets import TARGETS, target_named
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from debian_package.targets import Target
+
+_WITHOUT_PYCUDA = (
+    "build_deb: {name} without pycuda: this package runs models on the CPU only;"
+    " scripts/build_pycuda_wheel {name} compiles what is missing"
+)
 
 _COMPRESSIONS = {
     # dpkg of Ubuntu 22.04 and Debian 12 read it; a board unpacks it in a fifth of xz's time.
@@ -51,7 +57,8 @@ def build_package(target: Target, out: Path, revision: str, compression: str, ep
         root = Path(folder, "root")
         root.mkdir()
         lay_out(target, root)
-        if found := list(faults(root, target.machine)):
+        packages = {each.split()[0] for each in dependencies(target)}
+        if found := list(faults(root, target.machine, packages)):
             raise SystemExit("\n".join(f"build_deb: {line}" for line in found))
         write_documentation(target, root, version, epoch_s)
         bill = bill_of_materials(target, root, version)
@@ -80,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(target_named(name).lock)
         return
     target = target_named(options.target or "here")
+    if target.uses_gpu and not list(target.own_wheels.glob("pycuda-*.whl")):
+        print(_WITHOUT_PYCUDA.format(name=target.name), file=sys.stderr)
     deb = build_package(target, options.out, options.revision, options.compression, _epoch_s())
     print(deb)
 

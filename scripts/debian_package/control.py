@@ -12,7 +12,6 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from debian_package.archive import write_gzip
-from debian_package.elf import PROVIDED
 from debian_package.targets import RECOMMENDS
 from debian_package.tree import HOME, site_packages, units
 from debian_package.wheels import CHECKOUT
@@ -25,13 +24,18 @@ _TEMPLATES = Path(__file__).with_name("debian")
 _SCRIPTS = ("postinst", "prerm", "postrm")
 
 
+def dependencies(target: Target) -> list[str]:
+    """What is installed before the package, as its control file lists it."""
+    # 249 is JetPack 6's, the oldest that the unit was written for.
+    needed = (f"python{target.python}", f"libc6 (>= {target.glibc})", "systemd (>= 249)")
+    return [*needed, "libgcc-s1", "libstdc++6", "zlib1g", *target.depends]
+
+
 def write_control(target: Target, root: Path, version: str) -> None:
     """Write DEBIAN/: the control file, the list of conffiles and the maintainer scripts."""
     folder = root / "DEBIAN"
     folder.mkdir()
     installed_kib = sum(-(-p.lstat().st_size // 1024) or 1 for p in root.rglob("*"))
-    glibc = f"libc6 (>= {target.glibc})"
-    libraries = sorted(set(PROVIDED.values()) - {"libc6"})
     fields = {
         "Package": PACKAGE,
         "Version": version,
@@ -40,10 +44,7 @@ def write_control(target: Target, root: Path, version: str) -> None:
         "Section": "misc",
         "Priority": "optional",
         "Installed-Size": str(installed_kib),
-        # 249 is JetPack 6's, the oldest that the unit was written for.
-        "Depends": ", ".join(
-            (f"python{target.python}", glibc, *libraries, "systemd (>= 249)", *target.depends)
-        ),
+        "Depends": ", ".join(dependencies(target)),
         "Pre-Depends": "init-system-helpers (>= 1.54~)",
         "Recommends": ", ".join(RECOMMENDS),
         "Description": (_TEMPLATES / "description").read_text().rstrip(),

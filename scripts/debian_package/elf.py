@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -25,6 +25,7 @@ PROVIDED = {
     "libstdc++.so.6": "libstdc++6",
     "libgcc_s.so.1": "libgcc-s1",
     "libz.so.1": "zlib1g",
+    "libcuda.so.1": "nvidia-l4t-cuda",
 }
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB = 1, 5
@@ -60,8 +61,12 @@ def read_library(path: Path) -> Library | None:
         raise ValueError(f"{path}: this ELF file is cut short") from error
 
 
-def faults(tree: Path, machine: str) -> Iterator[str]:
-    """What keeps the target's loader from loading the libraries under `tree`, a line for each."""
+def faults(tree: Path, machine: str, packages: Collection[str]) -> Iterator[str]:
+    """What keeps the target's loader from loading the libraries under `tree`, a line for each.
+
+    Args:
+        packages: names of those that are installed with this one.
+    """
     libraries = {
         path: library
         for path in sorted(tree.rglob("*"))
@@ -76,7 +81,7 @@ def faults(tree: Path, machine: str) -> Iterator[str]:
         if not library.aligned:
             yield f"{name}: a segment is not page-aligned (was it stripped?)"
         for needed in library.needed:
-            if needed not in inside and needed not in PROVIDED:
+            if needed not in inside and PROVIDED.get(needed) not in packages:
                 yield f"{name}: needs {needed}, which no dependency of the package provides"
 
 

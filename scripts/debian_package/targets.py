@@ -12,9 +12,12 @@ LOCKS = Path(__file__).with_name("locks")
 # log and print formulas. Nor does tritonclient's gRPC side need an HTTP library.
 UNUSED = ("coloredlogs", "sympy", "urllib3")
 
+# pycuda itself is source only: scripts/build_pycuda_wheel compiles it.
+PYCUDA_NEEDS = ("mako", "platformdirs>=2.2", "pytools>=2011.2")
+
 _JETSON = {
     # cv2 of apt is compiled for NumPy 1, and a library for NumPy 2 runs on it too.
-    "requirements": ("onnxruntime>=1.20,<2", "numpy>=1.26,<2"),
+    "requirements": ("onnxruntime>=1.20,<2", "numpy>=1.26,<2", *PYCUDA_NEEDS),
     # Ubuntu's own OpenCV, which has GStreamer, where JetPack's is not installed.
     "opencv": "libopencv-python (>= 4.5.4) | python3-opencv (>= 4.5.4)",
 }
@@ -59,6 +62,16 @@ class Target:
     @property
     def lock(self) -> Path:
         return LOCKS / f"{self.name}.txt"
+
+    @property
+    def own_wheels(self) -> Path:
+        """Where wheels lie that were compiled here, of what is published as source only."""
+        return Path(__file__).parents[2] / "dist/wheels" / self.name
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether the package is for a board, whose GPU pycuda speaks to."""
+        return self.architecture == "arm64"
 
     @property
     def machine(self) -> str:
