@@ -23,7 +23,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,23 +58,24 @@ RTSP_WARM_UP_S = 5.0
 ONE_LANE = np.full((1, 1, 72, 2), 100, np.float32)
 
 
-class StillCamera:
-    """A FrameSource that delivers one image at a steady rate, at no cost."""
+class SteadyCamera:
+    """A FrameSource that delivers changing images at a steady rate, at no cost."""
 
     def __init__(self, uri: SourceUri, _options: SourceOptions) -> None:
         self._pace = Pace(uri.fps() or 30.0)
         width = uri.whole("width", 128, 16, 4096)
-        self._image = Image.of_bgr(np.zeros((72, width, 3), np.uint8))
+        noise = np.random.default_rng(width).integers(0, 255, (7, 72, width, 3), np.uint8)
+        self._images = cycle(Image.of_bgr(image) for image in noise)
 
     def read(self) -> Frame:
         self._pace.wait()
-        return Frame.arrived(0, self._image)
+        return Frame.arrived(0, next(self._images))
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-KINDS = {"still": SourceKind(StillCamera, live=True)}
+KINDS = {"steady": SourceKind(SteadyCamera, live=True)}
 
 
 @dataclass
@@ -272,7 +273,7 @@ def main() -> None:
                 sources = stamped_cameras(rates, (width, height))
             else:
                 stills = zip(rates, count(128, 16), strict=False)
-                sources = nullcontext([f"still://it?fps={f:g}&width={w}" for f, w in stills])
+                sources = nullcontext([f"steady://it?fps={f:g}&width={w}" for f, w in stills])
             with sources as uris:
                 row = run_row(rates, uris, arguments)
             print(f"{name:7} {row.line()}", flush=True)

@@ -169,7 +169,7 @@ def stranger(tmp_path: Path) -> Authority:
 
 
 SIMULATED_GPU = Path(__file__).parent / "simulated_gpu"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class SimulatedGpu:
@@ -201,7 +201,7 @@ class SimulatedGpu:
 
     def comes_to(self, device_bytes: int) -> bool:
         """Whether so much device memory is allocated once what is garbage has been freed."""
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while self.device_bytes != device_bytes and time.monotonic() < end_s:
             time.sleep(0.01)
         return self.device_bytes == device_bytes

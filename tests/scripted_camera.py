@@ -41,6 +41,7 @@ class ScriptedReader:
         del name, open_source, source
         self.call: DriverCall | None = None
         self.leaving = self.done = False
+        self.corrupt = 0
         self._on_frame, self._on_end, self._on_done = on_frame, on_end, on_done
         self._clock = clock
 

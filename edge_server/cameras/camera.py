@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.inspection import FrameInspection
+from edge_server.cameras.limits import LIVE, RECORDED
 from edge_server.cameras.reader import DriverCall, Reader
 from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is_live, open_source
 from edge_server.cameras.status import CameraState, CameraStatus
@@ -27,32 +28,6 @@ log = logging.getLogger(__name__)
 
 # The longest interval between two checks of the deadlines.
 LONGEST_WAIT_S = 0.25
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a camera waits for its source, in seconds.
-
-    Attributes:
-        first_frame: opening and the first frame together.
-        silent: without a frame until the camera has stalled, or three periods if they are longer.
-        silent_at_first: the same before the period is known.
-        read: a call that reads a later frame, or six periods if they are longer.
-        close: a call that closes the source.
-        gap: see `FrameInspection`.
-    """
-
-    first_frame: float = 10.0
-    silent: float = 0.3
-    silent_at_first: float = 1.0
-    read: float = 2.0
-    close: float = 2.0
-    gap: float = 0.5
-
-
-LIVE = Limits()
-# A disk may be busy for seconds.
-RECORDED = Limits(silent=1.0, silent_at_first=3.0, read=10.0, close=10.0)
 
 
 class Camera:
@@ -197,7 +172,7 @@ class Camera:
 
     @property
     def corrupt(self) -> int:
-        """Number of frames that were not whole."""
+        """Number of frames that were not whole, or that the source's decoder found damaged."""
         return self._inspection.corrupt
 
     @property
@@ -231,9 +206,16 @@ class Camera:
                 self._start_reader(now)
                 return LONGEST_WAIT_S
             call = reader.call
-            if call is not None and now - call.since > self._limit_of(call):
-                self._abandon(reader, call, now)
-                return 0.0
+            if call is not None:
+                limit_s = self._limits.call(
+                    call,
+                    self._reader_since,
+                    first=self._inspection.last_arrival is None,
+                    period_s=self._inspection.period_s,
+                )
+                if now - call.since > limit_s:
+                    self._abandon(reader, call, now)
+                    return 0.0
             return LONGEST_WAIT_S if reader.leaving else self._check_silence(now)
 
     def _tick(self, now: float) -> bool:
@@ -259,7 +241,7 @@ class Camera:
             self.dropped += 1
             if reader is not self._reader or reader.leaving or self._closed:
                 return
-            verdict = self._inspection.inspect(frame, now)
+            verdict = self._inspection.inspect(frame, now, reader.corrupt)
             if verdict.note:
                 self.faults["changed"] += 1
                 log.warning("camera %s: %s", self.name, verdict.note)
@@ -317,25 +299,12 @@ class Camera:
             self._lose(error, now)
         return self._reader
 
-    def _limit_of(self, call: DriverCall) -> float:
-        limits = self._limits
-        if call.name == "close":
-            return limits.close
-        if call.name == "open":
-            return limits.first_frame
-        if self._inspection.last_arrival is None:
-            # Opening took its part of the time.
-            return max(limits.read, limits.first_frame - (call.since - self._reader_since))
-        return max(limits.read, 6 * (self._inspection.period_s or 0.0))
-
     def _check_silence(self, now: float) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
-        arrival, period_s = self._inspection.last_arrival, self._inspection.period_s
+        arrival = self._inspection.last_arrival
         if arrival is None:
             return LONGEST_WAIT_S
-        limit_s = self._limits.silent_at_first
-        if period_s is not None:
-            limit_s = max(3 * period_s, self._limits.silent)
+        limit_s = self._limits.silence(self._inspection.period_s)
         left_s = arrival + limit_s - now
         if left_s < 0 and self.status.arriving:
             text = f"no frame for more than {limit_s:.2g} s"

@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
-    """Return the layers of `image`, or of one region of it, in the order of `bgr_of_layers`.
+    """Return the layers of `image`, or of one region of it, as `channels_of` takes them.
 
     YUY2's luma is the first of two channels, the second of which has no meaning; its chroma is the
     second and fourth of four.
@@ -67,24 +67,29 @@ def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
     return [luma, *(_cropped(plane, of_chroma, step_px, empty) for plane, empty in pairs)]
 
 
-def bgr_of_layers(
-    pixel_format: PixelFormat, colour: Colour, layers: Sequence[NDArray[np.uint8]]
-) -> NDArray[np.uint8]:
-    """Return (H, W, 3) uint8 BGR of the pixels of `layers_of`, all of which have been brought to H
-    and W; BGR pixels are returned themselves."""
-    first = layers[0]
+def channels_of(
+    pixel_format: PixelFormat, layers: Sequence[NDArray[np.uint8]]
+) -> list[NDArray[np.uint8]]:
+    """Return the pixels of `layers_of`, of any size, as the channels of `bgr_of_channels`."""
     match pixel_format:
-        case PixelFormat.BGR:
-            return first
-        case PixelFormat.GREY:
-            bright = cv2.LUT(first, _grey_table(colour))
-            return cv2.cvtColor(bright, cv2.COLOR_GRAY2BGR)  # type: ignore[no-any-return]  # OpenCV has no types
         case PixelFormat.YUY2:
-            channels = [cv2.extractChannel(layers[i], c) for i, c in ((0, 0), (1, 1), (1, 3))]
+            return [cv2.extractChannel(layers[i], c) for i, c in ((0, 0), (1, 1), (1, 3))]
         case PixelFormat.NV12:
-            channels = [first, *cv2.split(layers[1])]
-        case PixelFormat.I420:
-            channels = list(layers)
+            return [layers[0], *cv2.split(layers[1])]
+        case _:
+            return list(layers)
+
+
+def bgr_of_channels(
+    pixel_format: PixelFormat, colour: Colour, channels: Sequence[NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """Return (H, W, 3) uint8 BGR of channels of one size: Y, U and V, or the luma of GREY, each
+    (H, W); BGR pixels are returned themselves."""
+    if pixel_format is PixelFormat.BGR:
+        return channels[0]
+    if pixel_format is PixelFormat.GREY:
+        bright = cv2.LUT(channels[0], _grey_table(colour))
+        return cv2.cvtColor(bright, cv2.COLOR_GRAY2BGR)  # type: ignore[no-any-return]  # OpenCV has no types
     return cv2.transform(cv2.merge(channels), _matrix(colour))  # type: ignore[no-any-return]  # OpenCV has no types
 
 
@@ -93,9 +98,13 @@ def bgr_of(image: Image) -> NDArray[np.uint8]:
 
     Chroma is interpolated.
     """
-    size = (image.width, image.height)
-    layers = [resized(layer.pixels, *size) for layer in layers_of(image)]
-    return bgr_of_layers(image.pixel_format, image.colour, layers)
+    layers = [layer.pixels for layer in layers_of(image)]
+    # Channels first: enlarged chroma has more pixels than the image's own.
+    channels = [
+        resized(channel, image.width, image.height)
+        for channel in channels_of(image.pixel_format, layers)
+    ]
+    return bgr_of_channels(image.pixel_format, image.colour, channels)
 
 
 def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:

@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 import sys
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.cameras.gstreamer_faults import CameraPlace
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.gstreamer_modes import best_mode, parse_modes
 from edge_server.cameras.gstreamer_pipelines import (
+    CODEC_NAMES,
     CameraPipeline,
     PictureOptions,
     csi_pipeline,
+    first_decoder,
     flip_of,
     http_pipeline,
     missing_elements,
@@ -29,6 +32,7 @@ from edge_server.cameras.gstreamer_pipelines import (
 )
 from edge_server.cameras.gstreamer_player import GstreamerPlayer, offered_caps, registry_has
 from edge_server.cameras.gstreamer_source import GstreamerSource
+from edge_server.cameras.network_probe import PORTS, find_fault
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.masking import masked
 
@@ -43,7 +47,6 @@ log = logging.getLogger(__name__)
 
 BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
 SCHEMES = ("csi", "v4l2", "rtsp", "rtsps", "http", "https", "gst")
-_PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 _CLOCKS = {"csi": "sensor", "v4l2": "sensor", "rtsp": "rtp", "rtsps": "rtp"}
 # `format` of a v4l2 URI.
 _FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
@@ -80,18 +83,20 @@ def gstreamer_missing(scheme: str = "") -> str:
 
 
 def report() -> dict[str, Any]:
-    """Return what `edge-server doctor` reports: GStreamer's version, or why there is none, and what
-    each kind of camera lacks."""
+    """Return what `edge-server doctor` reports.
+
+    GStreamer's `version`, the `decoders` by codec, and what each kind of camera is `lacking`; or
+    `missing`, and the `reason`.
+    """
     missing = gstreamer_missing()
     if missing:
         return {"missing": True, "reason": missing}
+    found = {name: first_decoder(codec, registry_has) for codec, name in CODEC_NAMES.items()}
+    kinds = {kind: gstreamer_missing(kind) for kind in ("csi", "v4l2", "rtsp", "http")}
     return {
         "version": load_gstreamer().gst.version_string(),
-        "lacking": {
-            scheme: lacking
-            for scheme in ("csi", "v4l2", "rtsp", "http")
-            if (lacking := gstreamer_missing(scheme))
-        },
+        "decoders": {name: element for name, element in found.items() if element},
+        "lacking": {kind: text for kind, text in kinds.items() if text},
     }
 
 
@@ -105,13 +110,9 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> FrameSource:
     missing = gstreamer_missing()
     if missing:
         raise SourceError(f"{uri.label}: {missing}", reason="unavailable")
-    place = CameraPlace(
-        uri.scheme,
-        uri.label,
-        uri.host,
-        uri.port or _PORTS.get(uri.scheme, 0),
-        uri.path if uri.scheme == "v4l2" else uri.host,
-    )
+    credentials = uri.credentials or options.credentials
+    probe = partial(find_fault, uri, credentials) if uri.scheme in PORTS else None
+    place = CameraPlace(uri.scheme, uri.label, uri.path, probe)
     try:
         pipeline = pipeline_of(uri, options, registry_has, _caps_of_device)
         log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)
@@ -141,20 +142,19 @@ def pipeline_of(
     Raises:
         SourceError: an element is missing, or the device has no such mode.
     """
-    picture = _picture(uri)
     given = uri.credentials or options.credentials
     login = None if given is None else (given.user, given.password)
     match uri.scheme:
         case "csi":
-            return csi_pipeline(int(uri.host), picture, has)
+            return csi_pipeline(int(uri.host), _picture(uri), has)
         case "v4l2":
-            return _device_pipeline(uri, picture, has, caps_of_device(uri.path))
+            return _device_pipeline(uri, _picture(uri), has, caps_of_device(uri.path))
         case "rtsp" | "rtsps":
             transport = uri.query.get("transport", "tcp")
             address = uri.address("transport")
-            return rtsp_pipeline(address, login, picture, has, transport=transport)
+            return rtsp_pipeline(address, login, has, transport=transport)
         case "http" | "https":
-            return http_pipeline(uri.address(), login, picture, has)
+            return http_pipeline(uri.address(), login, has)
         case _:
             return own_pipeline(uri.path, has)
 
@@ -173,9 +173,6 @@ def _device_pipeline(
 
 
 def _picture(uri: SourceUri) -> PictureOptions:
-    """Return what the URI of a local camera says; a network camera's query is its own."""
-    if uri.scheme not in ("csi", "v4l2"):
-        return PictureOptions()
     fps = uri.fps()
     return PictureOptions(
         uri.whole("width", 0, 0, 16384),

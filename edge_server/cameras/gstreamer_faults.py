@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # By domain and code (gsterror.h), as texts differ between versions and languages.
 _RESOURCE = "gst-resource-error-quark"
 _STREAM = "gst-stream-error-quark"
 _CORE = "gst-core-error-quark"
-_NOT_FOUND, _BUSY, _OPEN_READ, _OPEN_BOTH, _READ, _NO_SPACE, _NOT_AUTHORIZED = 3, 4, 5, 7, 9, 14, 15
+_NOT_FOUND, _BUSY, _SETTINGS, _NO_SPACE, _NOT_AUTHORIZED = 3, 4, 13, 14, 15
 _NO_CODEC, _DECODE = 6, 7
 _NEGOTIATION, _MISSING_PLUGIN = 7, 12
 _HTTP_UNAUTHORIZED, _HTTP_NOT_FOUND = (401, 403), 404
-# The longest wait for a camera's address, where the reason of a failure is looked for.
-_PROBE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,14 @@ class CameraPlace:
     Attributes:
         scheme: csi, v4l2, rtsp, rtsps, http, https or gst.
         label: see `SourceUri`.
-        host: of a network camera.
-        port: of a network camera, its scheme's own where the URI has none.
-        device: the path of a video device, or the number of a CSI sensor.
+        device: the path of a video device.
+        probe: of a network camera: finds out why it cannot be opened, where GStreamer does not say.
     """
 
     scheme: str
     label: str
-    host: str = ""
-    port: int = 0
     device: str = ""
+    probe: Callable[[], SourceError] | None = None
 
     def error(self, text: str, reason: str) -> SourceError:
         return SourceError(f"{self.label}: {masked(text)}", reason=reason)
@@ -109,7 +107,7 @@ def _decoder(place: CameraPlace, message: BusMessage) -> SourceError | None:
 def _of_scheme(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
     match place.scheme:
         case "v4l2":
-            return _device(place, message)
+            return _device(place, message, running=running)
         case "csi":
             return _argus(place, message)
         case "gst":
@@ -130,40 +128,13 @@ def _network(place: CameraPlace, message: BusMessage, *, running: bool) -> Sourc
         )
     if running:
         return place.error("the connection to the camera broke; it is opened again", "lost")
-    why = unreachable(place.host, place.port)
-    if why:
-        return place.error(why, "unavailable")
-    protocol = "RTSP" if place.scheme.startswith("rtsp") else "HTTP"
-    if code in (_OPEN_READ, _OPEN_BOTH, _READ):
-        return place.error(
-            f"{place.host}:{place.port} accepts connections, but does not respond in {protocol}; "
-            "check the port, and whether the camera is busy",
-            "unavailable",
-        )
-    return place.error(f"{_sentence(message.text)}; look at it with another player", "unavailable")
+    return _probed(place)
 
 
-def unreachable(host: str, port: int) -> str:
-    """Return why no connection to that address can be made, after at most a second for each of its
-    addresses; empty where one can."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return f"the name {host} is unknown; check the spelling, or the name server"
-    error = ""
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.settimeout(_PROBE_S)
-                probe.connect(address)
-                return ""
-        except TimeoutError:
-            error = "no response; check that the camera is on, and cable and network"
-        except ConnectionRefusedError:
-            error = "connection refused; check the port, and that the camera has started"
-        except OSError as failure:
-            error = f"{failure.strerror}; check the network"
-    return f"not reachable at {host}:{port}: {error}"
+def _probed(place: CameraPlace) -> SourceError:
+    if place.probe is None:
+        return place.error("the camera cannot be opened; look at it with another player", "lost")
+    return place.probe()
 
 
 def _http(place: CameraPlace, status: int) -> SourceError:
@@ -177,18 +148,17 @@ def _http(place: CameraPlace, status: int) -> SourceError:
         )
     if status:
         return place.error(f"the camera responds with HTTP status {status}", "unavailable")
-    why = unreachable(place.host, place.port)
-    return place.error(why or "the camera gives no HTTP response; check the port", "unavailable")
+    return _probed(place)
 
 
-def _device(place: CameraPlace, message: BusMessage) -> SourceError:
+def _device(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
     device = place.device
     code = message.code if message.domain == _RESOURCE else 0
-    if "No space left" in message.debug or code == _NO_SPACE:
+    if running:
+        # The reason is in GStreamer's own log only.
         return place.error(
-            "the USB bus has no bandwidth left for it; use MJPEG, a lower rate (?fps=15), or "
-            "another USB controller",
-            "unavailable",
+            "the device gives no frames any more; it was unplugged, or sudo dmesg | tail says why",
+            "lost",
         )
     if code == _BUSY or "busy" in message.debug:
         return place.error(
@@ -203,10 +173,15 @@ def _device(place: CameraPlace, message: BusMessage) -> SourceError:
         return place.error(
             f"no device {device}; see what is there: edge-server cameras list", "not_found"
         )
-    if "No such device" in message.debug:
-        return place.error("the device was unplugged; it is opened again", "lost")
+    if code in (_SETTINGS, _NO_SPACE):
+        return place.error(
+            "the driver does not start its stream; if the USB bus has no bandwidth left: use MJPEG "
+            "(?format=mjpeg), a lower rate (?fps=15) or another USB controller; sudo dmesg | tail "
+            "says more",
+            "unavailable",
+        )
     return place.error(
-        f"{_sentence(message.text)}; sudo dmesg | tail says what the driver reports", "lost"
+        f"{_sentence(message.text)}; sudo dmesg | tail says what the driver reports", "unavailable"
     )
 
 

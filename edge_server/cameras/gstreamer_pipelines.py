@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from edge_server.cameras.gstreamer_modes import VideoMode
     from edge_server.cameras.source_uri import SourceUri
@@ -89,10 +89,10 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """What a URI says of the picture; 0 and "" leave it to the camera.
+    """What the URI of a camera on this machine says; 0 and "" leave it to the camera.
 
     Attributes:
-        width: of the delivered image, in px; together with `height`.
+        width: in px; together with `height`.
         fps: of the camera.
         flip: one of `FLIPS`.
         mode: of a CSI sensor; None lets Argus choose.
@@ -112,11 +112,14 @@ class CameraPipeline:
     Attributes:
         text: without user, password and address. For RTSP it ends with the source.
         properties: of elements by their names: what no text may have, or what would need quoting.
+        where_known: names of flags that are set where the version of an element has them, by the
+            elements' names.
         branch: of RTSP: returns the elements behind the source for a codec, or raises SourceError.
     """
 
     text: str
     properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    where_known: Mapping[str, str] = field(default_factory=dict)
     branch: Callable[[str], str] | None = None
 
     def whole(self, codec: str = "H264") -> str:
@@ -138,7 +141,7 @@ def csi_pipeline(sensor: int, picture: PictureOptions, has: Registry) -> CameraP
     rate = f"framerate={rate_of(fps)}" if picture.mode is None or picture.fps else ""
     parts = ("video/x-raw(memory:NVMM)", size, rate, "format=NV12")
     caps = ",".join(part for part in parts if part)
-    out = _converter(PictureOptions(flip=picture.flip), has)
+    out = _converter(has, picture.flip)
     return CameraPipeline(
         f"nvarguscamerasrc name=source sensor-id={sensor}{mode} ! {caps} ! {out} ! {SINK}"
     )
@@ -157,19 +160,18 @@ def v4l2_pipeline(
     if mode is not None:
         stages.append(mode.caps)
     if mode is not None and mode.format == "JPEG":
-        stages += [decoder("JPEG", has), _converter(PictureOptions(flip=picture.flip), has)]
+        stages += [decoder("JPEG", has), _converter(has, picture.flip)]
     else:
         # The memory of a raw frame is the device's own: no hardware saves anything.
         stages.append(_untouched(has))
         if picture.flip:
-            stages.append(_converter(PictureOptions(flip=picture.flip), has))
+            stages.append(_converter(has, picture.flip))
     return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": device}})
 
 
 def rtsp_pipeline(
     location: str,
     login: tuple[str, str] | None,
-    picture: PictureOptions,
     has: Registry,
     *,
     transport: str = "tcp",
@@ -187,6 +189,8 @@ def rtsp_pipeline(
         f"rtspsrc name=source protocols={transport} latency=100 drop-on-latency=true "
         "buffer-mode=none tcp-timeout=3000000"
     )
+    if location.startswith("rtsps:"):
+        text += " tls-validation-flags=0"  # cameras sign their own certificates
 
     def branch(codec: str) -> str:
         packets = _DEPAYLOADERS.get(codec)
@@ -196,24 +200,29 @@ def rtsp_pipeline(
                 f"the camera sends {codec}; set it to one of {known}", reason="no_decoder"
             )
         _need(has, *(part.split()[0] for part in packets.split(" ! ")))
-        return f"{packets} ! {decoder(codec, has)} ! {_converter(picture, has)} ! {SINK}"
+        return f"{packets} ! {decoder(codec, has)} ! {_converter(has)} ! {SINK}"
 
-    return CameraPipeline(text, {"source": {"location": location, **_login(login)}}, branch)
+    return CameraPipeline(
+        text,
+        {"source": {"location": location, **_login(login)}},
+        # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6.
+        {"source": "add-reference-timestamp-meta"},
+        branch,
+    )
 
 
-def http_pipeline(
-    location: str, login: tuple[str, str] | None, picture: PictureOptions, has: Registry
-) -> CameraPipeline:
+def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -> CameraPipeline:
     """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
 
     Raises:
         SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
+    strict = " ssl-strict=false" if location.startswith("https:") else ""
     text = (
-        "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
+        f"souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0{strict} "
         f"! multipartdemux single-stream=true ! image/jpeg ! {decoder('JPEG', has)} "
-        f"! {_converter(picture, has)} ! {SINK}"
+        f"! {_converter(has)} ! {SINK}"
     )
     return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
 
@@ -231,9 +240,9 @@ def decoder(codec: str, has: Registry) -> str:
     Raises:
         SourceError: none; the text names the package.
     """
-    for each in _DECODERS[codec]:
-        if has(each.split()[0]):
-            return each
+    element = first_decoder(codec, has)
+    if element:
+        return next(each for each in _DECODERS[codec] if each.split()[0] == element)
     # The first is of a Jetson, the second of every Linux.
     raise SourceError(
         f"no decoder for {CODEC_NAMES[codec]}; on a Jetson: apt install nvidia-l4t-gstreamer, "
@@ -242,23 +251,27 @@ def decoder(codec: str, has: Registry) -> str:
     )
 
 
+def first_decoder(codec: str, has: Registry) -> str:
+    """Return the name of the decoder that is taken; "" where the registry has none."""
+    return next((name for each in _DECODERS[codec] if has(name := each.split()[0])), "")
+
+
 def missing_elements(scheme: str, has: Registry) -> str:
     """Return why cameras of `scheme` cannot be read; empty where all elements are there."""
-    nothing = PictureOptions()
     try:
         match scheme:
             case "csi":
-                csi_pipeline(0, nothing, has)
+                csi_pipeline(0, PictureOptions(), has)
             case "v4l2":
                 _need(has, "v4l2src")
-                _converter(nothing, has)
+                _converter(has)
                 decoder("JPEG", has)
             case "rtsp" | "rtsps":
-                pipeline = rtsp_pipeline("", None, nothing, has)
+                pipeline = rtsp_pipeline("", None, has)
                 pipeline.whole("H264")
                 pipeline.whole("H265")
             case "http" | "https":
-                http_pipeline("", None, nothing, has)
+                http_pipeline("", None, has)
             case _:
                 own_pipeline("", has)
         _need(has, "appsink")
@@ -289,21 +302,16 @@ def flip_of(uri: SourceUri) -> str:
     return text
 
 
-def _converter(picture: PictureOptions, has: Registry) -> str:
+def _converter(has: Registry, flip: str = "") -> str:
     """Return the elements between a decoder and the appsink: NVIDIA's decoder gives frames in
-    memory that only nvvidconv reads; it scales and flips in hardware, too."""
-    size = f",width={picture.width},height={picture.height}" if picture.width else ""
+    memory that only nvvidconv reads; it flips in hardware, too."""
     if has("nvvidconv"):
-        flip = f" flip-method={_FLIPS[picture.flip][0]}" if picture.flip else ""
-        return f"nvvidconv{flip} ! video/x-raw,format=NV12{size}"
-    stages = [_untouched(has)]
-    if picture.flip:
-        _need(has, "videoflip")
-        stages.append(f"videoflip method={_FLIPS[picture.flip][1]}")
-    if size:
-        _need(has, "videoscale")
-        stages.append(f"videoscale ! video/x-raw{size}")
-    return " ! ".join(stages)
+        method = f" flip-method={_FLIPS[flip][0]}" if flip else ""
+        return f"nvvidconv{method} ! video/x-raw,format=NV12"
+    if not flip:
+        return _untouched(has)
+    _need(has, "videoflip")
+    return f"{_untouched(has)} ! videoflip method={_FLIPS[flip][1]}"
 
 
 def _untouched(has: Registry) -> str:
@@ -318,12 +326,8 @@ def _need(has: Registry, *elements: str) -> None:
     packages = " ".join(sorted({package_of(element) for element in lacking}))
     where = "; a CSI camera needs a Jetson" if "nvarguscamerasrc" in lacking else ""
     raise SourceError(
-        f"GStreamer has no {_listed(lacking)}{where}; apt install {packages}", reason="no_decoder"
+        f"GStreamer has no {', '.join(lacking)}{where}; apt install {packages}", reason="no_decoder"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def _login(login: tuple[str, str] | None) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.cameras.gstreamer_faults import BusMessage
@@ -107,7 +108,8 @@ class GstreamerPlayer:
         self.damaged = 0
         self._failure: SourceError | None = None
         self._branch = pipeline.branch
-        self._handlers: list[tuple[Any, int]] = []
+        # What the pipeline holds of this object, and this object of the pipeline, would keep both.
+        self._undo: list[Callable[[], None]] = []
         self._sink: Any = None
         self._pipeline = _parsed(gst.parse_launch, pipeline.text)
         if not isinstance(self._pipeline, gst.Pipeline):  # a single element
@@ -119,6 +121,10 @@ class GstreamerPlayer:
                 element.set_property(key, value)
             if pipeline.branch is not None:
                 self._link_later(element)
+        for name, flag in pipeline.where_known.items():
+            element = self._pipeline.get_by_name(name)
+            if element.find_property(flag) is not None:
+                element.set_property(flag, True)
         self._samples = SampleReader(self._api, self._pipeline, matrix, range_)
         self._bus = self._pipeline.get_bus()
         types = gst.MessageType
@@ -128,7 +134,7 @@ class GstreamerPlayer:
             self._watch_images()
         # Python must not end while a pipeline runs: its threads would crash the process.
         self._stop = weakref.finalize(
-            self, _stop, self._pipeline, gst.State.NULL, self._bus, self._handlers
+            self, _stop, self._pipeline, gst.State.NULL, self._bus, self._undo
         )
         change = self._pipeline.set_state(gst.State.PAUSED)
         self.live = change == gst.StateChangeReturn.NO_PREROLL
@@ -174,19 +180,23 @@ class GstreamerPlayer:
             buffer = info.get_buffer()
             begin = buffer.extract_dup(0, 2)
             end = buffer.extract_dup(max(0, buffer.get_size() - _JPEG_PADDING), _JPEG_PADDING)
-            self.arrived += not depayloader
+            self.arrived += alone
             if begin == b"\xff\xd8" and b"\xff\xd9" in end:
                 return result.OK
             self.damaged += 1
             return result.DROP
 
         depayloader = self._pipeline.get_by_name(DEPAYLOADER)
-        if depayloader is not None:
-            both = kinds.BUFFER | kinds.BUFFER_LIST
-            depayloader.get_static_pad("src").add_probe(both, count)
         decoder = self._pipeline.get_by_name(JPEG_DECODER)
+        alone = depayloader is None
+        if depayloader is not None:
+            self._probe(depayloader, "src", kinds.BUFFER | kinds.BUFFER_LIST, count)
         if decoder is not None:
-            decoder.get_static_pad("sink").add_probe(kinds.BUFFER, look)
+            self._probe(decoder, "sink", kinds.BUFFER, look)
+
+    def _probe(self, element: Any, name: str, kinds: Any, look: Callable[[Any, Any], Any]) -> None:
+        pad = element.get_static_pad(name)
+        self._undo.append(partial(pad.remove_probe, pad.add_probe(kinds, look)))
 
     def _link_later(self, source: Any) -> None:
         """Build what comes behind an rtspsrc when the camera has described its streams; both
@@ -218,7 +228,7 @@ class GstreamerPlayer:
             ("pad-added", link),
             ("no-more-pads", finished),
         ):
-            self._handlers.append((source, source.connect(signal, handler)))
+            self._undo.append(partial(source.disconnect, source.connect(signal, handler)))
 
     def _add_branch(self, pad: Any, codec: str) -> None:
         if self._branch is None or self._sink is not None:
@@ -232,19 +242,21 @@ class GstreamerPlayer:
         self._sink = branch.get_by_name("frames")
 
 
-def _stop(pipeline: Any, null: Any, bus: Any, handlers: list[tuple[Any, int]]) -> None:
-    for element, handler in handlers:
-        element.disconnect(handler)
+def _stop(pipeline: Any, null: Any, bus: Any, undo: list[Callable[[], None]]) -> None:
+    def stop() -> None:
+        pipeline.set_state(null)
+        # A stream may have been linked until now.
+        while undo:
+            undo.pop()()
+        # Messages hold their elements, and those the pipeline.
+        bus.set_flushing(True)
+
     # A driver may never return from its stop, Argus among them.
-    thread = threading.Thread(target=pipeline.set_state, args=(null,), daemon=True)
-    thread.name = "camera-close"
+    thread = threading.Thread(target=stop, name="camera-close", daemon=True)
     thread.start()
     thread.join(_STOP_S)
     if thread.is_alive():
         log.error("gstreamer: a pipeline does not stop; its driver hangs, and keeps the device")
-    else:
-        # Messages hold their elements, and those the pipeline.
-        bus.set_flushing(True)
 
 
 def _parsed(parse: Callable[..., Any], text: str, *arguments: Any) -> Any:

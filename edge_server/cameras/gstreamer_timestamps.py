@@ -1,4 +1,4 @@
-"""Capture times from the timestamps of a camera."""
+"""CaptureTime times from the timestamps of a camera."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OLDEST_NS = 10 * _S
 _AHEAD_NS = _S // 2
 
 
-class Capture(NamedTuple):
+class CaptureTime(NamedTuple):
     """When a frame was captured: CLOCK_MONOTONIC, never later than the arrival."""
 
     mono_ns: int
@@ -29,7 +29,7 @@ class Capture(NamedTuple):
 class TimestampMapper:
     """Maps the timestamps of one opened camera to CLOCK_MONOTONIC.
 
-    Capture times of consecutive frames never run backwards. A timestamp that jumps or runs
+    CaptureTime times of consecutive frames never run backwards. A timestamp that jumps or runs
     backwards is counted, its frame gets the arrival time, and later timestamps count from there.
 
     Attributes:
@@ -49,7 +49,7 @@ class TimestampMapper:
         # The smallest transit of each bucket: its beginning, and nanoseconds.
         self._transits: deque[tuple[int, int]] = deque()
 
-    def map(self, arrival_ns: int, stamp_ns: int | None, ntp_ns: int | None = None) -> Capture:
+    def map(self, arrival_ns: int, stamp_ns: int | None, ntp_ns: int | None = None) -> CaptureTime:
         """Return the capture time of a frame that arrived at `arrival_ns`.
 
         Args:
@@ -97,6 +97,6 @@ class TimestampMapper:
             transits.popleft()
         return min(least for _, least in transits)
 
-    def _captured(self, capture_ns: int, arrival_ns: int, clock: CaptureClock) -> Capture:
+    def _captured(self, capture_ns: int, arrival_ns: int, clock: CaptureClock) -> CaptureTime:
         self._last_ns = max(self._last_ns, min(capture_ns, arrival_ns))
-        return Capture(self._last_ns, clock)
+        return CaptureTime(self._last_ns, clock)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from edge_server.pixels import Image
 
-# A fault is one after this long, and over after this long without it.
+# A fault is one after this long, and over after this long without it; sooner where it costs lanes.
 ON_AFTER_S = 1.0
 OFF_AFTER_S = 2.0
+UNUSABLE_OFF_AFTER_S = 0.6
 # The frames that are looked at: motion shows from one to the next, the rest in a few.
 _MOTION_PERIOD_S = 0.015
 _PICTURE_PERIOD_S = 0.2
@@ -84,6 +85,7 @@ class PictureHealth:
         self._p99 = 0.0
         self._lasting: dict[str, _Lasting] = {}
         self._usual: deque[tuple[float, float]] = deque(maxlen=_USUAL_SAMPLES)
+        self._usual_detail = self._usual_sharpness = 0.0  # their medians, once they are known
         self._usual_at = -np.inf
         self._motion_at = -np.inf
         self._picture_at = -np.inf
@@ -167,15 +169,16 @@ class PictureHealth:
         laplacian -= samples[1:-1, :-2] + samples[1:-1, 2:]
         detail = float(laplacian.var()) * thumbnail.scale**2
         sharpness = detail / max(1.0, float(middle.var()) * thumbnail.scale**2)
-        if len(self._usual) >= _FEWEST_USUAL_SAMPLES:
-            usual_detail, usual_sharpness = np.median(self._usual, axis=0)
-            if sharpness < _USUAL_SHARE * usual_sharpness:
-                return {"blurred"}
-            if detail < _USUAL_SHARE * usual_detail:
-                return {"degraded"}
+        if sharpness < _USUAL_SHARE * self._usual_sharpness:
+            return {"blurred"}
+        if detail < _USUAL_SHARE * self._usual_detail:
+            return {"degraded"}
         if now - self._usual_at >= _USUAL_PERIOD_S:
             self._usual_at = now
             self._usual.append((detail, sharpness))
+            if len(self._usual) >= _FEWEST_USUAL_SAMPLES:
+                medians = np.median(self._usual, axis=0)
+                self._usual_detail, self._usual_sharpness = map(float, medians)
         return set()
 
     def _note(self, found: set[str], now: float) -> None:
@@ -185,5 +188,6 @@ class PictureHealth:
             lasting.on = lasting.on or now - lasting.since >= ON_AFTER_S
         for reason in tuple(self._lasting.keys() - found):
             lasting = self._lasting[reason]
-            if not lasting.on or now - lasting.last >= OFF_AFTER_S:
+            off_after_s = UNUSABLE_OFF_AFTER_S if reason in UNUSABLE else OFF_AFTER_S
+            if not lasting.on or now - lasting.last >= off_after_s:
                 del self._lasting[reason]

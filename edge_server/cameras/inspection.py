@@ -43,6 +43,9 @@ class FrameInspection:
 
     Frames that are not whole, and frames that were captured before their predecessor, are not used.
 
+    Attributes:
+        corrupt: number of frames that were not whole, or that the source's decoder found damaged.
+
     Args:
         live: the source is a camera. A recording may consist of different images, or of one.
         gap_s: after a longer silence, and three periods, the source has to be opened again, once
@@ -56,6 +59,7 @@ class FrameInspection:
         self._gap_s = gap_s
         self._continuity = Continuity()
         self._health = PictureHealth()
+        self._source_corrupt = 0
         self._passing: Fault | None = None
         self._passing_until = 0.0
         self._corrupt_at: deque[float] = deque(maxlen=MOST_CORRUPT)
@@ -65,6 +69,7 @@ class FrameInspection:
         is remembered."""
         self._continuity = Continuity()
         self._health.restart()
+        self._source_corrupt = 0
 
     @property
     def period_s(self) -> float | None:
@@ -76,8 +81,18 @@ class FrameInspection:
         """`time.monotonic()` of the last frame since `restart`; None before it."""
         return self._continuity.last_arrival
 
-    def inspect(self, frame: Frame, now: float) -> Verdict:
-        """Inspect `frame`, which arrived at `now`, `time.monotonic()`."""
+    def inspect(self, frame: Frame, now: float, source_corrupt: int = 0) -> Verdict:
+        """Inspect `frame`, which arrived at `now`.
+
+        Args:
+            frame: the next one.
+            now: `time.monotonic()`.
+            source_corrupt: number of images since `restart` that the source found damaged and kept.
+        """
+        if source_corrupt > self._source_corrupt:
+            self.corrupt += source_corrupt - self._source_corrupt
+            self._source_corrupt = source_corrupt
+            self._note(Fault("corrupt", "the decoder finds damaged images"), now)
         last, period_s = self.last_arrival, self.period_s
         rate = self._continuity.arrive(now)
         if self._live and last is not None and period_s is not None and frame.clock != "sensor":

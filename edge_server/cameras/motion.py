@@ -22,15 +22,16 @@ IDENTICAL_FRAMES = 10
 _MOVING_CHANGE = 1.5
 _MOVING_SHARE = 0.15
 _MOVING_SHARE_OF_HALF = 0.1
-# The mean change is 1.2 at least while driving, and up to 0.14 in a stream that encodes the same
-# picture again and again; of a picture with p99 200 or more, and less in proportion in a dim one.
-_STILL_CHANGE = 0.5
+# The mean change is 1.0 at least while driving, 0.3 in the last 0.2 s of braking, and up to 0.14 in
+# a stream that encodes the same picture again and again, key frames aside; in a dim picture less in
+# proportion.
+_STILL_CHANGE = 0.25
 # A vehicle that brakes moves less and less within the last second. These are the parts of it that
 # are compared, and the least ratio of their changes that is no braking.
 _DRIVE_S = 1.0
 _DRIVE_END_S = 0.2
 _SUDDEN_RATIO = 0.5
-_DRIVING_SHARE = 0.4  # of the frames
+_DRIVING_SHARE = 0.8  # of the frames
 # A cover, or a light, changes the picture by far more than driving does.
 _OTHER_PICTURE_RATIO = 3.0
 # The picture's p99 below which a compressed stream shows too little to be judged, in levels.
@@ -62,6 +63,8 @@ class FrozenDetector:
         self._motions: deque[_Motion] = deque()
         self._identical = 0
         self._identical_since = 0.0
+        self._stood = False  # the last frame did
+        self._held_back: _Motion | None = None
         self._stands_since: float | None = None  # after it stood at once
 
     def look(
@@ -108,28 +111,36 @@ class FrozenDetector:
     def _note(self, motion: _Motion, p99: float) -> None:
         motions = self._motions
         stands = motion.change < _STILL_CHANGE * min(1.0, p99 / _BRIGHT_P99) and not motion.whole
-        if not stands:
+        begins = stands and self._stands_since is None and p99 >= _DIM_P99
+        if motion.whole or not (stands or self._stood):
+            # A frame alone that differs, and not everywhere, is a key frame of a frozen stream.
             self._stands_since = None
-        elif self._stands_since is None and p99 >= _DIM_P99 and self._was_driving(motion.at):
+        elif begins and self._was_driving(motion.at):
             self._stands_since = motion.at
+        self._stood = stands
+        # A stream may have each frame twice: one that stands between two that move is left out.
+        held_back, self._held_back = self._held_back, None
+        if stands and held_back is None and motions and motions[-1].whole:
+            self._held_back = motion
+            return
+        if held_back is not None and stands:
+            motions.append(held_back)
         motions.append(motion)
         while motion.at - motions[0].at > _DRIVE_S + _DRIVE_END_S:
             motions.popleft()
 
     def _was_driving(self, now: float) -> bool:
-        """Whether the whole picture moved all the time until now, and no less in the end.
-
-        A stream may have each frame twice, and the first frame of a frozen stream that is encoded
-        again may be anything, so that not each frame has to move.
-        """
+        """Whether the whole picture moved all the time until now, and no less in the end."""
         motions = self._motions
         if not motions or now - motions[0].at < _DRIVE_S:
             return False
         end = [motion for motion in motions if now - motion.at < _DRIVE_END_S]
         before = [motion for motion in motions if now - motion.at >= _DRIVE_END_S]
-        for part in (before, end):
-            if sum(motion.whole for motion in part) < _DRIVING_SHARE * len(part) or not part:
-                return False
+        if sum(motion.whole for motion in before) < _DRIVING_SHARE * len(before):
+            return False
+        # The first frame of a frozen stream that is encoded again may be anything.
+        if not end or sum(not motion.whole for motion in end) > 1:
+            return False
         usual = sum(motion.change for motion in before) / len(before)
         latest = sum(motion.change for motion in end) / len(end)
         highest = max(motion.change for motion in end)

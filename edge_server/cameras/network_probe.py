@@ -7,19 +7,25 @@ import hashlib
 import re
 import socket
 import ssl
+import time
 from base64 import b64encode
-from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.errors import SourceError
-from edge_server.process.masking import masked
+from edge_server.process.masking import masked, masked_by_place
+from edge_server.process.threads import start_thread
 
 if TYPE_CHECKING:
     from edge_server.cameras.source_uri import Credentials, SourceUri
 
 PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
-_TIMEOUT_S = 2.0
-_LONGEST_HEAD = 65536
+# With what FFmpeg takes to open, these stay below the limit of a camera's first frame.
+_NAME_S = 2.0
+_PROBE_S = 3.0
+_LONGEST = 65536
+_UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class Response(NamedTuple):
@@ -42,29 +48,27 @@ class Response(NamedTuple):
         return re.findall(rf"(?im)^{name}:[ \t]*(.*?)\r?$", self.head)
 
 
-def find_fault(
-    uri: SourceUri, credentials: Credentials | None, timeout_s: float = _TIMEOUT_S
-) -> SourceError:
-    """Return why a reader could not open a network camera, with the next step.
+def check_name(uri: SourceUri, timeout_s: float = _NAME_S) -> None:
+    """Look up the host of `uri`, which a reader would do without a limit.
 
-    Takes a few times `timeout_s` at most, and longer only where the name service does not respond.
+    Raises:
+        SourceError: the name is not known, or the name service does not respond.
     """
     try:
-        response = _request(uri, credentials, timeout_s)
-    except socket.gaierror as error:
-        return _fault(
-            uri,
-            f"the host name {uri.host!r} is not known ({error.strerror}); check its spelling, "
-            "or write the camera's IP address",
-        )
-    except ssl.SSLError as error:
-        plain = uri.scheme.removesuffix("s")
-        return _fault(
-            uri, f"no TLS at {_place(uri)} ({error.reason}); check the port, or write {plain}://"
-        )
-    except (TimeoutError, OSError) as error:
-        return _fault(uri, _of_connection(uri, error))
-    return _of_response(uri, credentials, response)
+        _addresses(uri, timeout_s)
+    except OSError as error:
+        raise _of_connection(uri, error) from error
+
+
+def find_fault(
+    uri: SourceUri, credentials: Credentials | None, timeout_s: float = _PROBE_S
+) -> SourceError:
+    """Return, within `timeout_s`, why a reader could not open a network camera, and what to do."""
+    try:
+        response = _request(uri, credentials, time.monotonic() + timeout_s)
+    except OSError as error:
+        return _of_connection(uri, error)
+    return fault_of_response(uri, credentials, response)
 
 
 def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
@@ -76,23 +80,47 @@ def _place(uri: SourceUri) -> str:
     return f"{host}:{uri.port or PORTS[uri.scheme]}"
 
 
-def _of_connection(uri: SourceUri, error: OSError) -> str:
+def _of_connection(uri: SourceUri, error: OSError) -> SourceError:
+    """Return the error of a camera with which no connection or no conversation came about."""
     place = _place(uri)
-    if isinstance(error, _SilentError):
-        return f"{place} accepts the connection and sends nothing; restart the camera"
-    if isinstance(error, ConnectionRefusedError):
-        return (
-            f"{place} refuses the connection; check the port, and that the camera has "
-            f"{uri.scheme.upper()} switched on"
-        )
-    if isinstance(error, TimeoutError) or error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
-        return f"{place} is not reachable; check the address, the camera's power and the network"
-    return f"{place}: {error.strerror or error}; check the camera and the network"
+    match error:
+        case socket.gaierror():
+            text = (
+                f"the host name {uri.host!r} is not known ({error.strerror}); check its spelling, "
+                "or write the camera's IP address"
+            )
+        case ssl.SSLError():
+            text = (
+                f"no TLS at {place} ({error.reason}); check the port, or write "
+                f"{uri.scheme.removesuffix('s')}://"
+            )
+        case _NameServiceError():
+            text = (
+                f"the name service does not respond to {uri.host!r}; check the network, or write "
+                "the camera's IP address"
+            )
+        case _SilentError():
+            text = f"{place} accepts the connection and sends nothing; restart the camera"
+        case ConnectionRefusedError():
+            text = (
+                f"{place} refuses the connection; check the port, and that the camera has "
+                f"{uri.scheme.upper()} switched on"
+            )
+        case ConnectionError():
+            text = f"{place} closes the connection without a response; the camera may be starting"
+        case _ if isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
+            text = (
+                f"{place} is not reachable; check the address, the camera's power and the network"
+            )
+        case _:
+            text = f"{place}: {error.strerror or error}; check the camera and the network"
+    return _fault(uri, text)
 
 
-def _of_response(
+def fault_of_response(
     uri: SourceUri, credentials: Credentials | None, response: Response
 ) -> SourceError:
+    """Return what `response` says about a camera that could not be opened."""
     place = _place(uri)
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
@@ -116,7 +144,8 @@ def _of_response(
             )
             return _fault(uri, text, "unauthorized")
         case 404:
-            text = f"the camera has no stream {uri.path or '/'!r}; look its path up in its manual"
+            path = masked_by_place(uri.path or "/")
+            text = f"the camera has no stream {path!r}; look its path up in its manual"
             return _fault(uri, text, "not_found")
     line = response.head.partition("\r\n")[0]
     return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
@@ -143,60 +172,114 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
     return _fault(uri, text, "not_found")
 
 
+class _NameServiceError(TimeoutError):
+    """The name service did not respond."""
+
+
 class _SilentError(TimeoutError):
     """The connection stands, and no response came."""
 
 
-def _request(uri: SourceUri, credentials: Credentials | None, timeout_s: float) -> Response:
+def _request(uri: SourceUri, credentials: Credentials | None, until: float) -> Response:
     """Return the response to DESCRIBE or GET, with authentication where the camera wants it.
 
     Raises:
         OSError: no connection, or no response.
     """
-    connection = socket.create_connection((uri.host, uri.port or PORTS[uri.scheme]), timeout_s)
-    with closing(connection):
-        response = _exchange(uri, connection, timeout_s, "")
+    response = _exchange(uri, until, "")
     if response.status != 401 or credentials is None:
         return response
     method = "DESCRIBE" if uri.scheme.startswith("rtsp") else "GET"
-    target = _target(uri)
-    header = authorization(response.headers("WWW-Authenticate"), credentials, method, target)
-    if not header:
-        return response
-    connection = socket.create_connection((uri.host, uri.port or PORTS[uri.scheme]), timeout_s)
-    with closing(connection):
-        return _exchange(uri, connection, timeout_s, f"Authorization: {header}\r\n")
+    challenges = response.headers("WWW-Authenticate")
+    header = authorization(challenges, credentials, method, _target(uri))
+    return _exchange(uri, until, f"Authorization: {header}\r\n") if header else response
 
 
 def _target(uri: SourceUri) -> str:
     return uri.address("transport") if uri.scheme.startswith("rtsp") else uri.target or "/"
 
 
-def _exchange(
-    uri: SourceUri, connection: socket.socket, timeout_s: float, authorized: str
-) -> Response:
-    if uri.scheme in {"rtsps", "https"}:
-        # Like FFmpeg, which does not look at certificates: cameras sign their own.
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        connection = context.wrap_socket(connection, server_hostname=uri.host)
-    connection.settimeout(timeout_s)
+def _exchange(uri: SourceUri, until: float, authorized: str) -> Response:
     if uri.scheme.startswith("rtsp"):
         request = f"DESCRIBE {_target(uri)} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n"
     else:
         request = f"GET {_target(uri)} HTTP/1.1\r\nHost: {_place(uri)}\r\nConnection: close\r\n"
-    connection.sendall(f"{request}{authorized}User-Agent: edge-server\r\n\r\n".encode())
     data = b""
-    try:
-        while b"\r\n\r\n" not in data and len(data) < _LONGEST_HEAD:
-            if not (piece := connection.recv(4096)):
-                break
-            data += piece
-    except TimeoutError:
-        if not data:
-            raise _SilentError from None
+    with _connect(uri, until) as connection:
+        connection.sendall(f"{request}{authorized}User-Agent: edge-server\r\n\r\n".encode())
+        try:
+            while not _is_whole(data):
+                connection.settimeout(_left(until))
+                if not (piece := connection.recv(4096)):
+                    break
+                data += piece
+        except TimeoutError:
+            if not data:
+                raise _SilentError from None
+    if not data:
+        raise ConnectionResetError
     return parse_response(data)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Return whether `data` has the head of a response, and of RTSP its body, too."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?im)^content-length:\s*(\d{1,9})", head)
+    wanted = int(length[1]) if length and head.startswith(b"RTSP") else 0
+    return len(data) >= _LONGEST or (bool(end) and len(body) >= wanted)
+
+
+def _connect(uri: SourceUri, until: float) -> socket.socket:
+    addresses = _addresses(uri, _left(until))
+    for at, (family, kind, protocol, _, address) in enumerate(addresses, 1):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_left(until) / (len(addresses) - at + 1))
+            connection.connect(address)
+            if uri.scheme not in {"rtsps", "https"}:
+                return connection
+            # Like FFmpeg, which does not look at certificates: cameras sign their own.
+            context = ssl.create_default_context()
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            return context.wrap_socket(connection, server_hostname=uri.host)
+        except OSError:
+            connection.close()
+            if at == len(addresses):
+                raise
+    raise socket.gaierror(socket.EAI_NONAME, "no address")
+
+
+def _addresses(uri: SourceUri, timeout_s: float) -> list[Any]:
+    """Return what getaddrinfo finds; it has no limit of its own, so it gets a thread.
+
+    Raises:
+        OSError: the name is not known, or the name service does not respond.
+    """
+    found: Future[list[Any]] = Future()
+
+    def look() -> None:
+        port = uri.port or PORTS[uri.scheme]
+        try:
+            found.set_result(socket.getaddrinfo(uri.host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.set_exception(error)
+
+    if not start_thread(f"look up {uri.host}", look):
+        look()
+    try:
+        return found.result(timeout_s)
+    except FutureTimeoutError:
+        raise _NameServiceError from None
+    except UnicodeError:  # a label of the name is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, "it is no host name") from None
+
+
+def _left(until: float) -> float:
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def parse_response(data: bytes) -> Response:

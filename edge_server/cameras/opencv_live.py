@@ -19,7 +19,7 @@ import cv2
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.gstreamer_modes import best_mode
 from edge_server.cameras.gstreamer_timestamps import TimestampMapper
-from edge_server.cameras.network_probe import find_fault
+from edge_server.cameras.network_probe import check_name, find_fault
 from edge_server.cameras.opencv_settings import settle_opencv
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
 from edge_server.errors import SourceError
@@ -79,6 +79,7 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
             "transport=udp, or install what GStreamer's reader needs (edge-server doctor)",
             reason="unavailable",
         )
+    check_name(uri)
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
@@ -105,9 +106,11 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
 
 
 def _ffmpeg(address: str, read_ms: int) -> Any:
-    limits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms)
-    # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
-    return cv2.VideoCapture(address, cv2.CAP_FFMPEG, [*limits, cv2.CAP_PROP_N_THREADS, 1])
+    options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
+    if hasattr(cv2, "CAP_PROP_N_THREADS"):  # since OpenCV 4.6
+        # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
+        options += [cv2.CAP_PROP_N_THREADS, 1]
+    return cv2.VideoCapture(address, cv2.CAP_FFMPEG, options)
 
 
 def _open_device(uri: SourceUri) -> FrameSource:

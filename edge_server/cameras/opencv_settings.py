@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 
 _FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
+_OPENCV_SILENT = 0  # LOG_LEVEL_SILENT
 # TCP: over UDP, each lost packet gives grey or smeared images; OpenCV's own preference for TCP is
 # lost with any option here. No frames to guess the rate from: opening takes 0.6 s, not 1.9 s.
 _FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0"}
@@ -22,13 +23,18 @@ def settle_opencv() -> None:
     quote a URI with its password.
     """
     given = os.environ.get("OPENCV_FFMPEG_CAPTURE_OPTIONS", "")
-    options = dict(pair.partition(";")[::2] for pair in given.split("|") if pair)
-    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = "|".join(
-        f"{key};{value}" for key, value in (options | _FFMPEG_OPTIONS).items()
-    )
-    os.environ["OPENCV_FFMPEG_LOGLEVEL"] = _FFMPEG_QUIET
-    os.environ.setdefault("OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT", _V4L2_WAIT_S)
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    options = _FFMPEG_OPTIONS | dict(pair.partition(";")[::2] for pair in given.split("|") if pair)
+    wanted = {
+        "OPENCV_FFMPEG_CAPTURE_OPTIONS": "|".join(f"{key};{options[key]}" for key in options),
+        "OPENCV_FFMPEG_LOGLEVEL": _FFMPEG_QUIET,
+        "OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT": _V4L2_WAIT_S,
+    }
+    if any(os.environ.get(key) != value for key, value in wanted.items()):
+        os.environ.update(wanted)
+    if hasattr(cv2, "setLogLevel"):  # before OpenCV 5
+        cv2.setLogLevel(_OPENCV_SILENT)
+    else:
+        cv2.utils.logging.setLogLevel(_OPENCV_SILENT)
 
 
 def opencv_report() -> dict[str, Any]:

@@ -71,6 +71,11 @@ class Reader:
         self._clock = clock
         self._worker = Worker(name, self._tick, deadline_s=_NO_DEADLINE_S, on_end=self._end)
 
+    @property
+    def corrupt(self) -> int:
+        """Number of images that the source's decoder found damaged; 0 where it counts none."""
+        return int(getattr(self._source, "corrupt", 0))
+
     def start(self) -> None:
         """Start the thread.
 

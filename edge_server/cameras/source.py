@@ -179,6 +179,7 @@ def _check_v4l2(uri: SourceUri) -> None:
         right = f"/dev/video{number}" if number.isdecimal() else "/dev/video0"
         raise SourceUriError(f"{uri.label}: names no device; write v4l2://{right}, or {right}")
     uri.allow("format", "width", "height", "fps", "flip")
+    flip_of(uri)
     form = uri.query.get("format", "mjpeg")
     if form not in V4L2_FORMATS:
         raise SourceUriError(f"{uri.label}: unknown format {did_you_mean(form, V4L2_FORMATS)}")

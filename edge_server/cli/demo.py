@@ -250,7 +250,8 @@ class _Table:
             message["dropped"],
             state,
         )
-        reason = "; ".join(message["reasons"])
+        # The age varies from frame to frame, and has a column.
+        reason = "; ".join(each for each in message["reasons"] if each != "age")
         # A reason begins with its word; the text after it may differ from message to message.
         word = reason.partition(":")[0]
         if word != self._word:

@@ -261,7 +261,7 @@ class Daemon:
         self._grpc.drain()
         self._cameras.ask_to_stop()
         if self._reload is not None:
-            self._reload.worker.stop(self._left_s())
+            self._reload.stop(self._left_s())
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())

@@ -57,11 +57,19 @@ class SettingsReload:
         self._read = read
         self._cameras = cameras
         self._requested = requested
+        self._stopping = False
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop waiting for requests; a reload that runs gets `timeout_s` to end."""
+        self._stopping = True
+        self.worker.ask_to_stop()
+        self._requested.set()
+        self.worker.stop(timeout_s)
 
     def tick(self, now: float) -> None:
         """Reload once if that was requested; wait for a request otherwise."""
         del now
-        if not self._requested.wait(_LOOK_S):
+        if not self._requested.wait(_LOOK_S) or self._stopping:
             return
         # Before the file is read: a later change of it comes with a request of its own.
         self._requested.clear()

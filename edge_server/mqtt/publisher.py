@@ -261,7 +261,8 @@ class Publisher:
                 return
             topic, (seq, frame) = live
             now_ns = self._now_ns()
-            if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+            # That there are no lanes is true at any age of the last frame.
+            if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
                 self._lost += 1
                 continue
             payload = payloads.lane_frame(frame, self._identity, seq, now_ns)

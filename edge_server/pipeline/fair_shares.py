@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import StepTiming
 
-# A tenth of the throughput is worth less than the age that one more waiting frame costs.
-_SPARE = 0.1
+# One more frame at a time costs each frame the age of a whole run; up to a fifth of the throughput
+# is worth less than that.
+_SPARE = 0.25
+# Of a new measurement: a busy machine stretches single steps of single frames.
+_WEIGHT = 1 / 32
 
 
 class CameraShare:
@@ -37,7 +40,8 @@ class FairShares:
     than its share gets a turn for each frame, and the others share the rest. This is start-time
     fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each turn; among equals the first to
     come is served first. Only `limit` turns run at a time, so frames do not age in a queue of the
-    model: a camera takes its newest frame when its turn begins.
+    model: a camera takes its newest frame when its turn begins. A camera has one turn at a time, so
+    no priority gives it more than one of `limit` places.
 
     Safe from any thread.
     """
@@ -45,6 +49,7 @@ class FairShares:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limit = 1
+        self._useful: float | None = None
         self._running = 0
         self._waiting: list[CameraShare] = []
         self._latest_start_tag = 0.0
@@ -54,12 +59,13 @@ class FairShares:
         """Number of turns that run at a time."""
         return self._limit
 
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        if limit != self._limit:
-            with self._lock:
-                self._limit = max(1, limit)
-                self._grant()
+    def adapt(self, useful: float) -> None:
+        """Bring `limit` nearer to `useful`, what `frames_at_once` returned for one frame."""
+        with self._lock:
+            before = useful if self._useful is None else self._useful
+            self._useful = before + _WEIGHT * (useful - before)
+            self._limit = max(1, ceil(self._useful - _SPARE))
+            self._grant()
 
     def share(self, priority: int) -> CameraShare:
         """Return the share of one more camera; see `CameraShare`."""
@@ -108,11 +114,11 @@ class FairShares:
             share.changed.notify()
 
 
-def frames_at_once(timings: Sequence[StepTiming], config_of: Callable[[str], ModelConfig]) -> int:
+def frames_at_once(timings: Sequence[StepTiming], config_of: Callable[[str], ModelConfig]) -> float:
     """Return how many frames keep the slowest step of a model busy, and no more (Little's law).
 
-    That is one frame for a single model with one instance, two for a model between quick steps, and
-    as many as the rows of a batch for a step with dynamic batching.
+    That is 1 for a model with one instance, little more for one between quick steps, and as many as
+    the rows of a batch for a step with dynamic batching.
 
     Args:
         timings: the compute time of each step for one frame.
@@ -123,7 +129,7 @@ def frames_at_once(timings: Sequence[StepTiming], config_of: Callable[[str], Mod
         (timing.duration_ns / _frames_of(config_of(timing.model_name)) for timing in timings),
         default=0.0,
     )
-    return max(1, ceil(total_ns / slowest_ns - _SPARE)) if slowest_ns else 1
+    return total_ns / slowest_ns if slowest_ns else 1.0
 
 
 def _frames_of(config: ModelConfig) -> int:

@@ -210,8 +210,8 @@ class LanePipeline:
                     parameters=parameters,
                 )
             )
-            self._shares.limit = frames_at_once(
-                response.timings, lambda name: snapshot.find(name).config
+            self._shares.adapt(
+                frames_at_once(response.timings, lambda name: snapshot.find(name).config)
             )
         points = response.outputs[tensors.points].array
         scores = response.outputs[tensors.scores].array

@@ -79,7 +79,7 @@ class CameraFrame:
 
 def scaled(bgr: np.ndarray, dtype: type[np.floating]) -> np.ndarray:
     """(3, H, W) of BGR pixels."""
-    return (bgr.transpose(2, 0, 1) * SCALE).astype(dtype)
+    return (bgr.transpose(2, 0, 1) * SCALE).astype(dtype, order="C")
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["copied", "in place"])

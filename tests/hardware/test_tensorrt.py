@@ -28,7 +28,7 @@ pytestmark = pytest.mark.hardware
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "laneDetect_model"
-PATIENCE_S = 900
+TIMEOUT_S = 900
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def run(device: Device, tmp_path: Path) -> Run:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
 

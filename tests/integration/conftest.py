@@ -35,7 +35,7 @@ from edge_server.cameras.source import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
@@ -101,7 +101,7 @@ class Process:
             )
 
     def wait_for(self, assignment: str) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         said = ""
         while assignment not in said:
             if self.popen.poll() is not None:
@@ -123,7 +123,7 @@ class Process:
 
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(PATIENCE_S)
+        return self.popen.wait(TIMEOUT_S)
 
     def close(self) -> None:
         self.popen.kill()
@@ -194,7 +194,7 @@ class Server:
     def wait_for(self, number: float, model: str = "m") -> set[float]:
         """Ask until the answer is `number`; what was answered before. No request may fail."""
         before: set[float] = set()
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while (answer := self.answer(model)) != number:
             before.add(answer)
             assert time.monotonic() < end, (before, self.index(), self.log)
@@ -202,7 +202,7 @@ class Server:
 
     def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
         """Ask `ask` until the index says so of `model`; its state."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while True:
             for state, reason in self.index().get(model, []):
                 if said in reason:
@@ -218,7 +218,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
             lines = page.read().decode().splitlines()
         (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
         return float(value)

@@ -22,13 +22,13 @@ class HalfSender:
     """One connection, on which a call lacks the end of its message, or its response a reader.
 
     Args:
-        patience_s: for room in the server's windows.
+        timeout_s: for room in the server's windows.
         reads: the server may send responses.
     """
 
-    def __init__(self, port: int, patience_s: float, *, reads: bool = True) -> None:
-        self._patience_s = patience_s
-        self._socket = socket.create_connection(("127.0.0.1", port), patience_s)
+    def __init__(self, port: int, timeout_s: float, *, reads: bool = True) -> None:
+        self._timeout_s = timeout_s
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.settimeout(None)
         self._beginning = threading.Lock()
         self._sending = threading.Lock()
@@ -80,7 +80,7 @@ class HalfSender:
         """Whether the server ends the call."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: number in self.ended or self.closed, self._patience_s
+                lambda: number in self.ended or self.closed, self._timeout_s
             )
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class HalfSender:
                     or self.closed
                     or min(self._room[0], self._room[number]) >= len(data)
                 ),
-                self._patience_s,
+                self._timeout_s,
             )
             if number in self.ended or self.closed:
                 return False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Process
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 # So many loops take the model a second or so; none takes it no time.
 LONG = 2_000_000
 NO_TIME = 0
@@ -106,7 +106,7 @@ class Asking:
 
     def next(self) -> tuple[str, object]:
         """Who is answered next, and with how many rows it ran, or its error."""
-        return self._answered.get(timeout=PATIENCE_S)
+        return self._answered.get(timeout=TIMEOUT_S)
 
 
 def test_what_comes_while_the_model_runs_runs_together(
@@ -221,13 +221,13 @@ class InProcess:
     def occupy(self) -> None:
         """Returns when a long run is under way."""
         self.ask("long", LONG)
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not self.loaded.scheduler.longest_run_s(time.monotonic()):
             assert time.monotonic() < until
             time.sleep(0.005)
 
     def answers(self, count: int) -> list[tuple[str, ResponseCallback]]:
-        return [self.answered.get(timeout=PATIENCE_S) for _ in range(count)]
+        return [self.answered.get(timeout=TIMEOUT_S) for _ in range(count)]
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_under_a_crowd_every_client_gets_its_own_answer(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert failed == []
     counts = server.loaded.statistics.counts()
     assert counts.inference_count == 6 * 20 * 6

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "canary.py"
-PATIENCE_S = 1200
+TIMEOUT_S = 1200
 
 
 pytestmark = [pytest.mark.serial, pytest.mark.long]
@@ -23,7 +23,7 @@ def test_good_models_stay_and_bad_ones_go_back_under_bursts_of_work() -> None:
         [sys.executable, BENCHMARK, "--good", "2", "--bad", "4", "--load", "bursts"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         cwd=BENCHMARK.parent,
         check=False,
     )

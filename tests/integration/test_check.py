@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Mosquitto, Process
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 MODELS = Path(__file__).parents[2] / "models"
 PORTS = ("--grpc-port=0", "--metrics-port=0")
 
@@ -26,7 +26,7 @@ def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "edge_server", *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -108,7 +108,7 @@ def test_an_output_on_a_full_disk_ends_with_one_line(decode: str) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
     assert done.returncode == 1

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Process
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -44,7 +44,7 @@ def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -257,7 +257,7 @@ class Accepting:
             assert tracer.stderr is not None
             assert "attached" in (line := tracer.stderr.readline()), line
             os.kill(process, signal.SIGCONT)
-            tracer.communicate(timeout=PATIENCE_S)
+            tracer.communicate(timeout=TIMEOUT_S)
         return self._number(), self._errors.read_text()
 
     def close(self) -> None:
@@ -371,13 +371,13 @@ def test_interrupted_from_the_keyboard_it_takes_everything_back(
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not list(repository.glob(".incoming-*/1/large")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S)
+    _, said = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, said) == (130, "edge-server: interrupted; no half model is left\n")
     assert list(repository.iterdir()) == []
 

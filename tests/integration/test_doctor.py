@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Mosquitto, Process
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +23,7 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         [sys.executable, "-m", "edge_server", "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
         env={**os.environ, **environment},
     )
@@ -110,6 +110,6 @@ def test_a_terminal_gets_marks_and_colours_unless_it_wants_none(tmp_path: Path) 
         except OSError:
             pass
         os.close(ours)
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
         assert "✔".encode() in said
         assert (b"\x1b[" in said) is coloured

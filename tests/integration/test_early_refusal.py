@@ -15,7 +15,7 @@ from edge_server.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Door:
@@ -37,7 +37,7 @@ class Door:
 
     def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.answering.release()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(TIMEOUT_S)
         return request
 
     def close(self) -> None:
@@ -55,22 +55,22 @@ def door() -> Iterator[Door]:
 
 def test_an_admitted_call_runs_the_method(door: Door) -> None:
     door.go_on.set()
-    assert door.ask(b"one", timeout=PATIENCE_S) == b"one"
+    assert door.ask(b"one", timeout=TIMEOUT_S) == b"one"
 
 
 @pytest.mark.parametrize("size", [3, 3_000_000])
 def test_a_refusal_comes_while_every_thread_is_taken(door: Door, size: int) -> None:
-    taken = door.ask.future(b"taken", timeout=PATIENCE_S)
-    assert door.answering.acquire(timeout=PATIENCE_S)
+    taken = door.ask.future(b"taken", timeout=TIMEOUT_S)
+    assert door.answering.acquire(timeout=TIMEOUT_S)
     door.refusal = Unavailable("Exceeds maximum queue size")
     for _ in range(20):
-        refused = door.ask.future(bytes(size), timeout=PATIENCE_S)
+        refused = door.ask.future(bytes(size), timeout=TIMEOUT_S)
         assert refused.code() is grpc.StatusCode.UNAVAILABLE
         assert refused.details() == "Exceeds maximum queue size"
     door.refusal = None
     door.go_on.set()
     assert taken.result() == b"taken"
-    assert door.ask(b"again", timeout=PATIENCE_S) == b"again"
+    assert door.ask(b"again", timeout=TIMEOUT_S) == b"again"
 
 
 def test_a_refusal_needs_no_message(door: Door) -> None:
@@ -78,9 +78,9 @@ def test_a_refusal_needs_no_message(door: Door) -> None:
     say_no_more = threading.Event()
 
     def nothing() -> Iterator[bytes]:
-        say_no_more.wait(PATIENCE_S)
+        say_no_more.wait(TIMEOUT_S)
         yield b""
 
-    call = door.ask_without_a_message.future(nothing(), timeout=PATIENCE_S)
+    call = door.ask_without_a_message.future(nothing(), timeout=TIMEOUT_S)
     assert call.code() is grpc.StatusCode.UNAVAILABLE
     say_no_more.set()

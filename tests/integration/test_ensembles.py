@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 PORTS = ("--grpc-port=0", "--metrics-port=0")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def write(repository: Path, name: str, config: str) -> Path:
@@ -70,7 +70,7 @@ def ask(
     given = triton.InferInput("x", [len(numbers)], "FP32")
     given.set_data_from_numpy(np.array(numbers, np.float32))
     wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
-    return server.infer("outer", [given], outputs=wanted, client_timeout=PATIENCE_S)
+    return server.infer("outer", [given], outputs=wanted, client_timeout=TIMEOUT_S)
 
 
 def test_nested_and_parallel_steps_answer_many_clients_at_once(
@@ -91,7 +91,7 @@ def test_nested_and_parallel_steps_answer_many_clients_at_once(
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(PATIENCE_S)
+        caller.join(TIMEOUT_S)
     assert not any(caller.is_alive() for caller in callers)
     assert wrong == []
 
@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_warmed_up_does_not_load(repository: Path) -> Non
         [sys.executable, "-m", "edge_server", "check", f"--model-repository={repository}", *PORTS],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode != 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_lane_model.py"
 ROWS = list(range(160, 720, 10))
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def evaluate(images: Path, labels: Path, *arguments: str) -> subprocess.Complete
         [sys.executable, SCRIPT, "--labels", labels, "--images", images, *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Process, Server
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 REQUESTS = 100
 # 4 MiB of FP32.
 ELEMENTS = 1 << 20
@@ -44,11 +44,11 @@ def resident_bytes(process: Process) -> int:
 
 
 def start_sequence(
-    client: triton.InferenceServerClient, number: int, elements: int, patience_s: float
+    client: triton.InferenceServerClient, number: int, elements: int, timeout_s: float
 ) -> None:
     x = triton.InferInput("x", [1, elements], "FP32")
     x.set_data_from_numpy(np.ones((1, elements), np.float32))
-    client.infer("slot", [x], sequence_id=number, sequence_start=True, client_timeout=patience_s)
+    client.infer("slot", [x], sequence_id=number, sequence_start=True, client_timeout=timeout_s)
 
 
 def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gone(
@@ -57,17 +57,17 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
     nodes = [onnx_helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
     write_model(tmp_path / "repository" / "slot", SLOT, nodes, {"x": "n"}, {"y": 1})  # type: ignore[dict-item]
     server = serve()
-    start_sequence(server.client, 1, 1, PATIENCE_S)
+    start_sequence(server.client, 1, 1, TIMEOUT_S)
     before_bytes = resident_bytes(server.process)
     for number in range(REQUESTS):
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
             start_sequence(server.client, 2 + number, ELEMENTS, 0.1)
     pending = 'nv_inference_pending_request_count{model="slot",version="1"}'
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while server.metric(pending):
         assert time.monotonic() < until
         time.sleep(0.1)
     grown_bytes = resident_bytes(server.process) - before_bytes
     # What waited at once, and what the allocator keeps; not the 400 MiB of all of them.
     assert grown_bytes < 200 * MIB
-    start_sequence(server.client, 1, 1, PATIENCE_S)
+    start_sequence(server.client, 1, 1, TIMEOUT_S)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 GPU_CHECK = ROOT / "scripts/gpu_check"
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 # A sketch that is not cut short on any machine.
 SKETCH = ("--quick", "--most-s", "500")
 
@@ -36,7 +36,7 @@ def gpu_check(
         env={**environment, "PYTHON": str(python)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

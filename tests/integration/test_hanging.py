@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def test_sigterm_lets_requests_in_flight_finish(
@@ -45,7 +45,7 @@ def test_sigterm_lets_requests_in_flight_finish(
     while len(answered) < 3:
         assert process.popen.poll() is None
     assert process.terminate() == 0
-    asking.join(PATIENCE_S)
+    asking.join(TIMEOUT_S)
     errors = [a for a in answered if isinstance(a, InferenceServerException)]
     # The one that came after the end was refused; none was cut off in the middle.
     assert [(e.status(), e.message()) for e in errors] == [
@@ -107,7 +107,7 @@ def test_sigterm_ends_the_daemon_even_while_a_model_hangs(
     server.async_infer("endless", [times], callback=lambda result, error: failed.set())
     assert not failed.wait(0.5)
     assert process.terminate() == 0
-    assert failed.wait(PATIENCE_S)
+    assert failed.wait(TIMEOUT_S)
 
 
 def test_calls_behind_a_model_that_hangs_end_at_their_deadline_and_the_rest_goes_on(
@@ -128,7 +128,7 @@ def test_calls_behind_a_model_that_hangs_end_at_their_deadline_and_the_rest_goes
         server.async_infer(
             "endless", [times], callback=lambda result, error: ended.put(error), client_timeout=0.5
         )
-    statuses = {ended.get(timeout=PATIENCE_S).status() for _ in range(9)}
+    statuses = {ended.get(timeout=TIMEOUT_S).status() for _ in range(9)}
     assert statuses == {"StatusCode.DEADLINE_EXCEEDED"}
     assert server.is_server_live()
     assert len(server.infer("lane_detection", [road_input]).as_numpy("lane_scores"))

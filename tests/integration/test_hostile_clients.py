@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.serial
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ROUNDS = int(os.environ.get("EDGE_ATTACK_ROUNDS", "1"))
 MALFORMED = int(os.environ.get("EDGE_MALFORMED_REQUESTS", "2000"))
 # A quiet machine is what a person has who asks for more.
 QUIET = bool({"EDGE_ATTACK_ROUNDS", "EDGE_MALFORMED_REQUESTS"} & {*os.environ})
-SHALL_ANSWER_WITHIN_S = 1.0 if QUIET else PATIENCE_S
+SHALL_ANSWER_WITHIN_S = 1.0 if QUIET else TIMEOUT_S
 
 MIB = 1024 * 1024
 MOST_MORE_BYTES = 1024 * MIB
@@ -113,7 +113,7 @@ class Target:
     def ask(self, method: str, data: bytes, channel: grpc.Channel | None = None) -> str:
         """What is answered; one of the listed codes, in words where it is an error."""
         try:
-            (channel or self._tcp).unary_unary(SERVICE + method)(data, timeout=PATIENCE_S)
+            (channel or self._tcp).unary_unary(SERVICE + method)(data, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             told = error
         else:
@@ -157,7 +157,7 @@ class Target:
         while not self._done.wait(0.05) and not self.failed:
             asked_at = time.monotonic()
             try:
-                live(b"", timeout=PATIENCE_S)
+                live(b"", timeout=TIMEOUT_S)
             except grpc.RpcError as error:
                 self.failed.append(error)
             self.slowest_s = max(self.slowest_s, time.monotonic() - asked_at)
@@ -374,7 +374,7 @@ def streams_of_large_requests(target: Target) -> None:
 
     def stream() -> str:
         call = target.channel().stream_stream(SERVICE + "ModelStreamInfer")
-        return str(len(list(call(iter([large] * 4), timeout=PATIENCE_S))))
+        return str(len(list(call(iter([large] * 4), timeout=TIMEOUT_S))))
 
     assert target.at_once([stream] * 4) == ["4"] * 4
 
@@ -438,7 +438,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 def half_sender(target: Target, stack: ExitStack, *, reads: bool = True) -> HalfSender:
-    sender = HalfSender(target.port, PATIENCE_S, reads=reads)
+    sender = HalfSender(target.port, TIMEOUT_S, reads=reads)
     stack.callback(sender.close)
     return sender
 
@@ -511,7 +511,7 @@ def test_the_daemon_goes_on_and_its_socket_answers(
 def test_memory_is_given_back_after_large_requests(target: Target) -> None:
     with target.round():
         large_requests(target)
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while target.resident_bytes() - target.rest_bytes > 200 * MIB:
         assert time.monotonic() < until, target.resident_bytes()
         time.sleep(0.1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def _refused(flags: list[str], code: int) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == code

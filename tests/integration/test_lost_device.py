@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..conftest import SimulatedGpu
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 # As a request's thread would: nobody of the daemon sees what it caught.
 DAEMON = """
@@ -56,7 +56,7 @@ def test_the_daemon_ends_with_its_own_exit_code_when_any_thread_meets_a_lost_gpu
         env=simulated_libcuda.environment("fail=kernel:719:3"),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 86, done.stderr

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def scrape(process: Process) -> dict[tuple[str, str], float]:
@@ -30,7 +30,7 @@ def scrape(process: Process) -> dict[tuple[str, str], float]:
         f"http://127.0.0.1:{process.metrics_port}/metrics",
         headers={"Accept": "application/openmetrics-text; version=1.0.0"},
     )
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
         text = answer.read().decode()
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
@@ -86,7 +86,7 @@ def test_a_taken_port_ends_with_69_and_the_remedy(shipped: Process) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 69

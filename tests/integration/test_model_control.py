@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -269,7 +269,7 @@ def test_where_models_must_be_signed_a_start_with_another_is_refused(
         [sys.executable, "-m", "edge_server", "run", f"--config={settings}", "--grpc-port=0"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 78

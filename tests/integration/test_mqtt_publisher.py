@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -376,6 +377,16 @@ def test_a_frame_older_than_its_expiry_is_not_sent(mosquitto: Mosquitto) -> None
         publisher.publish_lanes(frame(2, "front"))
         inbox.wait_for(with_fields("cameras/front/lanes", frame_id=2))
     assert (publisher.published, publisher.dropped) == (1, 1)
+
+
+def test_that_there_are_no_lanes_is_sent_however_old_the_last_frame_is(
+    mosquitto: Mosquitto,
+) -> None:
+    with listening(mosquitto) as inbox, publishing(mosquitto) as publisher:
+        inbox.wait_for(ONLINE)
+        old = frame(1, "rear", time.monotonic_ns() - 60_000_000_000)
+        publisher.publish_lanes(replace(old, lanes=(), failure="no picture"))
+        inbox.wait_for(with_fields("cameras/rear/lanes", frame_id=1, status="FRAME_STATUS_INVALID"))
 
 
 def test_a_bad_password_is_logged_once_and_crashes_nothing(

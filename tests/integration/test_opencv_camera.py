@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -18,6 +20,7 @@ from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from edge_server.cameras.frame import Frame, FrameSource
     from tests.integration.conftest import LiveCameras
@@ -41,8 +44,9 @@ def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]
         yield frame
 
 
-def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras) -> None:
-    camera = live_cameras.rtsp(stamp=True, codec="h264")
+@pytest.mark.parametrize("codec", ["h264", "h265"])
+def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras, codec: str) -> None:
+    camera = live_cameras.rtsp(stamp=True, codec=codec)
     source = open_camera(camera.uri())
     frames = [frame for _, frame in zip(range(30), frames_of(source), strict=False)]
     source.close()
@@ -66,7 +70,7 @@ def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras) -> None:
 @pytest.mark.parametrize("digest", [False, True])
 def test_any_password_opens_the_stream(live_cameras: LiveCameras, digest: bool) -> None:
     camera = live_cameras.rtsp(user="driver", password=AWKWARD, digest=digest)
-    encoded = camera.uri(password=quote(AWKWARD, safe=""))
+    encoded = camera.uri()
     open_camera(encoded).close()
     bare = encoded.replace(encoded.split("//")[1].split("@")[0] + "@", "")
     open_camera(bare, SourceOptions(credentials=Credentials("driver", AWKWARD))).close()
@@ -78,7 +82,7 @@ def test_a_wrong_password_is_called_one(
 ) -> None:
     camera = live_cameras.rtsp(user="driver", password=AWKWARD, digest=digest)
     with pytest.raises(SourceError, match="refuses the password of user 'driver'") as caught:
-        open_camera(camera.uri(password=quote(WRONG, safe="")))
+        open_camera(camera.uri(password=WRONG))
     assert caught.value.reason == "unauthorized"
     with pytest.raises(SourceError, match="wants a user name and a password") as caught:
         open_camera(f"rtsp://127.0.0.1:{camera.port}/camera")
@@ -98,11 +102,20 @@ def test_a_wrong_path_port_or_host_is_named(live_cameras: LiveCameras) -> None:
         (f"rtsps://127.0.0.1:{camera.port}/x", "no TLS at .* or write rtsp://", "unavailable"),
         ("rtsp://127.0.0.1:1/x", "127.0.0.1:1 refuses the connection; check", "unavailable"),
         ("rtsp://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+        ("rtsp://kam..era/x", "'kam..era' is not known .*check its spelling", "unavailable"),
         ("http://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
     ):
         with pytest.raises(SourceError, match=text) as caught:
             open_camera(uri)
         assert caught.value.reason == reason, uri
+
+
+def test_a_camera_that_hangs_up_is_not_taken_for_something_else(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    camera.kill()
+    with pytest.raises(SourceError, match="closes the connection without a response"):
+        open_camera(camera.uri(proxy.port))
 
 
 def test_a_silent_and_an_unreachable_camera_do_not_hold_the_reader(
@@ -157,7 +170,7 @@ def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
     live_cameras: LiveCameras,
 ) -> None:
     camera = live_cameras.mjpeg(user="driver", password=AWKWARD)
-    source = open_camera(camera.uri(password=quote(AWKWARD, safe="")))
+    source = open_camera(camera.uri())
     frame = source.read()
     assert frame is not None
     assert frame.clock == "arrival"
@@ -169,7 +182,7 @@ def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
     source.close()
     camera.start()
     with pytest.raises(SourceError, match="refuses the password") as caught:
-        open_camera(camera.uri(password=quote(WRONG, safe="")))
+        open_camera(camera.uri(password=WRONG))
     assert caught.value.reason == "unauthorized"
 
 
@@ -191,3 +204,30 @@ def test_a_changed_size_of_jpegs_is_noticed(live_cameras: LiveCameras) -> None:
         list(frames_of(source))
     assert caught.value.reason == "changed"
     source.close()
+
+
+def test_the_command_line_probes_a_camera_and_keeps_its_password(
+    live_cameras: LiveCameras, tmp_path: Path
+) -> None:
+    camera = live_cameras.rtsp(user="driver", password=AWKWARD)
+    login = tmp_path / "login"
+    login.write_text(f"driver:{AWKWARD}")
+    picture = tmp_path / "seen.png"
+    uri = f"rtsp://127.0.0.1:{camera.port}/camera"
+
+    def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edge_server", "cameras", "probe", uri, *arguments]
+        limit = PATIENCE_S + 10
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+
+    done = probe("--seconds", "2", "--credentials", str(login), "--picture", str(picture))
+    assert done.returncode == 0, done.stderr
+    facts = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert facts["source"].endswith(f"{uri}")
+    assert facts["size"] == "640 x 360"
+    assert 10 < float(facts["fps"]) < 20
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    refused = probe()
+    assert refused.returncode == 69
+    assert "wants a user name and a password" in refused.stderr
+    assert AWKWARD not in done.stdout + done.stderr + refused.stderr

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tritonclient.utils import InferenceServerException
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 # What the server takes in at once, and ten times as many.
 TAKEN = 28
 ASKED = 280
@@ -51,7 +51,7 @@ class Model(TensorModel):
 
     def _run(self, inputs: dict, outputs: frozenset[str]) -> dict:
         self.begun.release()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(TIMEOUT_S)
         return {"y": inputs["x"]}
 
 
@@ -109,7 +109,7 @@ class Answers:
         self._queue.put(status)
 
     def next(self, count: int) -> Counter[str]:
-        return Counter(self._queue.get(timeout=PATIENCE_S) for _ in range(count))
+        return Counter(self._queue.get(timeout=TIMEOUT_S) for _ in range(count))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 def soon(true: Callable[[], bool]) -> bool:
     """Whether that becomes true; for what the server does and no client hears of."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not true() and time.monotonic() < until:
         time.sleep(0.002)
     return true()
@@ -134,7 +134,7 @@ def fill(server: Server, taken: int, asked: int, **how: object) -> Answers:
         pass  # runs of an earlier time
     answers = Answers()
     server.ask(answers, **how)  # type: ignore[arg-type]
-    assert server.model.begun.acquire(timeout=PATIENCE_S)
+    assert server.model.begun.acquire(timeout=TIMEOUT_S)
     for _ in range(asked - 1):
         server.ask(answers, **how)  # type: ignore[arg-type]
     assert answers.next(asked - taken) == {"UNAVAILABLE": asked - taken}
@@ -176,7 +176,7 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
     """Some wait no longer, some take their requests back: none of them runs."""
     busy, gone = Answers(), Answers()
     server.ask(busy)
-    assert server.model.begun.acquire(timeout=PATIENCE_S)
+    assert server.model.begun.acquire(timeout=TIMEOUT_S)
     for _ in range(5):
         server.ask(gone, timeout_s=0.3)
     for call in [server.ask(gone) for _ in range(ASKED)]:
@@ -208,7 +208,7 @@ class Loads:
         within: str = "",
         cancellation: object = None,
     ) -> None:
-        assert self.done.wait(PATIENCE_S)
+        assert self.done.wait(TIMEOUT_S)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None: ...
 
@@ -231,11 +231,11 @@ def test_however_many_loads_are_requested_the_server_reports_its_state() -> None
             refused = threading.Event()
             for load in loads:
                 load.add_done_callback(lambda _: refused.set())
-            assert refused.wait(PATIENCE_S / 2)
-            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S / 2).live
+            assert refused.wait(TIMEOUT_S / 2)
+            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=TIMEOUT_S / 2).live
             control.done.set()
             codes = {load.code() for load in loads}
     finally:
         control.done.set()
-        server.stop(PATIENCE_S)
+        server.stop(TIMEOUT_S)
     assert codes == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Server
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 # Callers know of what changes.
@@ -77,7 +77,7 @@ def models(*arguments: str | Path) -> str:
         [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server
     # Told once, however often it was looked at since.
     assert server.log.count("is not what manifest.json says") == 1
     assert server.metric('edge_model_reload_total{result="failed"}') == 3
-    assert server.metric("edge_repo_poll_age_seconds") < PATIENCE_S
+    assert server.metric("edge_repo_poll_age_seconds") < TIMEOUT_S
     swap(server.repository, "m", network(2))
     server.wait_for(2)
     assert server.index()["m"] == [("READY", "")]
@@ -163,7 +163,7 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     )
     shutil.rmtree(server.repository / "m")
     folder.rename(server.repository / "m")
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     told: set[str] = set()
     while "rolled back" not in server.log:
         assert time.monotonic() < end, server.log
@@ -187,7 +187,7 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     assert "is in quarantine: rolled back: version 1:" in listed
     released = models("release", "m", "--store", store)
     assert "released; the daemon looks at it again" in released
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while server.metric('edge_model_reload_total{result="rolled_back"}') != 2:
         assert time.monotonic() < end, server.log
         with contextlib.suppress(InferenceServerException):
@@ -229,7 +229,7 @@ def test_a_predecessor_that_asks_other_models_is_not_asked_again(
     assert server.answer() == 100
     asked = server.metric('nv_inference_request_success{model="other",version="1"}')
     (repository / "m" / "1" / "model.py").write_text(RAISES)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while "model m: rolled back" not in server.log:
         assert time.monotonic() < end, server.log
         with contextlib.suppress(InferenceServerException):
@@ -245,7 +245,7 @@ def test_other_instances_are_an_update_in_place(serve: Callable[..., Server]) ->
         server.answer()
     config = server.repository / "m" / "config.pbtxt"
     config.write_text('backend: "onnxruntime" instance_group { count: 3 kind: KIND_CPU }')
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while server.client.get_model_config("m").config.instance_group[0].count != 3:
         assert time.monotonic() < end
         assert server.answer() == 1
@@ -282,7 +282,7 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
         assert server.wait_for_reason(text) == "READY"
         assert server.answer("e") == 1
     swap(repository, "m", network(3), MAY_BREAK)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while server.index()["e"] != [("READY", "")] or server.answer("e") != 3:
         assert time.monotonic() < end, (server.index(), server.log)
     assert server.answer() == 3
@@ -303,7 +303,7 @@ def test_a_slow_writer_is_waited_for(serve: Callable[..., Server]) -> None:
 def test_a_model_comes_and_goes_with_its_directory(serve: Callable[..., Server]) -> None:
     server = serve()
     swap(server.repository, "new", network(8))
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not server.client.is_model_ready("new"):
         assert time.monotonic() < end
     assert server.answer("new") == 8
@@ -316,7 +316,7 @@ def test_a_model_comes_and_goes_with_its_directory(serve: Callable[..., Server])
 def test_a_repository_that_vanishes_unloads_nothing(serve: Callable[..., Server]) -> None:
     server = serve()
     server.repository.rename(server.repository.parent / "away")
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while "what is loaded of it serves on" not in server.log:
         assert server.answer() == 1
         assert time.monotonic() < end
@@ -338,7 +338,7 @@ def test_what_served_last_serves_again_without_a_repository(
     server = serve("--config", str(settings))
     swap(server.repository, "m", network(2))
     server.wait_for(2)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while server.log.count("model m: last known good") < 2:
         assert time.monotonic() < end
     server.process.popen.kill()
@@ -375,7 +375,7 @@ def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_s
     shutil.rmtree(server.repository / "m")
     folder.rename(server.repository / "m")
     for _ in range(2):
-        server.process.popen.wait(PATIENCE_S)
+        server.process.popen.wait(TIMEOUT_S)
         server.process.close()
         server = serve(f"--config={open_to_it}")
         assert server.answer() == 1
@@ -471,4 +471,4 @@ def test_names_that_are_no_text_are_told_and_end_nothing(serve: Callable[..., Se
     server.wait_for_reason(r"1/\xfe: the name is not UTF-8; rename it")
     server.wait_for_reason(r"'\xff' is no model", r"\xff")
     assert server.answer() == 1
-    assert server.metric("edge_repo_poll_age_seconds") < PATIENCE_S
+    assert server.metric("edge_repo_poll_age_seconds") < TIMEOUT_S

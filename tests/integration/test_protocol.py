@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Model
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 # scripts and people may ask for more: EDGE_MALFORMED_REQUESTS=100000
 MALFORMED = int(os.environ.get("EDGE_MALFORMED_REQUESTS", "3000"))
 LISTED = {
@@ -103,7 +103,7 @@ class Waits(TensorModel):
 
     def _wait(self, inputs: dict, outputs: frozenset[str]) -> dict:
         self.begun.release()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(TIMEOUT_S)
         return {"b0": inputs["a0"]}
 
 
@@ -189,7 +189,7 @@ class Heard:
         self._queue.put(error if error is not None else result.get_response())  # type: ignore[attr-defined]
 
     def next(self) -> object:
-        return self._queue.get(timeout=PATIENCE_S)
+        return self._queue.get(timeout=TIMEOUT_S)
 
 
 def test_infer_sync_async_and_asyncio_give_the_same(
@@ -198,7 +198,7 @@ def test_infer_sync_async_and_asyncio_give_the_same(
     np.testing.assert_array_equal(client.infer("plain", [tensor(THREE)]).as_numpy("b0"), THREE)
     heard: queue.Queue[object] = queue.Queue()
     client.async_infer("plain", [tensor(THREE)], lambda result, error: heard.put(result))
-    answer = heard.get(timeout=PATIENCE_S)
+    answer = heard.get(timeout=TIMEOUT_S)
     np.testing.assert_array_equal(answer.as_numpy("b0"), THREE)  # type: ignore[attr-defined]
 
     async def ask() -> np.ndarray:
@@ -235,7 +235,7 @@ def test_a_clients_timeout_and_a_taken_back_call_are_told_and_hurt_nobody(
     heard: queue.Queue[object] = queue.Queue()
     call = client.async_infer("waits", [one], lambda result, error: heard.put(error))
     call.cancel()
-    assert "CANCELLED" in str(heard.get(timeout=PATIENCE_S).status())  # type: ignore[attr-defined]
+    assert "CANCELLED" in str(heard.get(timeout=TIMEOUT_S).status())  # type: ignore[attr-defined]
     server.waits.go_on.set()
     assert client.infer("waits", [one]).as_numpy("b0").tolist() == [1]
 
@@ -534,9 +534,9 @@ def outcome(channel: grpc.Channel, path: str, *, streaming: bool) -> tuple[grpc.
     """What an empty message is answered."""
     try:
         if streaming:
-            list(channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S))
+            list(channel.stream_stream(path)(iter([b""]), timeout=TIMEOUT_S))
         else:
-            channel.unary_unary(path)(b"", timeout=PATIENCE_S)
+            channel.unary_unary(path)(b"", timeout=TIMEOUT_S)
     except grpc.RpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, ""

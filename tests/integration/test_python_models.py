@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from conftest import Process
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 ADD_SUB_CONFIG = """
 backend: "python"
@@ -184,7 +184,7 @@ def act(connection: Any, what: str, **more: Any) -> int:
 
 
 def wait_until_ready(connection: Any, model: str) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not connection.is_model_ready(model):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -250,7 +250,7 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     with pytest.raises(InferenceServerException) as raised:
         act(connection, "hang", client_timeout=0.5)
     assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while connection.is_model_ready("willing"):
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -294,7 +294,7 @@ def test_nothing_outlives_a_daemon_that_is_killed(
     with pytest.raises(InferenceServerException):
         act(connection, "hang", client_timeout=0.2)
     process.popen.kill()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while _lives(pid):
         assert time.monotonic() < end
         time.sleep(0.01)

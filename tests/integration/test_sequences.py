@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 ACCUMULATE = """
 max_batch_size: 4
@@ -191,7 +191,7 @@ def test_streams_lose_no_request_of_a_sequence_however_many_wait(
     def errors(corrid: int) -> set[str]:
         with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            told = list(stub.ModelStreamInfer(requests(corrid), timeout=PATIENCE_S))
+            told = list(stub.ModelStreamInfer(requests(corrid), timeout=TIMEOUT_S))
         assert len(told) == 100
         return {answer.error_message for answer in told}
 
@@ -214,7 +214,7 @@ def test_a_stream_keeps_the_order_of_each_sequence(server: triton.InferenceServe
             )
     sums: dict[str, list[float]] = {}
     for _ in range(60):
-        result, error = answers.get(timeout=PATIENCE_S)
+        result, error = answers.get(timeout=TIMEOUT_S)
         assert error is None
         assert result is not None
         sums.setdefault(result.get_response().id, []).append(result.as_numpy("y").item())
@@ -223,7 +223,7 @@ def test_a_stream_keeps_the_order_of_each_sequence(server: triton.InferenceServe
 
 
 @pytest.mark.parametrize(
-    ("values", "place", "said"),
+    ("values", "place", "text"),
     [
         (
             (1,),
@@ -249,9 +249,9 @@ def test_a_request_that_stands_in_no_sequence_gets_the_contracts_text(
     server: triton.InferenceServerClient,
     values: tuple[float, ...],
     place: dict[str, object],
-    said: str,
+    text: str,
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
         server.infer("direct", x(*values), **place)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert caught.value.message() == said
+    assert caught.value.message() == text

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Server
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 WEIGHTS = 5_000_000
 CONFIG = 'backend: "onnxruntime"'
@@ -106,7 +106,7 @@ class Delivery:
         name = 'edge_model_reload_total{result="failed"}'
         before = self.server.metric(name)
         write(what)
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while self.server.metric(name) == before:
             assert time.monotonic() < end, self.server.log
             self.answers.add(self.server.answer())
@@ -197,6 +197,6 @@ def test_with_a_golden_pair_weights_that_are_others_are_never_served(delivery: D
 def test_without_either_a_weight_that_is_another_cannot_be_told(delivery: Delivery) -> None:
     """The limit of what can be seen of a plain copy; whoever minds writes a manifest."""
     delivery.file.write_bytes(with_a_bit_flipped(OLD, HALF))
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while delivery.server.answer() == 1:
         assert time.monotonic() < end, delivery.server.log

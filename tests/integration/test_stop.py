@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 GRACE_S = Serving().exit_timeout_s
 
 
@@ -49,11 +49,11 @@ def test_two_pipelines_that_hang_share_one_grace(two_cameras: Callable[..., Daem
 
     def hang(*_: object) -> None:
         hanging.release()
-        let_go.wait(PATIENCE_S)
+        let_go.wait(TIMEOUT_S)
 
     daemon = two_cameras(hang)
     for _ in range(2):
-        assert hanging.acquire(timeout=PATIENCE_S)
+        assert hanging.acquire(timeout=TIMEOUT_S)
     begun = time.monotonic()
     daemon.stop()
     took_s = time.monotonic() - begun

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from conftest import Process
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 ECHO = """
 backend: "identity"
 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
@@ -186,7 +186,7 @@ def test_requests_of_a_stream_are_traced_into_numbered_files_and_a_kill_leaves_t
     last = path.with_name("trace.json.1")
     wait_for(last)
     process.popen.kill()
-    process.popen.wait(PATIENCE_S)
+    process.popen.wait(TIMEOUT_S)
     first = traces(path.with_name("trace.json.0"))
     assert [each.request_id for each in (*first.values(), *traces(last).values())] == answers
     assert first[1].names[:3] == [*GRPC, "REQUEST_START"]
@@ -194,7 +194,7 @@ def test_requests_of_a_stream_are_traced_into_numbered_files_and_a_kill_leaves_t
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < end, f"{path} does not come"
         time.sleep(0.01)
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_written_ends_the_start(repository: Path, tmp_path
         ],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ended.returncode == 69

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 # What a client of HTTP/2 says first: the preface and empty SETTINGS.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -67,7 +67,7 @@ def is_live(target: str, stack: ExitStack, *, wait: bool = False, timeout_s: flo
 
 
 def connect(port: int, stack: ExitStack, said: bytes = b"") -> socket.socket:
-    connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+    connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
     connection.sendall(said)
     return connection
 
@@ -136,9 +136,9 @@ def test_streams_that_fill_tcp_leave_the_socket_its_own(
 
         def requests() -> Iterator[bytes]:
             yield b""
-            done.wait(PATIENCE_S)
+            done.wait(TIMEOUT_S)
 
-        calls.append(infer(requests(), timeout=PATIENCE_S))
+        calls.append(infer(requests(), timeout=TIMEOUT_S))
         next(calls[-1])  # the request is refused, but the stream is open
 
     for _ in range(8):
@@ -155,7 +155,7 @@ def test_who_connects_and_says_nothing_loses_his_place(
     process = configured("[grpc]\nmax_connections = 4\nhandshake_timeout_ms = 500")
     silent = [connect(process.port, stack) for _ in range(4)]
     assert all(ends(connection) for connection in silent)
-    assert is_live(f"127.0.0.1:{process.port}", stack, wait=True, timeout_s=PATIENCE_S)
+    assert is_live(f"127.0.0.1:{process.port}", stack, wait=True, timeout_s=TIMEOUT_S)
 
 
 def test_a_tcp_connection_ends_with_its_age_and_a_client_does_not_notice(
@@ -185,7 +185,7 @@ def test_a_message_above_the_limit_is_turned_away_and_one_below_is_not(
         (100_001, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ):
         with pytest.raises(grpc.RpcError) as caught:
-            infer(b"\xff" * size, timeout=PATIENCE_S)
+            infer(b"\xff" * size, timeout=TIMEOUT_S)
         assert caught.value.code() is code
 
 
@@ -198,7 +198,7 @@ def test_a_client_of_many_threads_waits_for_a_stream_and_is_never_refused(
     )
     live = channel.unary_unary(LIVE)
     with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: live(b"", timeout=PATIENCE_S), range(1000)))
+        answers = list(threads.map(lambda _: live(b"", timeout=TIMEOUT_S), range(1000)))
     assert set(answers) == {b"\x08\x01"}
 
 
@@ -208,11 +208,11 @@ def test_headers_above_the_limit_are_turned_away(
     process = configured("[grpc]\nmax_metadata_bytes = 4096")
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{process.port}"))
     live = channel.unary_unary(LIVE)
-    live(b"", metadata=[("x", "y" * 3000)], timeout=PATIENCE_S)
+    live(b"", metadata=[("x", "y" * 3000)], timeout=TIMEOUT_S)
     with pytest.raises(grpc.RpcError) as caught:
-        live(b"", metadata=[("x", "y" * 5000)], timeout=PATIENCE_S)
+        live(b"", metadata=[("x", "y" * 5000)], timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    live(b"", timeout=PATIENCE_S)
+    live(b"", timeout=TIMEOUT_S)
 
 
 def test_a_second_daemon_ends_with_75_and_a_dead_ones_socket_is_replaced(
@@ -228,14 +228,14 @@ def test_a_second_daemon_ends_with_75_and_a_dead_ones_socket_is_replaced(
         ],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert second.returncode == 75
     assert f"{address}: another daemon serves there" in second.stderr
     assert is_live(f"unix:{address}", stack)
     first.popen.send_signal(signal.SIGKILL)
-    first.popen.wait(PATIENCE_S)
+    first.popen.wait(TIMEOUT_S)
     assert Path(address).is_socket()  # left behind
     first.close()
     Path(address).with_name("notify").unlink()
@@ -290,7 +290,7 @@ def test_a_restricted_protocol_is_for_who_sends_the_header(
     assert server.get_server_metadata(headers={header: "word"}).name == "triton"
     refused: queue.Queue[object] = queue.Queue()
     server.start_stream(callback=lambda result, error: refused.put(error))
-    assert "This protocol is restricted" in str(refused.get(timeout=PATIENCE_S))
+    assert "This protocol is restricted" in str(refused.get(timeout=TIMEOUT_S))
     server.stop_stream()
     assert "word" not in process.log.read_text()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("strace")
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 # Of each kind, in the ordinary run of the tests.
 POINTS = os.environ.get("EDGE_CRASH_POINTS", "2")
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|openat"
@@ -242,7 +242,7 @@ class Bench:
             daemon.wait(_LAST_S)
         died = daemon.poll() is not None
         self.kill()
-        strace.communicate(timeout=PATIENCE_S)
+        strace.communicate(timeout=TIMEOUT_S)
         return died
 
     def _start_under_strace(self, options: Sequence[str]) -> bool:
@@ -254,7 +254,7 @@ class Bench:
         assert daemon.stderr is not None
         is_ready = any(": ready, " in line for line in daemon.stderr)
         daemon.kill()
-        daemon.communicate(timeout=PATIENCE_S)
+        daemon.communicate(timeout=TIMEOUT_S)
         ended = re.compile(rf"^{daemon.pid} +\+\+\+ ", re.MULTILINE)
         _wait_for(lambda: ended.search(self._log.read_text(errors="replace")) is not None)
         return not is_ready
@@ -366,7 +366,7 @@ def _only(paths: Paths) -> list[str]:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Server
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 CONFIG = 'backend: "onnxruntime"'
 
 
@@ -53,7 +53,7 @@ def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A build leaves its own files beside what it is made of.
     for name in ("edge_server", "models", "pyproject.toml", "README.md"):
         command = ["cp", "-a", str(ROOT / name), str(source)]
-        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
     for egg_info in source.rglob("*.egg-info"):
         shutil.rmtree(egg_info)
     build = "import setuptools.build_meta as b; b.build_wheel('..')"
@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=source,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     if "No module named 'setuptools'" in done.stderr:
@@ -69,7 +69,7 @@ def test_the_demo_runs_from_the_wheel_wherever_it_is_started(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

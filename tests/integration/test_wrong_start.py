@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "edge_server", *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -37,7 +37,7 @@ def road(
 
 
 def write_road(
-    folder: Path, width: int = 640, height: int = 360, *, pictures: int = 20, seed: int = 7
+    folder: Path, width: int = 640, height: int = 360, *, pictures: int = 30, seed: int = 7
 ) -> Clip:
     """Write a clip of a rendered road; BT.601, limited range."""
     path = folder / f"road-{seed}-{pictures}-{width}x{height}.i420"

@@ -6,7 +6,7 @@ Runs with the Python that has the GStreamer bindings, so it imports nothing but 
 neighbour. It prints `ready` once it listens. Each line of its standard input is a command, and
 `done` on its standard output says that the next picture obeys:
 
-- `play`: show the clip's pictures in turn; `freeze`: send the last one again and again.
+- `play`: show the clip's pictures, forwards and back; `freeze`: send the last one ever again.
 - `black`, `white`, `grey`: send a plain picture.  `silence`: send nothing, and keep connections.
 - `clip FILE WIDTH HEIGHT`: another clip, perhaps of another size.
 - `rate FPS`: that many pictures a second from now on.
@@ -77,8 +77,11 @@ class Pictures:
             return bytes([PLAIN[self.mode]]) * luma_bytes + b"\x80" * (luma_bytes // 2)
         if self.mode == "freeze" and len(self._last) == self._bytes:
             return self._last
-        picture = bytearray(self._clip[self._at : self._at + self._bytes])
-        self._at = (self._at + self._bytes) % len(self._clip)
+        count = len(self._clip) // self._bytes
+        # There and back, as a jump from the last picture to the first would be no drive.
+        at = self._bytes * (self._at if self._at < count else 2 * count - 2 - self._at)
+        self._at = (self._at + 1) % max(1, 2 * count - 2)
+        picture = bytearray(self._clip[at : at + self._bytes])
         if self.stamp:
             write_time(picture, width, height, time.monotonic_ns())
         self._last = bytes(picture)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.cameras.colour import bgr_of_layers, layers_of, resized
+from edge_server.cameras.colour import bgr_of_channels, channels_of, layers_of, resized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,7 +125,8 @@ def scale_frame(
         taken = [resized(layer.pixels, width, height) for layer in layers]
     else:
         taken = [_undistorted(layer, undistortion) for layer in layers]
-    bgr = bgr_of_layers(image.pixel_format, image.colour, taken)
+    channels = channels_of(image.pixel_format, taken)
+    bgr = bgr_of_channels(image.pixel_format, image.colour, channels)
     for plane, target in zip(cv2.split(bgr), out, strict=True):
         np.multiply(plane, scale, out=target, dtype=np.float32)
 

@@ -46,6 +46,7 @@ _ALWAYS = (
     "tensorrt",
     "nvdla",
     "opencv",
+    "gstreamer",
     "onnxruntime",
     "kernel_clock",
 )

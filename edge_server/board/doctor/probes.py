@@ -110,6 +110,13 @@ def opencv() -> Facts:
     return facts
 
 
+def gstreamer() -> Facts:
+    """Report GStreamer's version and decoders, and what each kind of camera lacks."""
+    # By name: the reader of cameras lies above this room.
+    facts: Facts = importlib.import_module("edge_server.cameras.gstreamer").report()
+    return facts
+
+
 def onnxruntime() -> Facts:
     """Report ONNX Runtime's version and execution providers."""
     facts = _imported("onnxruntime")

@@ -73,9 +73,10 @@ def probe(
     source = open_source(uri, options=options)
     try:
         measured = measure(source, seconds, time.monotonic() - begun)
+        label = parse_source_uri(uri).label
         if measured.last is None:
-            raise measured.failure or SourceError(f"{uri}: ends without a frame")
-        facts = {"source": parse_source_uri(uri).label, "reader": by, **facts_of(measured, source)}
+            raise measured.failure or SourceError(f"{label}: ends without a frame")
+        facts = {"source": label, "reader": by, **facts_of(measured, source)}
         if picture is not None:
             write_picture(picture, bgr_of(measured.last.image))
             facts["picture"] = str(picture.absolute())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ("init=100", r"^no CUDA device: cuInit returns 100 \(no CUDA-capable device is detected\)"),
         ("devices=0", r"video and render$"),
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_gpu_that_cannot_be_used_says_why(
-    simulated_gpu: SimulatedGpu, words: str, told: str
+    simulated_gpu: SimulatedGpu, words: str, text: str
 ) -> None:
     simulated_gpu.set(words)
-    with pytest.raises(Unavailable, match=told):
+    with pytest.raises(Unavailable, match=text):
         open_device()
 
 
 @pytest.mark.parametrize(
-    ("here", "asked", "told"),
+    ("here", "asked", "text"),
     [(1, 1, "there is no GPU 1: this machine has only GPU 0"), (2, -1, "has GPU 0 to 1")],
 )
 def test_a_gpu_that_is_not_there_is_told(
-    simulated_gpu: SimulatedGpu, here: int, asked: int, told: str
+    simulated_gpu: SimulatedGpu, here: int, asked: int, text: str
 ) -> None:
     simulated_gpu.set(f"devices={here}")
-    with pytest.raises(Unavailable, match=told):
+    with pytest.raises(Unavailable, match=text):
         open_device(asked)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.requests import ResponseCallback
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 IO = (
     'input { name: "x" data_type: TYPE_INT32 dims: -1 } '
     'output { name: "y" data_type: TYPE_INT32 dims: -1 } '
@@ -68,7 +68,7 @@ class Served:
         return loaded.model  # type: ignore[return-value]
 
     def wait_until_ready(self, name: str) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not self.plane.model_ready(name, ""):
             assert time.monotonic() < end, self.model(name).not_ready_reason()
             time.sleep(0.01)
@@ -99,7 +99,7 @@ class Answers:
 
     def wait_for(self, count: int) -> None:
         with self._change:
-            assert self._change.wait_for(lambda: len(self.heard) >= count, PATIENCE_S), self.heard
+            assert self._change.wait_for(lambda: len(self.heard) >= count, TIMEOUT_S), self.heard
 
     def last(self) -> ResponseCallback:
         """The last answer, once it has come."""
@@ -111,7 +111,7 @@ class Answers:
 
     def all(self) -> list[ResponseCallback]:
         with self._change:
-            assert self._change.wait_for(lambda: self.heard and self.heard[-1][1], PATIENCE_S)
+            assert self._change.wait_for(lambda: self.heard and self.heard[-1][1], TIMEOUT_S)
         return [answer for answer, _ in self.heard]
 
 

@@ -17,7 +17,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 Serve = Any
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 # A model that speaks with the daemon as it likes.
 LIAR = """
@@ -129,18 +129,18 @@ def execute(self, requests):
     over = threading.Event()
 
     def take(answer: object, final: bool) -> None:
-        slow.wait(PATIENCE_S)
+        slow.wait(TIMEOUT_S)
         if final:
             over.set()
 
     served.plane.submit(InferRequest("m", {"x": Tensor(np.ones(1, np.int32))}), take)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while "undelivered responses to a request" not in served.model("m").not_ready_reason():
         assert time.monotonic() < end
         time.sleep(0.01)
     assert memory_bytes() - before < 300 << 20
     slow.set()
-    assert over.wait(PATIENCE_S)
+    assert over.wait(TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

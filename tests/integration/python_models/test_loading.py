@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 DOUBLE = "def execute(self, requests):\n    return [y(x(r) * 2) for r in requests]"
 TRIPLE = "def execute(self, requests):\n    return [y(x(r) * 3) for r in requests]"
@@ -69,7 +69,7 @@ class Server:
         return str(caught.value.message())
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < end, self.process.log.read_text()
             time.sleep(0.02)
@@ -463,7 +463,7 @@ def execute(self, requests):
     call = server.client.async_infer("m", [tensor], lambda **_: heard.set())
     server.wait_until(begun.exists)
     call.cancel()
-    assert heard.wait(PATIENCE_S)
+    assert heard.wait(TIMEOUT_S)
     gate.touch()
     server.wait_until(lambda: server.client.is_model_ready("slow"))
     assert server.values("m", 0) == [0]

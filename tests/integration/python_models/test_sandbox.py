@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Serve = Any
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 needs_landlock = pytest.mark.skipif(
     not sandbox.landlock_version(), reason="this kernel has no Landlock: files are not closed off"
@@ -207,7 +207,7 @@ def test_threads_of_the_daemon_cannot_be_signalled(serve: Serve) -> None:
     # One that is younger than the model's process: its number says nothing.
     served = serve(m=TRIES)
     over = threading.Event()
-    thread = threading.Thread(target=over.wait, args=(PATIENCE_S,))
+    thread = threading.Thread(target=over.wait, args=(TIMEOUT_S,))
     thread.start()
     try:
         assert said(served, f"os.kill({thread.native_id}, 0)").startswith("PermissionError")
@@ -239,7 +239,7 @@ def test_what_leaves_its_session_ends_with_the_model(serve: Serve) -> None:
     )
     assert alive(pid)
     served.registry.clear()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while alive(pid):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.backends.python.scratch import Scratch
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_directories_that_are_deep_or_that_nobody_may_list_go_too(
     nest(path, 1500)
     (scratch or Scratch()).close()
     # The removal goes on where it takes long.
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while list(temporary.iterdir()):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -42,7 +42,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize(
-    ("refused", "said"),
+    ("refused", "expected_text"),
     [
         ("shapes", "infer_shapes error code: -1"),
         ("profile", "Error in set optimization profile async."),
@@ -50,7 +50,7 @@ except RuntimeError as error:
 )
 @pytest.mark.parametrize("version", VERSIONS)
 def test_it_dies_where_the_real_bindings_do_and_raises_where_they_do(
-    workshop: Workshop, version: str, refused: str, said: str
+    workshop: Workshop, version: str, refused: str, expected_text: str
 ) -> None:
     """What the real ones do is in tests/integration/test_tensorrt_refusals.py."""
     workshop.tensorrt(f"version={VERSIONS[version]}")
@@ -63,5 +63,5 @@ def test_it_dies_where_the_real_bindings_do_and_raises_where_they_do(
         check=False,
     )
     dies = tuple(map(int, version.split("."))) < (10, 13)
-    expected = (139, "") if dies else (0, said)
+    expected = (139, "") if dies else (0, expected_text)
     assert (done.returncode, done.stdout.strip()) == expected, done.stderr

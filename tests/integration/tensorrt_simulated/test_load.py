@@ -37,7 +37,7 @@ def test_a_plan_runs_on_every_version_with_and_without_a_side_car(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "expected_text"),
     [
         (lambda data: data[: len(data) // 2], "unable to create TensorRT engine: .*cut short"),
         (lambda data: b"onnx" + data, "Magic tag does not match"),
@@ -45,11 +45,11 @@ def test_a_plan_runs_on_every_version_with_and_without_a_side_car(
     ],
 )
 def test_a_spoilt_plan_is_refused_with_tensorrts_own_words(
-    workshop: Workshop, spoil: Callable[[bytes], bytes], said: str
+    workshop: Workshop, spoil: Callable[[bytes], bytes], expected_text: str
 ) -> None:
     workshop.write(side_car=False)
     workshop.plan.write_bytes(spoil(workshop.plan.read_bytes()))
-    with pytest.raises(ModelConfigError, match=said) as caught:
+    with pytest.raises(ModelConfigError, match=expected_text) as caught:
         workshop.complete()
     assert "unable to load plan file to auto complete config: " in str(caught.value)
 

@@ -92,14 +92,14 @@ def test_what_a_plan_says_is_held_against_a_side_car_that_lies(workshop: Worksho
 
 
 @pytest.mark.parametrize(
-    ("fail", "said"),
+    ("fail", "expected_text"),
     [
         ("deserialize", "unable to create TensorRT engine: .*out of memory"),
         ("context", "no execution context on GPU 0: .*OutOfMemory.*fewer instances"),
     ],
 )
 def test_no_memory_for_a_plan_is_told_and_everything_is_given_back(
-    workshop: Workshop, fail: str, said: str
+    workshop: Workshop, fail: str, expected_text: str
 ) -> None:
     workshop.write()
     workshop.instance()
@@ -107,7 +107,7 @@ def test_no_memory_for_a_plan_is_told_and_everything_is_given_back(
     gc.collect()
     before = workshop.gpu.device_bytes
     workshop.tensorrt(f"fail={fail}:0")
-    with pytest.raises(EdgeServerError, match=said):
+    with pytest.raises(EdgeServerError, match=expected_text):
         workshop.instance()
     workshop.unload()
     gc.collect()
@@ -187,17 +187,17 @@ def test_a_core_beyond_the_last_one_is_not_there(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dla", "group", "said"),
+    ("dla", "group", "expected_text"),
     [
         (True, "instance_group { kind: KIND_GPU }", "built for NVDLA core 0, and its instance is"),
         (False, DLA % 1, "built for the GPU alone, and its instance is to run on NVDLA core 1"),
     ],
 )
 def test_a_plan_for_another_place_than_its_instance_is_not_loaded_silently(
-    workshop: Workshop, dla: bool, group: str, said: str
+    workshop: Workshop, dla: bool, group: str, expected_text: str
 ) -> None:
     workshop.write(dla=dla)
-    with pytest.raises(ModelConfigError, match=said):
+    with pytest.raises(ModelConfigError, match=expected_text):
         workshop.instance(group)
 
 

@@ -381,3 +381,42 @@ def test_a_frame_s_id_is_the_camera_s() -> None:
     frame = rig.camera.next_frame(0)
     assert frame is not None
     assert frame.id == 2
+
+
+def test_damaged_images_of_the_decoder_are_counted_and_noticed() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.reader.corrupt = 3
+    rig.play(1)
+    assert state_of(rig) == (CameraState.DEGRADED, "corrupt")
+    assert rig.camera.status.usable
+    assert rig.camera.corrupt == 3
+    rig.play(62)
+    assert rig.camera.state is CameraState.LIVE
+    rig.lose()
+    rig.advance(0.3)
+    rig.go_live(5)
+    assert rig.camera.corrupt == 3
+
+
+def test_a_black_picture_is_the_state_of_its_camera() -> None:
+    rig = Rig()
+    black = Image.of_bgr(np.zeros((36, 64, 3), np.uint8))
+    rig.advance(0.0)
+    rig.reader.calls("read")
+    rig.play(40, image=black)
+    assert state_of(rig) == (CameraState.DEGRADED, "black")
+    assert not rig.camera.status.usable
+    assert rig.camera.next_frame(0) is not None
+
+
+def test_identical_pictures_of_a_sensor_make_its_camera_frozen() -> None:
+    rig = Rig()
+    pixels = np.random.default_rng(1).integers(0, 255, (36, 64, 2), np.uint8)
+    picture = Image.of_packed(PixelFormat.YUY2, pixels)
+    rig.advance(0.0)
+    rig.reader.calls("read")
+    rig.play(40, image=picture, clock="sensor")
+    assert state_of(rig) == (CameraState.FROZEN, "frozen")
+    assert not rig.camera.status.usable
+    assert rig.camera.status.arriving

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras import gstreamer_faults
 from edge_server.cameras.gstreamer_faults import BusMessage, CameraPlace, fault_of
+from edge_server.errors import SourceError
 from edge_server.process.masking import remember_secret
 
-RTSP = CameraPlace("rtsp", "rtsp://camera:554/live", "camera", 554)
-HTTP = CameraPlace("http", "http://camera/mjpeg", "camera", 80)
+FOUND = SourceError("the camera is off", reason="unavailable")
+RTSP = CameraPlace("rtsp", "rtsp://camera:554/live", probe=lambda: FOUND)
+HTTP = CameraPlace("http", "http://camera/mjpeg", probe=lambda: FOUND)
 WEBCAM = CameraPlace("v4l2", "/dev/video0", device="/dev/video0")
-CSI = CameraPlace("csi", "csi://0", device="0")
+CSI = CameraPlace("csi", "csi://0", device="")
 OWN = CameraPlace("gst", "gst:x ! y")
 RESOURCE, STREAM, CORE = (f"gst-{name}-error-quark" for name in ("resource", "stream", "core"))
 
@@ -20,22 +21,11 @@ def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> 
     return BusMessage("error", domain, code, text, debug)
 
 
-@pytest.fixture
-def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gstreamer_faults, "unreachable", lambda *_: "")
-
-
-@pytest.fixture
-def unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gstreamer_faults, "unreachable", lambda host, _: f"{host} is unknown")
-
-
 @pytest.mark.parametrize(
     ("place", "message", "reason", "words"),
     [
         (RTSP, error(RESOURCE, 15), "unauthorized", "user name or password refused"),
         (RTSP, error(RESOURCE, 3), "not_found", "no such stream; check the path"),
-        (RTSP, error(RESOURCE, 9), "unavailable", "accepts connections, but .* in RTSP"),
         (RTSP, error(STREAM, 6, "No H.266."), "no_decoder", "No H.266; apt install"),
         (RTSP, error(CORE, 12, "No plugin."), "no_decoder", "nvidia-l4t-gstreamer"),
         (RTSP, error(STREAM, 7), "corrupt", "cannot be decoded"),
@@ -45,14 +35,13 @@ def unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
         (WEBCAM, error(RESOURCE, 3), "not_found", "no device /dev/video0; .* cameras list"),
         (WEBCAM, error(RESOURCE, 4), "unavailable", "another program .* fuser -v /dev/video0"),
         (WEBCAM, error(RESOURCE, 7, debug="(13): Permission denied"), "unauthorized", "-aG video"),
-        (WEBCAM, error(RESOURCE, 1, debug="No space left on device"), "unavailable", "bandwidth"),
-        (WEBCAM, error(RESOURCE, 9, debug="No such device"), "lost", "unplugged"),
+        (WEBCAM, error(RESOURCE, 13), "unavailable", "bandwidth"),
+        (WEBCAM, error(RESOURCE, 1), "unavailable", "dmesg"),
         (CSI, error(RESOURCE, 1, "TIMEOUT"), "lost", "restart nvargus-daemon; .* reboot"),
         (OWN, error(CORE, 7), "unavailable", "raw video in system memory"),
         (OWN, error(STREAM, 1), "unavailable", "gst-launch-1.0"),
     ],
 )
-@pytest.mark.usefixtures("reachable")
 def test_each_fault_names_the_camera_its_cause_and_the_next_step(
     place: CameraPlace, message: BusMessage, reason: str, words: str
 ) -> None:
@@ -67,14 +56,14 @@ def test_an_end_of_a_running_camera_is_a_loss() -> None:
     assert fault_of(RTSP, BusMessage("end"), running=True).reason == "lost"
     assert fault_of(RTSP, error(RESOURCE, 9), running=True).reason == "lost"
     assert fault_of(RTSP, BusMessage("silence"), running=True).reason == "stalled"
+    unplugged = fault_of(WEBCAM, error(RESOURCE, 14), running=True)
+    assert (unplugged.reason, "unplugged" in str(unplugged)) == ("lost", True)
 
 
-@pytest.mark.usefixtures("unknown_host")
-def test_a_camera_that_cannot_be_reached_says_why() -> None:
-    for place, message in ((RTSP, error(RESOURCE, 7)), (HTTP, BusMessage("status", code=0))):
-        found = fault_of(place, message, running=False)
-        assert found.reason == "unavailable"
-        assert str(found) == f"{place.label}: camera is unknown"
+def test_why_a_camera_does_not_respond_is_found_out() -> None:
+    for code in (5, 7, 9):
+        assert fault_of(RTSP, error(RESOURCE, code), running=False) is FOUND
+    assert fault_of(HTTP, BusMessage("status", code=0), running=False) is FOUND
 
 
 def test_a_password_in_gstreamers_text_is_masked() -> None:

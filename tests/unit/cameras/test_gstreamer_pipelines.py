@@ -91,6 +91,14 @@ def test_raw_frames_of_a_webcam_are_not_converted() -> None:
         )
 
 
+def test_a_webcam_is_flipped_where_the_machine_can() -> None:
+    uri = "/dev/video0"
+    assert "flip" not in pipeline(uri, DEBIAN)
+    uri = "v4l2:///dev/video0?flip=rotate-90"
+    assert f"{ANY_FORMAT} ! videoflip method=clockwise ! {SINK}" in pipeline(uri, DEBIAN)
+    assert "nvvidconv flip-method=3 !" in pipeline(uri)
+
+
 def test_rtsp_and_http_are_decoded_on_the_cpu() -> None:
     assert f"avdec_h264 ! {ANY_FORMAT} ! {SINK}" in pipeline("rtsp://camera/stream", DEBIAN)
     assert f"jpegdec name=jpeg ! {ANY_FORMAT} ! {SINK}" in pipeline("http://camera/mjpeg", DEBIAN)
@@ -120,6 +128,12 @@ def test_the_transport_of_rtsp_is_ours_and_the_rest_of_the_query_the_cameras() -
     )
     assert " protocols=udp " in made.text
     assert made.properties["source"]["location"] == "rtsp://camera:8554/live?channel=1&subtype=0"
+
+
+def test_the_certificates_of_cameras_are_their_own() -> None:
+    assert " tls-validation-flags=0 " in pipeline("rtsps://camera/live")
+    assert " ssl-strict=false " in pipeline("https://camera/mjpeg")
+    assert "tls" not in pipeline("rtsp://camera/live")
 
 
 @pytest.mark.parametrize("scheme", ["rtsp", "http"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MS = 1_000_000
-RTSP = CameraPlace("rtsp", "rtsp://camera/live", "camera", 554)
+RTSP = CameraPlace("rtsp", "rtsp://camera/live")
 WEBCAM = CameraPlace("v4l2", "/dev/video0", device="/dev/video0")
 PERIOD_MS = 40
 
@@ -148,7 +148,7 @@ def test_an_error_of_the_pipeline_ends_the_reading_at_once() -> None:
 
 
 def test_the_status_of_http_goes_before_the_error_that_it_leads_to() -> None:
-    http = CameraPlace("http", "http://camera/mjpeg", "camera", 80)
+    http = CameraPlace("http", "http://camera/mjpeg")
     stream = BusMessage("error", "gst-stream-error-quark", 1, "Internal data stream error.")
     with pytest.raises(SourceError, match="check the path"):
         opened(FakePlayer([stream, BusMessage("status", code=404)]), http)

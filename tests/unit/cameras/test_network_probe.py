@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import threading
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.network_probe import authorization, parse_response
-from edge_server.cameras.source_uri import Credentials
+from edge_server.cameras.network_probe import (
+    authorization,
+    check_name,
+    fault_of_response,
+    parse_response,
+)
+from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.errors import SourceError
 
 EVE = Credentials("Mufasa", "Circle Of Life")
 
@@ -42,6 +51,22 @@ def test_any_bytes_are_a_response_or_none(data: bytes) -> None:
     assert response.protocol in {"", "RTSP", "HTTP"}
 
 
+@pytest.mark.parametrize("status", ["200 OK", "401 No", "403 No", "404 No", "500 No", "nonsense"])
+@given(st.text(st.characters(codec="latin-1", exclude_categories=("Cc",)), max_size=12))
+def test_no_password_shows_whatever_a_camera_responds(status: str, text: str) -> None:
+    password = f"q8Zr{text}"
+    encoded = quote(password, safe="")
+    uri = parse_source_uri(f"rtsp://eve:{encoded}@cam/x")
+    echo = f"RTSP/1.0 {status} {password} rtsp://eve:{encoded}@cam/x\r\nContent-Type: {password}"
+    body = f"\r\n\r\na=rtpmap:96 {password}/90000"
+    error = fault_of_response(
+        uri, uri.credentials, parse_response(f"{echo}{body}".encode("latin-1"))
+    )
+    assert error.reason in {"unavailable", "unauthorized", "not_found", "no_decoder"}
+    assert password not in str(error)
+    assert encoded not in str(error)
+
+
 @pytest.mark.parametrize(
     ("data", "protocol", "status"),
     [
@@ -61,3 +86,14 @@ def test_headers_are_found_whatever_their_case() -> None:
         b"RTSP/1.0 401 X\r\nwww-authenticate: a\r\nWWW-Authenticate: b\r\n\r\n"
     )
     assert response.headers("WWW-Authenticate") == ["a", "b"]
+
+
+def test_a_name_service_that_does_not_respond_does_not_hold_the_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait())
+    with pytest.raises(SourceError, match="the name service does not respond to 'cam'") as caught:
+        check_name(parse_source_uri("rtsp://cam/x"), timeout_s=0.001)
+    over.set()
+    assert caught.value.reason == "unavailable"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.readers import choose_reader
+from edge_server.cameras import readers
+from edge_server.cameras.readers import choose_reader, open_live
+from edge_server.cameras.source import NO_OPTIONS, SourceOptions
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -37,3 +39,23 @@ def test_what_only_gstreamer_reads_names_the_packages(text: str) -> None:
 def test_a_csi_camera_without_gstreamer_names_what_a_laptop_can_use() -> None:
     with pytest.raises(SourceError, match=r"on a Jetson; elsewhere use /dev/video0"):
         choose_reader(parse_source_uri("csi://0"), "auto", MISSING)
+
+
+def test_who_reads_and_what_is_lost_by_it_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(readers, "gstreamer_missing", lambda _: MISSING)
+    monkeypatch.setattr(readers, "open_opencv", lambda *_: None)
+    monkeypatch.setattr(readers, "open_gstreamer", lambda *_: None)
+    uri = parse_source_uri("rtsp://eve:q8Zr@once/x")
+    caplog.set_level("INFO")
+    for _ in range(2):
+        open_live(uri, NO_OPTIONS)
+    (line,) = caplog.messages
+    assert line.startswith("camera source rtsp://once/x: read by OpenCV, as PyGObject is missing: ")
+    assert "without: decoding in hardware" in line
+    monkeypatch.setattr(readers, "gstreamer_missing", lambda _: "")
+    open_live(uri, NO_OPTIONS)
+    open_live(uri, SourceOptions(reader="opencv"))
+    assert caplog.messages[1] == "camera source rtsp://once/x: read by GStreamer"
+    assert "read by OpenCV, as chosen; without: " in caplog.messages[2]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -276,6 +277,23 @@ def test_a_folder_with_broken_images_only_is_refused(tmp_path: Path) -> None:
 def test_a_device_is_no_file() -> None:
     with pytest.raises(SourceError, match="neither a file nor a folder"):
         open_source("/dev/null")
+
+
+def test_a_video_filmed_upright_is_shown_upright(tmp_path: Path) -> None:
+    path = tmp_path / "phone.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 25, (64, 48))
+    for _ in range(3):
+        writer.write(grey(5))
+    writer.release()
+    data = bytearray(path.read_bytes())
+    # The matrix of the track header (ISO 14496-12, 8.3.2): a quarter turn instead of none.
+    matrix = data.index(b"tkhd") + 4 + 40
+    none, turned = ((1, 0, 0, 0, 1, 0), (0, 1, 0, -1, 0, 0))
+    one = 0x10000
+    assert struct.unpack_from(">6i", data, matrix) == tuple(one * value for value in none)
+    struct.pack_into(">6i", data, matrix, *(one * value for value in turned))
+    path.write_bytes(data)
+    assert image_of(open_source(str(path))).shape == (64, 48, 3)
 
 
 def test_a_name_too_long_for_the_file_system_is_a_source_error() -> None:

@@ -63,8 +63,9 @@ def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
     table = _Table()
     table.add(message())
     table.add(message("INVALID", "stalled: no frame for 0.6 s", latency_us={}))
-    table.add(message("INVALID", "stalled: no frame for 1.6 s", latency_us={}))
+    table.add(message("INVALID", "age", "stalled: no frame for 1.6 s", latency_us={}))
     table.add(message())
+    table.add(message("STALE", "age"))
     table.finish()
     head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head[-1] == "state"
@@ -73,4 +74,4 @@ def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
         ["road", "ok"],
     ]
     # Messages without a frame are not counted as frames.
-    assert [line[1] for line in lines if line[1].isdecimal()][-1] == "2"
+    assert [line[1] for line in lines if line[1].isdecimal()][-1] == "3"

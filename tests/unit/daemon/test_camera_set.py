@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from edge_server.lanes.types import LaneFrame
 
 WAIT_S = 30.0
-IMAGE = Image.of_bgr(np.zeros((9, 16, 3), np.uint8))
+# No two in a row are the same: a camera that repeats one is frozen.
+IMAGES = [
+    Image.of_bgr(image)
+    for image in np.random.default_rng(7).integers(0, 255, (3, 9, 16, 3), np.uint8)
+]
 
 
 class Source:
@@ -50,7 +54,7 @@ class Source:
             assert self._devices.let_go.wait(WAIT_S)
             raise SourceError("let go")
         self._read += 1
-        return Frame.arrived(0, IMAGE)
+        return Frame.arrived(0, IMAGES[self._read % len(IMAGES)])
 
     def close(self) -> None:
         self._devices.busy.discard(self._uri.host)

@@ -170,6 +170,17 @@ def test_a_difference_is_named_by_its_own_key() -> None:
     assert restart_needed(running, running) == []
 
 
+def test_to_stop_ends_the_wait_and_reads_nothing(notified: list[str]) -> None:
+    requested = threading.Event()
+    cameras = Cameras()
+    made = SettingsReload(Settings(), lambda: pytest.fail("read"), requested, cameras)  # type: ignore[arg-type]
+    made.worker.start()
+    made.stop(30.0)
+    assert not made.worker.alive
+    assert made.worker.failure is None
+    assert notified == []
+
+
 def test_a_reload_has_no_time_limit(notified: list[str]) -> None:
     limits_s: list[float] = []
 

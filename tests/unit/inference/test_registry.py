@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class CountsCloses:
@@ -58,7 +58,7 @@ def test_a_replaced_model_is_closed_with_its_last_lease() -> None:
     assert outer.snapshot.find("m").scheduler is old
     assert registry.snapshot.find("m").scheduler is new
     outer.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert (old.closed, new.closed) == (1, 0)
 
 
@@ -71,7 +71,7 @@ def test_a_lease_that_is_released_twice_takes_no_other_s_away() -> None:
     registry.replace("m", [ready(CountsCloses())])
     assert old.closed == 0
     outer.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert old.closed == 1
 
 
@@ -82,7 +82,7 @@ def test_models_are_closed_later_where_the_system_gives_no_thread() -> None:
         registry.replace("m", [ready(CountsCloses())])
     assert not registry.wait_closed(0.0)
     registry.replace("n", [])
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert old.closed == 1
 
 
@@ -91,7 +91,7 @@ def test_replacing_one_model_leaves_the_others() -> None:
     registry.replace("kept", [ready(kept, "kept")])
     registry.replace("other", [ready(other, "other")])
     registry.replace("other", [])
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert (kept.closed, other.closed) == (0, 1)
     assert registry.snapshot.find("kept").scheduler is kept
 
@@ -103,7 +103,7 @@ def test_what_is_named_no_more_is_unloading_until_its_last_lease_ends_then_unloa
     registry.publish({"m": [ready(CountsCloses(), version=2)]})
     assert registry.snapshot.entries["m", 1].state is ModelState.UNLOADING
     lease.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     entry = registry.snapshot.entries["m", 1]
     assert (entry.state, entry.reason) == (ModelState.UNAVAILABLE, "unloaded")
     assert registry.snapshot.ready_versions("m") == [2]
@@ -117,7 +117,7 @@ def test_a_version_that_is_loaded_anew_before_the_old_one_is_gone_stays_ready() 
     registry.replace("m", [])
     registry.replace("m", [ready(CountsCloses())])
     lease.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert registry.snapshot.entries["m", 1].state is ModelState.READY
 
 
@@ -132,7 +132,7 @@ def test_a_model_whose_last_lease_ends_on_its_own_thread_is_closed_on_another() 
     lease = registry.lease()
     registry.replace("m", [])
     lease.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert old.closer is not threading.current_thread()
 
 
@@ -146,14 +146,14 @@ def test_a_model_that_cannot_be_closed_does_not_keep_others_from_it(
     registry, other = ModelRegistry(), CountsCloses()
     registry.replace("m", [ready(Stubborn()), ready(other, version=2)])
     registry.replace("m", [])
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert other.closed == 1
     assert registry.snapshot.entries["m", 1].reason == "unloaded"
     assert "model m: closing version 1 failed" in caplog.text
 
 
 def test_models_close_side_by_side() -> None:
-    together = threading.Barrier(4, timeout=PATIENCE_S)
+    together = threading.Barrier(4, timeout=TIMEOUT_S)
 
     class Waits(CountsCloses):
         def close(self) -> None:
@@ -163,7 +163,7 @@ def test_models_close_side_by_side() -> None:
     registry, schedulers = ModelRegistry(), [Waits() for _ in range(4)]
     for number, scheduler in enumerate(schedulers):
         registry.replace(f"m{number}", [ready(scheduler, f"m{number}")])
-    assert registry.clear(PATIENCE_S)
+    assert registry.clear(TIMEOUT_S)
     assert [scheduler.closed for scheduler in schedulers] == [1] * 4
 
 
@@ -172,14 +172,14 @@ def test_one_that_does_not_close_holds_up_nobody_for_longer_than_is_said() -> No
 
     class Hangs(CountsCloses):
         def close(self) -> None:
-            let_go.wait(PATIENCE_S)
+            let_go.wait(TIMEOUT_S)
 
     registry, other = ModelRegistry(), CountsCloses()
     registry.replace("m", [ready(Hangs()), ready(other, version=2)])
     assert not registry.clear(0.05)
     assert other.closed == 1
     let_go.set()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
 
 
 @given(st.lists(st.sampled_from(["swap", "lease", "release", "clear"]), max_size=40))
@@ -203,7 +203,7 @@ def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]
                 assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
     for lease in leases:
         lease.release()
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert [scheduler.closed for scheduler in made] == [1] * len(made)
 
 

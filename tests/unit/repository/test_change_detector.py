@@ -115,7 +115,7 @@ def test_what_fits_its_manifest_is_believed_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "text"),
     [
         ({}, "1/x is missing"),
         ({"1/x": 4}, "1/x has 4 bytes, not 5"),
@@ -123,7 +123,7 @@ def test_what_fits_its_manifest_is_believed_at_once() -> None:
     ],
 )
 def test_what_does_not_fit_its_manifest_is_never_believed_and_in_the_end_says_why(
-    files: dict[str, int], said: str
+    files: dict[str, int], text: str
 ) -> None:
     have = {**files, "manifest.json": 9}
     torn = ModelTree("m", HERE, files=tuple(SeenFile(p, s, 1, 1) for p, s in sorted(have.items())))
@@ -131,7 +131,7 @@ def test_what_does_not_fit_its_manifest_is_never_believed_and_in_the_end_says_wh
     assert judge.look(seen(torn), 0.0, {"m"}) == []
     (change,) = judge.look(seen(torn), 2.0)
     assert change.tree is not None
-    assert said in change.tree.fault
+    assert text in change.tree.fault
     assert judge.look(seen(torn), 9.0) == []
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_directory_renamed_into_place_has_arrived(
 ) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m").rename(repository / "m")
-    assert inotify_watch.wait(PATIENCE_S) == {"m"}
+    assert inotify_watch.wait(TIMEOUT_S) == {"m"}
     assert inotify_watch.wait(0.0) is None
 
 
@@ -43,12 +43,12 @@ def test_what_is_made_there_or_no_model_has_not_arrived(
     inotify_watch: InotifyWatch, repository: Path, tmp_path: Path
 ) -> None:
     (repository / "n").mkdir()
-    assert inotify_watch.wait(PATIENCE_S) == set()
+    assert inotify_watch.wait(TIMEOUT_S) == set()
     (tmp_path / "file").touch()
     (tmp_path / "file").rename(repository / "file")
-    assert inotify_watch.wait(PATIENCE_S) == set()
+    assert inotify_watch.wait(TIMEOUT_S) == set()
     (repository / "n").rename(repository / ".hidden")
-    assert inotify_watch.wait(PATIENCE_S) == set()
+    assert inotify_watch.wait(TIMEOUT_S) == set()
 
 
 def test_a_repository_that_comes_back_is_watched_again(
@@ -61,7 +61,7 @@ def test_a_repository_that_comes_back_is_watched_again(
     inotify_watch.wait(0.0)
     (tmp_path / "m").mkdir()
     (tmp_path / "m").rename(repository / "m")
-    assert inotify_watch.wait(PATIENCE_S) == {"m"}
+    assert inotify_watch.wait(TIMEOUT_S) == {"m"}
 
 
 def test_with_nothing_to_watch_it_only_waits(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.checks import appliance, board, gpu, libraries
+from edge_server.board.doctor.checks import appliance, board, cameras, gpu, libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,8 +29,9 @@ CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
         "nvdla_compiler": libraries.nvdla_compiler,
         "onnxruntime": libraries.onnxruntime,
         "opencv": libraries.opencv,
-        "cameras": gpu.cameras,
-        "argus": gpu.argus,
+        "cameras": cameras.cameras,
+        "argus": cameras.argus,
+        "gstreamer": cameras.gstreamer,
         "settings": appliance.settings,
         "grpc_port": appliance.grpc_port,
         "broker": appliance.broker,

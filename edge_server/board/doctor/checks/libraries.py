@@ -141,7 +141,7 @@ def onnxruntime(evidence: Evidence) -> Finding:
 
 
 def opencv(evidence: Evidence) -> Finding:
-    """OpenCV can be imported; on a Jetson it is JetPack's own, which has GStreamer."""
+    """OpenCV can be imported; on a Jetson it is JetPack's own."""
     result, board = evidence.result("opencv"), evidence.board
     facts = result.facts
     jetpacks = "sudo apt install python3-opencv, in a venv with --system-site-packages"
@@ -157,10 +157,5 @@ def opencv(evidence: Evidence) -> Finding:
         return warning(
             f"{found}; a wheel hides JetPack's own: {facts['file']}",
             f"pip uninstall opencv-python opencv-python-headless; {jetpacks}",
-        )
-    if not facts.get("gstreamer"):
-        return warning(
-            f"{found}: neither CSI cameras nor the board's decoders can be used",
-            "sudo apt install --reinstall libopencv-python",
         )
     return ok(found)

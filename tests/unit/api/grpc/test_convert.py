@@ -377,7 +377,7 @@ def test_a_models_response_parameters_are_sent() -> None:
     assert written.parameters["sure"].bool_param
 
 
-def test_the_callers_patience_becomes_a_deadline() -> None:
+def test_the_callers_timeout_becomes_a_deadline() -> None:
     request, _ = to_infer_request(message(), [], timeout_s=5.0)
     assert request.deadline is not None
     assert 4.0 < request.deadline - time.monotonic() <= 5.0

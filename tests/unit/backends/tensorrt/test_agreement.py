@@ -177,16 +177,16 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "io", "said"), FAULTS)
-def test_what_disagrees_is_told_in_tritons_words(text: str, io: PlanIO, said: str) -> None:
+@pytest.mark.parametrize(("text", "io", "expected_text"), FAULTS)
+def test_what_disagrees_is_told_in_tritons_words(text: str, io: PlanIO, expected_text: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         completed(text, io)
     assert str(caught.value).startswith("/models/m/config.pbtxt: ")
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "io", "said"),
+    ("text", "io", "expected_text"),
     [
         ('input { name: "x" data_type: TYPE_FP32 dims: [4] }', BATCHING, "for output 'y' for m_0"),
         ('output { name: "y" data_type: TYPE_FP32 dims: [4] }', BATCHING, "for input 'x' for m_0"),
@@ -198,10 +198,12 @@ def test_what_disagrees_is_told_in_tritons_words(text: str, io: PlanIO, said: st
         ),
     ],
 )
-def test_without_completion_everything_must_be_said(text: str, io: PlanIO, said: str) -> None:
+def test_without_completion_everything_must_be_said(
+    text: str, io: PlanIO, expected_text: str
+) -> None:
     with pytest.raises(ModelConfigError) as caught:
         completed("max_batch_size: 8 " + text, io, auto=False)
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
 
 
 def test_a_tensor_of_a_sequence_batcher_needs_no_configuration_of_its_own() -> None:

@@ -33,6 +33,11 @@ _HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "tensorrt": {"version": "10.3.0", "file": f"{APT}/tensorrt/__init__.py"},
     "nvdla": {"cores": 2},
     "opencv": {"version": "4.8.0", "file": f"{APT}/cv2/__init__.py", "gstreamer": True},
+    "gstreamer": {
+        "version": "GStreamer 1.20.3",
+        "decoders": dict.fromkeys(("H.264", "H.265", "JPEG"), "nvv4l2decoder"),
+        "lacking": {},
+    },
     "onnxruntime": {"version": "1.23.0", "providers": ["CPUExecutionProvider"]},
     "kernel_clock": {"synchronized": True},
     "grpc_port": {"free": True},
@@ -47,7 +52,9 @@ _DESKTOP: Mapping[str, Mapping[str, Any]] = {
     "tensorrt": {"missing": True},
     "nvdla": {"error": "no CUDA driver: libcuda.so.1: cannot open shared object file"},
     "opencv": {"version": "5.0.0", "file": f"{WHEEL}/cv2/__init__.py", "gstreamer": False},
+    "gstreamer": {"missing": True, "reason": "PyGObject is not there; apt install python3-gi"},
 }
+_NO_CSI = "GStreamer has no nvarguscamerasrc; a CSI camera needs a Jetson; apt install nvidia-l4t"
 
 
 class Probes:
@@ -159,7 +166,8 @@ def test_a_desktop_without_a_gpu_is_well(fake_board: FakeBoard) -> None:
 
 def test_a_jetson_that_has_lost_its_gpu_is_at_fault(fake_board: FakeBoard) -> None:
     fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = evidence(fake_board, **{**_DESKTOP, "opencv": _HEALTHY["opencv"]})
+    libraries = {name: _HEALTHY[name] for name in ("opencv", "gstreamer")}
+    known = evidence(fake_board, **{**_DESKTOP, **libraries})
     assert worse(known) == {
         "driver": FAULT,
         "cuda_runtime": WARNING,
@@ -225,9 +233,19 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
     ("answers", "wrong"),
     [
         ({"opencv": {**_HEALTHY["opencv"], "file": f"{WHEEL}/cv2"}}, {"opencv": WARNING}),
-        ({"opencv": {**_HEALTHY["opencv"], "gstreamer": False}}, {"opencv": WARNING}),
+        ({"opencv": {**_HEALTHY["opencv"], "gstreamer": False}}, {}),  # it is not read through
         ({"opencv": {"missing": True}}, {"opencv": FAULT}),
         ({"opencv": "no answer within 20 s"}, {"opencv": FAULT}),
+        ({"gstreamer": _DESKTOP["gstreamer"]}, {"gstreamer": WARNING}),
+        ({"gstreamer": "no answer within 20 s"}, {"gstreamer": WARNING}),
+        (
+            {"gstreamer": {**_HEALTHY["gstreamer"], "lacking": {"csi": _NO_CSI}}},
+            {"gstreamer": WARNING},
+        ),
+        (
+            {"gstreamer": {**_HEALTHY["gstreamer"], "decoders": {"H.264": "avdec_h264"}}},
+            {"gstreamer": WARNING},
+        ),
         ({"tensorrt": {"version": "10.3.0", "file": WHEEL}}, {"tensorrt": WARNING}),
         ({"nvdla": {"cores": 1}}, {"nvdla": FAULT}),
         ({"nvdla": "the process that tried was ended by SIGSEGV"}, {"nvdla": FAULT}),
@@ -419,3 +437,24 @@ def test_a_check_that_fails_itself_is_a_fault_and_the_others_run(fake_board: Fak
     assert findings["onnxruntime"].level is FAULT
     assert "KeyError" in findings["onnxruntime"].found
     assert findings["unit"].level is OK
+
+
+@pytest.mark.parametrize(
+    ("uri", "gstreamer", "wrong"),
+    [
+        ("csi://0", _DESKTOP["gstreamer"], {"gstreamer": FAULT}),
+        ("csi://0", {**_HEALTHY["gstreamer"], "lacking": {"csi": _NO_CSI}}, {"gstreamer": FAULT}),
+        ("rtsp://camera/live", _DESKTOP["gstreamer"], {}),
+        ("rtsp://camera/live", {**_HEALTHY["gstreamer"], "lacking": {"csi": _NO_CSI}}, {}),
+        ("/dev/video7", _DESKTOP["gstreamer"], {"cameras": FAULT}),
+    ],
+)
+def test_what_a_configured_camera_needs_is_a_fault_where_it_is_missing(
+    fake_board: FakeBoard, uri: str, gstreamer: dict[str, Any], wrong: dict[str, Level]
+) -> None:
+    config = fake_board.write("etc/edge_server/config.toml", f'[cameras.front]\nuri = "{uri}"\n')
+    known = evidence(fake_board, config, **{**_DESKTOP, "gstreamer": gstreamer})
+    assert {name: worse(known).get(name) for name in wrong} == wrong
+    assert not {"cameras", "gstreamer"} & (worse(known).keys() - wrong.keys())
+    for name in wrong:
+        assert "front" in told(known, name).found

@@ -24,12 +24,12 @@ def test_help_says_what_is_done_and_what_each_exit_code_means(
     with pytest.raises(SystemExit):
         run_command(["plan", "--help"])
     text = capsys.readouterr().out
-    for said in ("build", "inspect", "verify", "exit codes: 0", "69 no GPU"):
-        assert said in text
+    for expected_text in ("build", "inspect", "verify", "exit codes: 0", "69 no GPU"):
+        assert expected_text in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected_text"),
     [
         (["build", "nobody"], 78, "no model 'nobody' in "),
         (["inspect", "net"], 78, "model.plan: missing; run `edge-server plan build net`"),
@@ -42,7 +42,7 @@ def test_help_says_what_is_done_and_what_each_exit_code_means(
 def test_what_is_not_there_is_told(
     arguments: list[str],
     code: int,
-    said: str,
+    expected_text: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -51,7 +51,7 @@ def test_what_is_not_there_is_told(
     (tmp_path / "ensemble" / "1").mkdir(parents=True)
     (tmp_path / "ensemble" / "config.pbtxt").write_text('platform: "ensemble"')
     assert run_command(["plan", *arguments, "--model-repository", str(tmp_path)]) == code
-    assert said in capsys.readouterr().err
+    assert expected_text in capsys.readouterr().err
 
 
 def test_names_are_looked_for_where_the_daemon_has_its_models(

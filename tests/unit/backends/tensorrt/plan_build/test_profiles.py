@@ -53,7 +53,7 @@ def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_shapes", "said"),
+    ("given_shapes", "text"),
     [
         (GivenShapes({}, {"y": (1,)}, {}), "has no input 'y', only x"),
         (GivenShapes({}, {"x": (1, 3)}, {}), "'x' has 4 dimensions, --min gives 2"),
@@ -64,8 +64,8 @@ def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
         ),
     ],
 )
-def test_a_shape_that_cannot_be_is_told(given_shapes: GivenShapes, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_a_shape_that_cannot_be_is_told(given_shapes: GivenShapes, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
         profiles_for([FRAME], BuildOptions(profiles=(given_shapes,)))
 
 
