@@ -58,7 +58,7 @@ def build_package(target: Target, out: Path, revision: str, compression: str, ep
         root.mkdir()
         lay_out(target, root)
         packages = {each.split()[0] for each in dependencies(target)}
-        if found := list(faults(root, target.machine, packages)):
+        if found := list(faults(root, target.machine, target.glibc, packages)):
             raise SystemExit("\n".join(f"build_deb: {line}" for line in found))
         write_documentation(target, root, version, epoch_s)
         bill = bill_of_materials(target, root, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ PROVIDED = {
     "libcuda.so.1": "nvidia-l4t-cuda",
 }
 _PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NEEDED, _DT_STRTAB = 1, 5
+_DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 1, 5, 10
+_GLIBC = re.compile(rb"\0GLIBC_([0-9]+\.[0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class Library:
         machine: ELF's number of the architecture.
         aligned: whether each loaded segment lies in the file as it lies in a page.
         needed: the names of the libraries that it is linked to.
+        glibc: the newest version of glibc whose symbols it uses, (0, 0) without any.
     """
 
     machine: int
     aligned: bool
     needed: tuple[str, ...]
+    glibc: tuple[int, int]
 
 
 def read_library(path: Path) -> Library | None:
@@ -61,10 +65,11 @@ def read_library(path: Path) -> Library | None:
         raise ValueError(f"{path}: this ELF file is cut short") from error
 
 
-def faults(tree: Path, machine: str, packages: Collection[str]) -> Iterator[str]:
+def faults(tree: Path, machine: str, glibc: str, packages: Collection[str]) -> Iterator[str]:
     """What keeps the target's loader from loading the libraries under `tree`, a line for each.
 
     Args:
+        glibc: the target's version.
         packages: names of those that are installed with this one.
     """
     libraries = {
@@ -80,6 +85,9 @@ def faults(tree: Path, machine: str, packages: Collection[str]) -> Iterator[str]
             yield f"{name}: is for another architecture than {machine}"
         if not library.aligned:
             yield f"{name}: a segment is not page-aligned (was it stripped?)"
+        if library.glibc > _version(glibc):
+            newer = ".".join(map(str, library.glibc))
+            yield f"{name}: needs glibc {newer}, newer than the target's {glibc}"
         for needed in library.needed:
             if needed not in inside and PROVIDED.get(needed) not in packages:
                 yield f"{name}: needs {needed}, which no dependency of the package provides"
@@ -101,18 +109,28 @@ def _read(data: bytes) -> Library:
             aligned &= align < 2 or (offset - address) % align == 0
         elif kind == _PT_DYNAMIC:
             dynamic = (offset, length)
-    needed = tuple(_needed(data, dynamic, loads)) if dynamic else ()
-    return Library(machine, aligned, needed)
+    if dynamic is None:
+        return Library(machine, aligned, (), (0, 0))
+    entries, strings = _dynamic(data, dynamic, loads)
+    needed = [strings[value:].split(b"\0", 1)[0] for tag, value in entries if tag == _DT_NEEDED]
+    versions = (_version(each.decode()) for each in _GLIBC.findall(strings))
+    return Library(
+        machine, aligned, tuple(name.decode() for name in needed), max(versions, default=(0, 0))
+    )
 
 
-def _needed(
+def _dynamic(
     data: bytes, dynamic: tuple[int, int], loads: list[tuple[int, int, int]]
-) -> Iterator[str]:
+) -> tuple[list[tuple[int, int]], bytes]:
+    """The entries for the loader, and the table of their strings."""
     offset, length = dynamic
     entries = list(struct.iter_unpack("<qQ", data[offset : offset + length - length % 16]))
-    address = next((value for tag, value in entries if tag == _DT_STRTAB), 0)
-    strings = next(at + address - a for a, at, size in loads if a <= address < a + size)
-    for tag, value in entries:
-        if tag == _DT_NEEDED:
-            begin = strings + value
-            yield data[begin : data.index(b"\0", begin)].decode()
+    values = dict(entries)
+    address, size = values.get(_DT_STRTAB, 0), values.get(_DT_STRSZ, 0)
+    begin = next(at + address - a for a, at, length in loads if a <= address < a + length)
+    return entries, data[begin : begin + size]
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

@@ -18,22 +18,26 @@ if TYPE_CHECKING:
     from debian_package.targets import Target
 
 NEEDED = b"\0libc.so.6\0libextra.so.1\0libcuda.so.1\0"
+OLD, NEW = b"GLIBC_2.17\0GLIBC_2.35\0", b"GLIBC_2.4\0GLIBC_2.36\0"
 
 
-def library(*, machine: int = 62, shift: int = 0, needed: tuple[int, ...] = (1,)) -> bytes:
+def library(
+    *, machine: int = 62, shift: int = 0, needed: tuple[int, ...] = (1,), versions: bytes = OLD
+) -> bytes:
     """An ELF file with one loaded segment of 4 KiB alignment; `shift` moves it within its page.
 
     `needed`: offsets of names in NEEDED.
     """
     headers, page = 64 + 2 * 56, 4096
     dynamic = b"".join(struct.pack("<qQ", 1, offset) for offset in needed)
-    dynamic += struct.pack("<qQQQ", 5, page + headers, 0, 0)
-    end = headers + len(NEEDED) + len(dynamic)
+    strings = NEEDED + versions
+    dynamic += struct.pack("<qQqQQQ", 5, page + headers, 10, len(strings), 0, 0)
+    end = headers + len(strings) + len(dynamic)
     elf = b"\x7fELF\x02\x01\x01" + bytes(9)
     elf += struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     elf += struct.pack("<IIQQQQQQ", 1, 5, 0, page + shift, 0, end, end, page)
-    elf += struct.pack("<IIQQQQQQ", 2, 6, headers + len(NEEDED), 0, 0, len(dynamic), 0, 8)
-    return elf + NEEDED + dynamic
+    elf += struct.pack("<IIQQQQQQ", 2, 6, headers + len(strings), 0, 0, len(dynamic), 0, 8)
+    return elf + strings + dynamic
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,7 @@ def library(*, machine: int = 62, shift: int = 0, needed: tuple[int, ...] = (1,)
             library(needed=(1, 11)),
             ["m.so: needs libextra.so.1, which no dependency of the package provides"],
         ),
+        (library(versions=NEW), ["m.so: needs glibc 2.36, newer than the target's 2.35"]),
         # Only a board's package depends on the driver.
         (
             library(needed=(25,)),
@@ -60,13 +65,13 @@ def test_a_library_that_the_target_cannot_load_is_named(
     tmp_path: Path, content: bytes, says: list[str]
 ) -> None:
     (tmp_path / "m.so").write_bytes(content)
-    assert list(faults(tmp_path, "x86_64", {"libc6"})) == says
+    assert list(faults(tmp_path, "x86_64", "2.35", {"libc6"})) == says
 
 
 def test_a_library_may_need_another_of_the_package(tmp_path: Path) -> None:
     (tmp_path / "m.so").write_bytes(library(needed=(11,)))
     (tmp_path / "libextra.so.1").write_bytes(library())
-    assert list(faults(tmp_path, "x86_64", {"libc6"})) == []
+    assert list(faults(tmp_path, "x86_64", "2.35", {"libc6"})) == []
 
 
 def test_a_library_that_is_cut_short_is_named(tmp_path: Path) -> None:
