@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from onnx import TensorProto, helper
+from systemd_machine import (
+    CONFIG,
+    Container,
+    Unit,
+    skip_where_no_container_can_be_made,
+    wait_for,
+)
 
 from edge_server.daemon.daemon import Daemon
 from edge_server.errors import StageStuck
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).parent / "edge-server"
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
 SHIPPED_MODELS = "/usr/share/edge_server/models"
-CONFIG = "/etc/edge_server/config.toml"
 
 ROAD = f"""
 [repository]
@@ -70,126 +70,12 @@ BindReadOnlyPaths={seen}
 """
 
 
-class Container:
-    """A container with systemd as its PID 1; see `systemd_container`."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
-        self._console = folder / "console"
-        (folder / "mount").mkdir()
-        script = Path(__file__).with_name("systemd_container")
-        with self._console.open("wb") as console:
-            self._process = subprocess.Popen(
-                ["bash", script, self.name, folder / "mount", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait_until_up(self) -> None:
-        """Skips the test where no container can be made."""
-        while not self._is_up():
-            if self._process.poll() is not None:
-                said = self._console.read_text(errors="replace")
-                if self._process.returncode == 77:
-                    pytest.skip(f"no container here: {'; '.join(said.splitlines())}")
-                pytest.fail(f"the container ended with {self._process.returncode}:\n{said}")
-            time.sleep(0.1)
-
-    def run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command in there and wait for it."""
-        inside = ("nsenter", "-t", str(self._leader()), "-m", "-u", "-i", "-n", "-p", "-C", "--")
-        return subprocess.run(
-            [*inside, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def do(self, *command: str, stdin: str = "") -> str:
-        """Like `run`, for what must succeed; what it said."""
-        ran = self.run(*command, stdin=stdin)
-        assert ran.returncode == 0, f"{command}: {ran.stderr}"
-        return ran.stdout.strip()
-
-    def write(self, path: str, text: str) -> None:
-        self.do("install", "-D", "-m", "644", "/dev/stdin", path, stdin=text)
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        self.write(f"{path}.base64", base64.b64encode(data).decode())
-        self.do("sh", "-c", f"base64 -d {path}.base64 >{path} && rm {path}.base64")
-
-    def close(self) -> None:
-        """Everything in it ends at once, and its control groups are removed."""
-        with contextlib.suppress(LookupError, OSError):
-            os.kill(self._init(), signal.SIGKILL)
-            self._process.wait(5)
-        self._process.kill()
-        self._process.wait()
-        for hierarchy in ("systemd", "unified", "."):
-            group = Path("/sys/fs/cgroup", hierarchy, self.name)
-            if group.is_dir():
-                _wait_for(lambda group=group: _removed(group))
-
-    def _is_up(self) -> bool:
-        try:
-            return self.run("systemctl", "is-active", "basic.target").returncode == 0
-        except (LookupError, OSError):
-            return False
-
-    def _init(self) -> int:
-        """PID 1 of the namespace that everything runs in."""
-        return _children(self._process.pid)[0]
-
-    def _leader(self) -> int:
-        """The container's own PID 1, as this machine sees it."""
-        return _children(self._init())[0]
-
-
-class Unit:
-    """edge-server.service in a container."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-
-    def __getitem__(self, name: str) -> str:
-        """A property, as `systemctl show` knows it."""
-        return self.container.do("systemctl", "show", "--value", "-p", name, "edge-server")
-
-    def start_with(self, config: str) -> int:
-        """Start it anew with a configuration; the return code of `systemctl`."""
-        self.container.write(CONFIG, config)
-        self.container.run("systemctl", "stop", "edge-server")
-        self.container.run("systemctl", "reset-failed", "edge-server")
-        return self.container.run("systemctl", "start", "edge-server").returncode
-
-    def kill(self, name: str) -> None:
-        """Send a signal to the daemon."""
-        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", "edge-server")
-
-    def restarted(self, before: str) -> bool:
-        """Whether it is active again, as another process than `before`."""
-        return self["ActiveState"] == "active" and self["MainPID"] not in (before, "0")
-
-    def journal(self) -> list[tuple[int, str]]:
-        """Microseconds of the monotonic clock and text of each line."""
-        self.container.do("journalctl", "--sync")
-        lines = self.container.do("journalctl", "-u", "edge-server", "-o", "json").splitlines()
-        entries = [json.loads(line) for line in lines]
-        return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
-
-
 pytestmark = pytest.mark.serial
 
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: a container with a real systemd is started")
-    for tool in ("systemd-nspawn", "systemd-sysusers", "unshare", "setpriv", "nsenter"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing: apt install systemd systemd-container util-linux")
+    skip_where_no_container_can_be_made()
     booted = Container(
         tmp_path_factory.mktemp("systemd"),
         *(f"--bind-ro={path}" for path in _seen_paths()),
@@ -281,13 +167,13 @@ def test_it_runs_as_its_own_user_without_privileges(active: Unit) -> None:
 def test_a_crash_is_restarted(active: Unit, how: str) -> None:
     before = active["MainPID"]
     active.kill(how)
-    _wait_for(lambda: active.restarted(before))
+    wait_for(lambda: active.restarted(before))
 
 
 def test_a_hang_is_ended_by_the_watchdog_and_restarted(active: Unit) -> None:
     before = active["MainPID"]
     active.kill("STOP")
-    _wait_for(lambda: active.restarted(before))
+    wait_for(lambda: active.restarted(before))
     said = [text for _, text in active.journal()]
     assert any("Watchdog timeout" in text for text in said)
     # Where it hung: PYTHONFAULTHANDLER.
@@ -298,7 +184,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     late = "/srv/late"
     assert unit.start_with(f'[repository]\npaths = ["{late}"]\n') != 0
     # More tries than systemd's own limit of 5 in 10 s allows.
-    _wait_for(lambda: int(unit["NRestarts"]) >= 7, timeout_s=90)
+    wait_for(lambda: int(unit["NRestarts"]) >= 7, timeout_s=90)
     said = str(unit.journal())
     assert f"{late}: the model repository cannot be read" in said
     assert "status=69" in said
@@ -306,7 +192,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     unit.container.do("mkdir", f"{late}.new/m/1")
     unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
     unit.container.do("mv", f"{late}.new", late)
-    _wait_for(lambda: unit["ActiveState"] == "active")
+    wait_for(lambda: unit["ActiveState"] == "active")
     assert unit["StatusText"].startswith("1 models")
 
 
@@ -348,7 +234,7 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
     try:
         assert answer() == 1
         push(2)
-        _wait_for(lambda: kept() == 2)
+        wait_for(lambda: kept() == 2)
         assert answer() == 2
         state = "/var/lib/edge_server"
         assert container.do("stat", "-c", "%U %a", state) == "edge-server 700"
@@ -356,11 +242,11 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
         container.do("mv", REPOSITORY, "/srv/away")
         before = unit["MainPID"]
         unit.kill("KILL")
-        _wait_for(lambda: unit.restarted(before))
+        wait_for(lambda: unit.restarted(before))
         assert answer() == 2
         container.do("mv", "/srv/away", REPOSITORY)
         push(3)
-        _wait_for(lambda: kept() == 3)
+        wait_for(lambda: kept() == 3)
         assert answer() == 3
     finally:
         container.do("systemctl", "stop", "edge-server")
@@ -395,8 +281,8 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
         ):
             active.container.write(CONFIG, config)
             active.container.do("systemctl", "reload", "edge-server")
-            _wait_for(lambda: active["ActiveState"] == "active")  # not `reloading` any more
-            _wait_for(lambda seen=seen: seen(active["StatusText"]))
+            wait_for(lambda: active["ActiveState"] == "active")  # not `reloading` any more
+            wait_for(lambda seen=seen: seen(active["StatusText"]))
         assert active["MainPID"] == pid
         texts = [text for _, text in active.journal()]
         assert any(f"not reloaded, everything stays as it is: {CONFIG}" in text for text in texts)
@@ -484,28 +370,3 @@ def _seen_paths() -> list[str]:
     outside = {path for path in paths if not path.startswith("/usr")}
     inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
     return sorted(outside - inside)
-
-
-def _children(pid: int) -> list[int]:
-    """Raises LookupError where there are none."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    if not text:
-        raise LookupError(f"process {pid} has no child")
-    return [int(child) for child in text.split()]
-
-
-def _removed(group: Path) -> bool:
-    """Remove a tree of control groups; False while a process is left in it."""
-    try:
-        for folder, _, _ in os.walk(group, topdown=False):
-            Path(folder).rmdir()
-    except OSError:
-        return False
-    return True
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.1)

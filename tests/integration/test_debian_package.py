@@ -1,0 +1,352 @@
+"""The Debian package of this machine's own suite, from a signed repository, under real systemd."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from debian_package.targets import TARGETS, target_named
+from systemd_machine import (
+    CONFIG,
+    Container,
+    Unit,
+    skip_where_no_container_can_be_made,
+    wait_for,
+)
+
+from tests.mosquitto import mosquitto_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHECKOUT = Path(__file__).parents[2]
+PYTHON = "/usr/lib/edge-server/bin/python3"
+ROAD = """
+[repository]
+paths = ["/usr/share/edge_server/models"]
+[mqtt]
+host = "127.0.0.1"
+[cameras.road]
+uri = "synthetic://road?seed=7&fps=10"
+"""
+SOURCES = """\
+Types: deb
+URIs: file:/srv/repository/apt
+Suites: {suite}
+Components: main
+Signed-By: /srv/repository/apt/edge-server.asc
+"""
+# Writes a line with the time for each frame with lanes, until it is ended.
+WATCH_LANES = """
+import json, sys, time
+import paho.mqtt.client as mqtt
+
+def seen(client, userdata, message):
+    if json.loads(message.payload).get("lanes"):
+        print(time.monotonic(), flush=True)
+
+client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
+client.on_connect = lambda client, *_: client.subscribe("edge/v1/+/cameras/road/lanes")
+client.on_message = seen
+client.connect("127.0.0.1")
+client.loop_forever()
+"""
+# What changes in a machine that installs anything at all; and /var/tmp of the machine below, on
+# which others work.
+OTHERS = (
+    *("/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/cache/debconf", "/var/cache/man"),
+    *("/var/log", "/var/tmp"),  # noqa: S108 - nothing is written there
+)
+
+pytestmark = pytest.mark.serial
+
+
+def build(folder: Path, *arguments: str) -> Path:
+    """Run `scripts/build_deb`; the package."""
+    command = [CHECKOUT / "scripts/build_deb", "--out", folder, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def revised(deb: Path, revision: int, folder: Path) -> Path:
+    """The same package as a later revision, without building it anew."""
+    tree = folder / "tree"
+    subprocess.run(["dpkg-deb", "--raw-extract", deb, tree], check=True)
+    control = tree / "DEBIAN/control"
+    control.write_text(control.read_text().replace("-1~", f"-{revision}~"))
+    later = folder / deb.name.replace("-1~", f"-{revision}~")
+    command = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", tree, later]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(tree)
+    return later
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for tool in ("dpkg-deb", "apt-get"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: this is no Debian or Ubuntu")
+    try:
+        target = target_named("here")
+    except SystemExit as none:
+        pytest.skip(str(none))
+    return build(tmp_path_factory.mktemp("built"), "--target", target.name)
+
+
+@pytest.fixture(scope="module")
+def key() -> Iterator[dict[str, str]]:
+    """An environment in which gpg has a key of edge-server@test.invalid."""
+    for tool, package in (("gpg", "gnupg"), ("apt-ftparchive", "apt-utils")):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: apt install {package}")
+    # Its agent has a socket there, whose address must be short.
+    with tempfile.TemporaryDirectory(prefix="gpg.", dir="/tmp") as home:
+        environment = {**os.environ, "GNUPGHOME": home}
+        make = ["gpg", "--batch", "--passphrase", "", "--quick-generate-key"]
+        subprocess.run(
+            [*make, "edge-server@test.invalid", "ed25519", "sign", "never"],
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
+        yield environment
+        subprocess.run(["gpgconf", "--kill", "gpg-agent"], env=environment, check=True)
+
+
+class Repository:
+    """A signed repository that the container sees at /srv/repository/apt."""
+
+    def __init__(self, folder: Path, key: dict[str, str]) -> None:
+        self.folder = folder
+        self._key = key
+
+    def publish(self, *debs: Path) -> None:
+        command = [CHECKOUT / "scripts/build_repo", "--key", "edge-server@test.invalid"]
+        subprocess.run(
+            [*command, "--out", self.folder / "apt", *debs],
+            env=self._key,
+            check=True,
+            capture_output=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def repository(
+    built: Path, key: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Repository:
+    folder = tmp_path_factory.mktemp("repository")
+    # apt reads as a user of its own.
+    folder.chmod(0o755)
+    made = Repository(folder, key)
+    made.publish(built)
+    return made
+
+
+class Machine:
+    """A container with a package source, and what apt does in it."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        self.unit = Unit(container)
+
+    def apt(self, *arguments: str) -> str:
+        noninteractive = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q")
+        return self.container.do(*noninteractive, "--no-install-recommends", *arguments)
+
+    def is_installed(self) -> bool:
+        return self.container.run("dpkg", "-s", "edge-server").returncode == 0
+
+    def files(self) -> set[str]:
+        """Of the whole system, but for what any installation changes."""
+        prune = " -o ".join(f"-path {path}" for path in OTHERS)
+        found = self.container.do(
+            "sh", "-c", f"find /etc /usr /var -xdev \\( {prune} \\) -prune -o -print"
+        )
+        return set(found.splitlines())
+
+
+@pytest.fixture(scope="module")
+def bare(
+    repository: Repository, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Machine, set[str]]]:
+    """A machine without the package, and its files."""
+    skip_where_no_container_can_be_made()
+    booted = Container(
+        tmp_path_factory.mktemp("machine"), f"--bind-ro={repository.folder}:/srv/repository"
+    )
+    try:
+        booted.wait_until_up()
+        machine = Machine(booted)
+        # Only the test's own source; and services start, which images of containers forbid.
+        booted.do("sh", "-c", "rm -rf /etc/apt/sources.list* /usr/sbin/policy-rc.d")
+        suite = target_named("here").suite
+        booted.write("/etc/apt/sources.list.d/edge.sources", SOURCES.format(suite=suite))
+        machine.apt("update")
+        yield machine, machine.files()
+    finally:
+        booted.close()
+
+
+@pytest.fixture
+def machine(bare: tuple[Machine, set[str]]) -> Machine:
+    """A machine with the package installed; where a test fails, its journal is shown."""
+    machine, _ = bare
+    if not machine.is_installed():
+        machine.apt("install", "edge-server")
+    return machine
+
+
+def test_an_installation_serves_at_once_with_nothing_of_this_checkout(machine: Machine) -> None:
+    unit = machine.unit
+    assert (unit["ActiveState"], unit["UnitFileState"]) == ("active", "enabled")
+    assert unit["DropInPaths"] == ""
+    ports = ("--grpc-port=0", "--metrics-port=0")
+    told = machine.container.do("edge-server", "check", "--config", CONFIG, *ports)
+    assert "lane_detection" in told
+    # Its children run in the same environment.
+    facts = json.loads(machine.container.run("edge-server", "doctor", "--json").stdout)
+    levels = {check["name"]: check["level"] for check in facts["checks"]}
+    assert (levels["onnxruntime"], levels["unit"]) == ("ok", "ok")
+    maps = machine.container.do("cat", f"/proc/{unit['MainPID']}/maps")
+    loaded = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.endswith(".so")}
+    assert any(path.startswith("/usr/lib/edge-server/") for path in loaded)
+    assert not [path for path in loaded if not path.startswith("/usr/lib/")]
+    assert machine.container.run("dpkg", "--verify", "edge-server").stdout == ""
+
+
+def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
+    machine: Machine, repository: Repository, built: Path, tmp_path: Path
+) -> None:
+    if not mosquitto_binary():
+        pytest.skip("mosquitto is missing: apt install mosquitto")
+    container, unit = machine.container, machine.unit
+    container.do("systemd-run", "--quiet", "--unit=broker", mosquitto_binary(), "-p", "1883")
+    container.write(CONFIG, ROAD)
+    container.write("/root/watch_lanes.py", WATCH_LANES)
+    container.do("systemctl", "restart", "edge-server")
+    watch = f"exec {PYTHON} /root/watch_lanes.py >/root/lanes"
+    container.do("systemd-run", "--quiet", "--unit=watch", "sh", "-c", watch)
+
+    def seen() -> list[float]:
+        return [float(line) for line in container.do("cat", "/root/lanes").splitlines()]
+
+    wait_for(lambda: container.run("test", "-s", "/root/lanes").returncode == 0)
+    before = unit["MainPID"]
+    repository.publish(built, revised(built, 2, tmp_path))
+    machine.apt("update")
+    machine.apt("install", "edge-server")
+    assert unit.restarted(before)
+    assert "-2~" in container.do("dpkg-query", "-W", "edge-server")
+    assert container.do("cat", CONFIG) == ROAD.strip()
+    after = len(seen())
+    wait_for(lambda: len(seen()) > after + 5)
+    times = seen()
+    gap_s = max(later - earlier for earlier, later in pairwise(times))
+    print(f"longest time without lanes: {gap_s:.1f} s")
+    # The old version serves while the new one is unpacked and compiled.
+    assert gap_s < 20
+    container.do("systemctl", "stop", "watch", "broker")
+
+
+def test_a_unit_that_the_operator_disabled_stays_so(machine: Machine) -> None:
+    machine.container.do("systemctl", "disable", "--now", "edge-server")
+    try:
+        machine.apt("install", "--reinstall", "edge-server")
+        assert machine.unit["UnitFileState"] == "disabled"
+        assert machine.unit["ActiveState"] == "inactive"
+    finally:
+        machine.container.do("systemctl", "enable", "--now", "edge-server")
+
+
+def test_a_removal_keeps_settings_and_state_an_image_enables_the_unit_a_purge_keeps_nothing(
+    bare: tuple[Machine, set[str]], machine: Machine
+) -> None:
+    _, before = bare
+    container = machine.container
+    container.write("/etc/edge_server/mqtt_password", "secret")
+    container.write("/var/lib/edge_server/store/kept", "")
+    machine.apt("remove", "edge-server")
+    assert machine.unit["ActiveState"] == "inactive"
+    for kept in (CONFIG, "/etc/edge_server/mqtt_password", "/var/lib/edge_server/store/kept"):
+        container.do("test", "-f", kept)
+    assert container.run("test", "-e", "/usr/lib/edge-server").returncode != 0
+    # As an image is made: in a root whose systemd does not run.
+    install = "mount -t tmpfs none /run && apt-get install -y --no-install-recommends edge-server"
+    container.do("unshare", "--mount", "sh", "-c", install)
+    container.do("systemctl", "daemon-reload")
+    assert (machine.unit["ActiveState"], machine.unit["UnitFileState"]) == ("inactive", "enabled")
+    machine.apt("purge", "edge-server")
+    left = machine.files() - before
+    # The user stays; the files of users were changed for it.
+    assert {path for path in left if not path.startswith(("/etc/passwd", "/etc/group"))} <= {
+        *("/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
+    }
+    assert before <= machine.files()
+    assert container.do("id", "-un", "edge-server") == "edge-server"
+
+
+def test_a_repository_that_somebody_changed_is_refused(
+    bare: tuple[Machine, set[str]], repository: Repository
+) -> None:
+    machine, _ = bare
+    (release,) = repository.folder.glob("apt/dists/*/InRelease")
+    shipped = release.read_text()
+    release.write_text(shipped.replace("Origin: edge-server", "Origin: edge-zerver"))
+    refused = machine.container.run("apt-get", "update", "--error-on=any")
+    release.write_text(shipped)
+    assert refused.returncode != 0
+    assert "edge-server.asc" in refused.stderr or "BADSIG" in refused.stderr
+    machine.apt("update")
+
+
+def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    assert again.name == built.name
+    for suffix in (".deb", ".deb.sha256", ".cdx.json"):
+        first, second = built.with_suffix(suffix), again.with_suffix(suffix)
+        assert first.read_bytes() == second.read_bytes(), suffix
+
+
+def test_checksum_and_bill_of_materials_lie_beside_the_package(built: Path) -> None:
+    checksum, name = Path(f"{built}.sha256").read_text().split()
+    assert (checksum, name) == (hashlib.sha256(built.read_bytes()).hexdigest(), built.name)
+    bill = json.loads(built.with_suffix(".cdx.json").read_text())
+    parts = {part["name"]: part for part in bill["components"]}
+    model = CHECKOUT / "models/laneDetect_model/1/model.onnx"
+    shipped = parts[f"usr/share/edge_server/{model.relative_to(CHECKOUT)}"]
+    assert shipped["hashes"][0]["content"] == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert {"numpy", "grpcio", "onnxruntime"} <= set(parts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_every_target_is_built_with_libraries_that_it_can_load(name: str, tmp_path: Path) -> None:
+    # The build itself refuses a library of another architecture, or one that is not aligned.
+    deb = build(tmp_path, "--target", name)
+    assert deb.name.endswith(f"~{name.replace('-', '_')}.deb")
+    listed = subprocess.run(
+        ["dpkg-deb", "--contents", deb], check=True, capture_output=True, text=True
+    ).stdout
+    machine = TARGETS[name].machine
+    foreign = {"aarch64": "x86_64-linux-gnu", "x86_64": "aarch64-linux-gnu"}[machine]
+    assert f"{machine}-linux-gnu.so" in listed
+    assert f"{foreign}.so" not in listed
+
+
+@pytest.mark.long
+def test_lintian_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
+    if shutil.which("lintian") is None:
+        pytest.skip("lintian is missing: apt install lintian")
+    deb = build(tmp_path, "--compression=xz")
+    command = ["lintian", "--fail-on=error,warning", "--suppress-tags=bogus-mail-host", str(deb)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
