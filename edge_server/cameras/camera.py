@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.status import Fault
+    from edge_server.cameras.status import PictureFault
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +348,7 @@ class Camera:
         stalled = reason == "stalled" and self.captured
         self._set(CameraState.STALLED if stalled else CameraState.LOST, reason, text)
 
-    def _set_arriving(self, fault: Fault | None, frame: Frame | None = None) -> None:
+    def _set_arriving(self, fault: PictureFault | None, frame: Frame | None = None) -> None:
         """Set the state of a camera whose frames arrive."""
         if fault is not None:
             frozen = fault.reason == "frozen"

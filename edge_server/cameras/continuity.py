@@ -26,7 +26,7 @@ MOST_CHANGES = 3
 CHANGES_WITHIN_S = 10.0
 
 
-class Change(NamedTuple):
+class StreamChange(NamedTuple):
     """What changed from one frame to the next.
 
     Attributes:
@@ -87,7 +87,7 @@ class Continuity:
         self._rate_changed = now
         return f"the rate went from {1 / usual_s:.3g} to {1 / period_s:.3g} frames/s"
 
-    def compare(self, frame: Frame, now: float) -> Change | None:
+    def compare(self, frame: Frame, now: float) -> StreamChange | None:
         """Return what distinguishes `frame`, which arrived at `now`, from its predecessor; None
         where it is nothing."""
         image = frame.image
@@ -100,13 +100,15 @@ class Continuity:
             return None
         if frame.capture_mono_ns < last_ns:
             by_ms = (last_ns - frame.capture_mono_ns) // 1_000_000
-            return self._changed(now, Change(f"the capture time ran back by {by_ms} ms", True))
+            return self._changed(
+                now, StreamChange(f"the capture time ran back by {by_ms} ms", True)
+            )
         if form != before:
             text = f"the image went from {_spelt(before)} to {_spelt(form)}"
-            return self._changed(now, Change(text))
+            return self._changed(now, StreamChange(text))
         if abs(age_ns - last_age_ns) > _JUMP_NS:
             by_ms = (last_age_ns - age_ns) // 1_000_000
-            return self._changed(now, Change(f"the capture time jumped by {by_ms} ms"))
+            return self._changed(now, StreamChange(f"the capture time jumped by {by_ms} ms"))
         return None
 
     def changes_too_often(self, now: float) -> bool:
@@ -114,7 +116,7 @@ class Continuity:
         full = len(self._changes) == MOST_CHANGES
         return full and now - self._changes[0] < CHANGES_WITHIN_S
 
-    def _changed(self, now: float, change: Change) -> Change:
+    def _changed(self, now: float, change: StreamChange) -> StreamChange:
         self._changes.append(now)
         return change
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.cameras.motion import FrozenDetector
-from edge_server.cameras.status import UNUSABLE, Fault
+from edge_server.cameras.status import UNUSABLE, PictureFault
 from edge_server.cameras.thumbnail import Thumbnail, tiles_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ class PictureHealth:
         self._why_frozen = ""
         self._lasting.clear()
 
-    def inspect(self, image: Image, now: float, *, raw: bool, still: bool = False) -> Fault | None:
+    def inspect(
+        self, image: Image, now: float, *, raw: bool, still: bool = False
+    ) -> PictureFault | None:
         """Return the worst that is wrong with the pictures; None where nothing is.
 
         A picture of less than 24 x 12 px is not judged.
@@ -125,13 +127,13 @@ class PictureHealth:
             self._why_frozen = self._frozen.look(thumbnail, textured, self._p99, now, raw=raw)
         return self._worst()
 
-    def _worst(self) -> Fault | None:
+    def _worst(self) -> PictureFault | None:
         lasting = [reason for reason, fault in self._lasting.items() if fault.on]
         for reason in sorted(lasting, key=_BY_WEIGHT.index):
             if self._why_frozen and reason not in UNUSABLE:
                 break
-            return Fault(reason, _TEXTS[reason])
-        return Fault("frozen", self._why_frozen) if self._why_frozen else None
+            return PictureFault(reason, _TEXTS[reason])
+        return PictureFault("frozen", self._why_frozen) if self._why_frozen else None
 
     def _look(self, thumbnail: Thumbnail, now: float) -> NDArray[np.bool_]:
         """Judge one picture by itself and against the usual ones; return its textured tiles."""

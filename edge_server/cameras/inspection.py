@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.cameras.continuity import CHANGES_WITHIN_S, MOST_CHANGES, Continuity, is_whole
 from edge_server.cameras.health import PictureHealth
-from edge_server.cameras.status import UNUSABLE, Fault
+from edge_server.cameras.status import UNUSABLE, PictureFault
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 
@@ -22,7 +22,7 @@ _RAW = (PixelFormat.YUY2, PixelFormat.GREY)
 MOST_CORRUPT = 10
 
 
-class Verdict(NamedTuple):
+class FrameVerdict(NamedTuple):
     """What follows from one frame.
 
     Attributes:
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """
 
     use: bool = True
-    fault: Fault | None = None
+    fault: PictureFault | None = None
     reopen: SourceError | None = None
     note: str = ""
 
@@ -60,7 +60,7 @@ class FrameInspection:
         self._continuity = Continuity()
         self._health = PictureHealth()
         self._source_corrupt = 0
-        self._passing: Fault | None = None
+        self._passing: PictureFault | None = None
         self._passing_until = 0.0
         self._corrupt_at: deque[float] = deque(maxlen=MOST_CORRUPT)
 
@@ -81,7 +81,7 @@ class FrameInspection:
         """`time.monotonic()` of the last frame since `restart`; None before it."""
         return self._continuity.last_arrival
 
-    def inspect(self, frame: Frame, now: float, source_corrupt: int = 0) -> Verdict:
+    def inspect(self, frame: Frame, now: float, source_corrupt: int = 0) -> FrameVerdict:
         """Inspect `frame`, which arrived at `now`.
 
         Args:
@@ -92,44 +92,44 @@ class FrameInspection:
         if source_corrupt > self._source_corrupt:
             self.corrupt += source_corrupt - self._source_corrupt
             self._source_corrupt = source_corrupt
-            self._note(Fault("corrupt", "the decoder finds damaged images"), now)
+            self._note(PictureFault("corrupt", "the decoder finds damaged images"), now)
         last, period_s = self.last_arrival, self.period_s
         rate = self._continuity.arrive(now)
         if self._live and last is not None and period_s is not None and frame.clock != "sensor":
             gap_s = now - last
             if gap_s > max(self._gap_s, 3 * period_s):
                 text = f"it was silent for {gap_s:.1f} s; what came meanwhile is too old"
-                return Verdict(use=False, reopen=SourceError(text, reason="stalled"))
+                return FrameVerdict(use=False, reopen=SourceError(text, reason="stalled"))
         if not is_whole(frame.image):
             return self._corrupt(now)
         use = True
         if self._live:
             change = self._continuity.compare(frame, now)
             if change is not None:
-                self._note(Fault("changed", change.text), now)
+                self._note(PictureFault("changed", change.text), now)
                 use = not change.backwards
                 if self._continuity.changes_too_often(now):
                     text = f"it changed {MOST_CHANGES} times within {CHANGES_WITHIN_S:g} s, "
                     error = SourceError(text + f"the last time {change.text}", reason="changed")
-                    return Verdict(use=False, fault=self._passing, reopen=error)
+                    return FrameVerdict(use=False, fault=self._passing, reopen=error)
         image = frame.image
         raw = frame.clock == "sensor" and image.pixel_format in _RAW
         fault = self._health.inspect(image, now, raw=raw, still=not self._live)
         if now < self._passing_until and (fault is None or fault.reason not in UNUSABLE):
             fault = self._passing
-        return Verdict(use, fault, note=rate if self._live else "")
+        return FrameVerdict(use, fault, note=rate if self._live else "")
 
-    def _corrupt(self, now: float) -> Verdict:
+    def _corrupt(self, now: float) -> FrameVerdict:
         self.corrupt += 1
-        self._note(Fault("corrupt", "frames arrive incomplete"), now)
+        self._note(PictureFault("corrupt", "frames arrive incomplete"), now)
         full = len(self._corrupt_at) == MOST_CORRUPT
         often = full and now - self._corrupt_at[0] < _FAULT_LASTS_S
         self._corrupt_at.append(now)
         if often:
             self._corrupt_at.clear()
             text = f"more than {MOST_CORRUPT} incomplete frames within {_FAULT_LASTS_S:g} s"
-            return Verdict(use=False, reopen=SourceError(text, reason="corrupt"))
-        return Verdict(use=False, fault=self._passing)
+            return FrameVerdict(use=False, reopen=SourceError(text, reason="corrupt"))
+        return FrameVerdict(use=False, fault=self._passing)
 
-    def _note(self, fault: Fault, now: float) -> None:
+    def _note(self, fault: PictureFault, now: float) -> None:
         self._passing, self._passing_until = fault, now + _FAULT_LASTS_S

@@ -24,7 +24,7 @@ class CameraState(Enum):
 UNUSABLE = frozenset({"frozen", "black", "white_out", "covered"})
 
 
-class Fault(NamedTuple):
+class PictureFault(NamedTuple):
     """What is wrong with the frames that arrive: a word for a program, and a text for people."""
 
     reason: str
