@@ -61,6 +61,8 @@ ONE_LANE = np.full((1, 1, 72, 2), 100, np.float32)
 class SteadyCamera:
     """A FrameSource that delivers changing images at a steady rate, at no cost."""
 
+    corrupt = 0
+
     def __init__(self, uri: SourceUri, _options: SourceOptions) -> None:
         self._pace = Pace(uri.fps() or 30.0)
         width = uri.whole("width", 128, 16, 4096)

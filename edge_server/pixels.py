@@ -153,6 +153,13 @@ class Image:
         return Image(PixelFormat.BGR, (pixels,))
 
     @staticmethod
+    def grey(pixel_format: PixelFormat, width: int, height: int) -> Image:
+        """Return an image of one grey, of that size in px."""
+        rows = height * 3 // 2 if pixel_format.is_subsampled else height
+        channels = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(pixel_format, 1)
+        return Image.of_packed(pixel_format, np.full((rows, width, channels), 127, np.uint8))
+
+    @staticmethod
     def of_packed(
         pixel_format: PixelFormat, pixels: NDArray[np.uint8], colour: Colour = Colour()
     ) -> Image:

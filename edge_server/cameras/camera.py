@@ -16,6 +16,7 @@ from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.process.backoff import Backoff
+from edge_server.process.masking import masked
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -171,6 +172,15 @@ class Camera:
         return self.status.state
 
     @property
+    def is_live(self) -> bool:
+        """The source is a device, whose pixel format is not known before it is there; False where
+        the URI is wrong, which `open` reports."""
+        try:
+            return is_live(self.source_uri, self._kinds)
+        except SourceUriError:
+            return False
+
+    @property
     def corrupt(self) -> int:
         """Number of frames that were not whole, or that the source's decoder found damaged."""
         return self._inspection.corrupt
@@ -234,29 +244,15 @@ class Camera:
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
-            now = self._clock()
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured)
             self.captured += 1
-            self.dropped += 1
-            if reader is not self._reader or reader.leaving or self._closed:
+            left = reader is not self._reader or reader.leaving or self._closed
+            if left or not self._inspect(reader, frame):
+                self.dropped += 1
                 return
-            verdict = self._inspection.inspect(frame, now, reader.corrupt)
-            if verdict.note:
-                self.faults["changed"] += 1
-                log.warning("camera %s: %s", self.name, verdict.note)
-            if verdict.reopen is not None:
-                reader.leave()
-                self._lose(verdict.reopen, now)
-                return
-            if not verdict.use:
-                if verdict.fault is not None and self.status.arriving:
-                    self._set_arriving(verdict.fault)
-                return
-            self._set_arriving(verdict.fault, frame)
             self._last_mono_ns = frame.capture_mono_ns
-            if self._newest is None:
-                self.dropped -= 1
+            self.dropped += self._newest is not None
             self._newest = frame
             self._changed.notify_all()
 
@@ -279,6 +275,22 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
+
+    def _inspect(self, reader: Reader, frame: Frame) -> bool:
+        """Set the state that `frame` shows; return whether the frame is used."""
+        now = self._clock()
+        verdict = self._inspection.inspect(frame, now, reader.corrupt)
+        if verdict.note:
+            self.faults["changed"] += 1
+            log.warning("camera %s: %s", self.name, verdict.note)
+        if verdict.reopen is not None:
+            reader.leave()
+            self._lose(verdict.reopen, now)
+        elif verdict.use:
+            self._set_arriving(verdict.fault, frame)
+        elif verdict.fault is not None and self.status.arriving:
+            self._set_arriving(verdict.fault)
+        return verdict.use
 
     def _start_reader(self, now: float) -> Reader:
         self._inspection.restart()
@@ -352,6 +364,7 @@ class Camera:
 
     def _set(self, state: CameraState, reason: str = "", text: str = "") -> None:
         """Change the state; each change of state or reason is counted and logged once."""
+        text = masked(text)  # it is published
         before = self.status
         if (state, reason) == (before.state, before.reason):
             if text != before.text:
@@ -362,8 +375,8 @@ class Camera:
         is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
         self.faults[reason] += is_fault
         level = logging.WARNING if is_fault else logging.INFO
-        word = f"{state.value}, {reason}" if is_fault else state.value
-        log.log(level, "camera %s: %s: %s", self.name, word, text)
+        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
+        log.log(level, "camera %s: %s", self.name, f"{word}: {text}" if text else word)
         self._changed.notify_all()
 
     def _on_end(self) -> None:

@@ -17,6 +17,8 @@ _RATE_FRAMES = 30
 _FEWEST_INTERVALS = 5
 # A camera that the processor cannot follow loses frames; half as many or twice as many is a change.
 _RATE_RATIO = 1.8
+# A camera that sends in bursts would have another rate many times a second.
+_RATE_CHANGES_AFTER_S = 5.0
 # The time of the capture jumps where the age of frames changes by more from one to the next.
 _JUMP_NS = 500_000_000
 # A source that changes this often within the time is opened again.
@@ -43,6 +45,7 @@ class Continuity:
         self._arrivals: deque[float] = deque(maxlen=_RATE_FRAMES + 1)
         self._usual_period_s: float | None = None
         self._settling = False
+        self._rate_changed = float("-inf")
         self._form: tuple[str, int, int] | None = None
         self._capture_ns = 0
         self._age_ns = 0
@@ -66,6 +69,8 @@ class Continuity:
         period_s, usual_s = self.period_s, self._usual_period_s
         if len(self._arrivals) <= _RATE_FRAMES or not period_s:
             return ""
+        if now - self._rate_changed < _RATE_CHANGES_AFTER_S:
+            return ""
         if usual_s is None:
             self._usual_period_s = period_s
             return ""
@@ -79,6 +84,7 @@ class Continuity:
             self._arrivals.append(now)
             return ""
         self._usual_period_s = period_s
+        self._rate_changed = now
         return f"the rate went from {1 / usual_s:.3g} to {1 / period_s:.3g} frames/s"
 
     def compare(self, frame: Frame, now: float) -> Change | None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
+# 8K video has a little less. A JPEG of a few kilobytes may unpack to gigabytes.
+LARGEST_PX = 2**25
+
 # Suffixes of image files, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
@@ -65,6 +68,11 @@ class Frame:
 
 class FrameSource(Protocol):
     """Delivers frames in order, at the source's own pace, to one thread."""
+
+    @property
+    def corrupt(self) -> int:
+        """Number of images that were damaged, delivered or not; 0 where the source cannot tell."""
+        ...
 
     def read(self) -> Frame | None:
         """Return the next frame; its id counts from 0. None at the end of a recording.
@@ -129,6 +137,7 @@ class Recording:
     """
 
     def __init__(self, images: Generator[NDArray[np.uint8], None, None], fps: float) -> None:
+        self.corrupt = 0
         self.pace = Pace(fps)
         self._images = images
         self._first = next(images, None)

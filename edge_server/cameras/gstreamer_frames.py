@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edge_server.cameras.frame import LARGEST_PX
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
@@ -103,7 +104,8 @@ class SampleReader:
         """Return the frame in a sample that the appsink gave.
 
         Raises:
-            SourceError: its pixel format is none of `PixelFormat`.
+            SourceError: its pixel format is none of `PixelFormat`, or it is larger than
+                `LARGEST_PX`.
         """
         caps, buffer = sample.get_caps(), sample.get_buffer()
         if self._layout is None or not self._layout[0].is_equal(caps):
@@ -190,6 +192,12 @@ def _layout_of(
             reason="corrupt",
         )
     width, height = info.width, info.height
+    if width * height > LARGEST_PX:
+        raise SourceError(
+            f"its images are {width} x {height}, more than {LARGEST_PX >> 20} megapixels; set a "
+            "lower resolution in the camera",
+            reason="unavailable",
+        )
     if pixel_format not in (PixelFormat.BGR, PixelFormat.GREY):
         # A last odd row or column has half a chroma sample, and no model needs it.
         width &= ~1

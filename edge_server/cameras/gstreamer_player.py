@@ -266,7 +266,8 @@ def _parsed(parse: Callable[..., Any], text: str, *arguments: Any) -> Any:
         return parse(text, *arguments)
     except GLib.Error as error:
         raise SourceError(
-            f"GStreamer does not take the pipeline: {error.message}; try it: gst-launch-1.0",
+            f"GStreamer does not take the pipeline: {error.message}; write it without a sink, so "
+            "that this runs: gst-launch-1.0 PIPELINE ! fakesink",
             reason="unavailable",
         ) from None
 

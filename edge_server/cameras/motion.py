@@ -97,7 +97,7 @@ class FrozenDetector:
             return f"{identical} frames of the sensor are identical"
         stands_since = self._stands_since
         if stands_since is not None and now - stands_since >= FROZEN_AFTER_S:
-            return "the picture stood from one frame to the next while it moved"
+            return "the picture stopped from one frame to the next while it was moving"
         return ""
 
     def _count_identical(self, before: Thumbnail, thumbnail: Thumbnail, now: float) -> None:

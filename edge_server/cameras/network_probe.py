@@ -26,6 +26,11 @@ _NAME_S = 2.0
 _PROBE_S = 3.0
 _LONGEST = 65536
 _UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
+# A key begins at the begin of a word only: the search for one in a long text without `=` would
+# take seconds, in which no other thread runs.
+_FIELD = re.compile(r'\b(\w+)="?([^",]*)"?')
+# Longer texts of a camera are cut: errors go to the log, to MQTT and to a terminal.
+_LONGEST_QUOTE = 200
 
 
 class Response(NamedTuple):
@@ -69,6 +74,13 @@ def find_fault(
     except OSError as error:
         return _of_connection(uri, error)
     return fault_of_response(uri, credentials, response)
+
+
+def _quoted(text: str) -> str:
+    """Return what an error shows of a text that a camera sent, without control characters."""
+    text = masked(text)
+    cut = text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+    return "".join(each if each.isprintable() else "?" for each in cut)
 
 
 def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
@@ -147,7 +159,7 @@ def fault_of_response(
             path = masked_by_place(uri.path or "/")
             text = f"the camera has no stream {path!r}; look its path up in its manual"
             return _fault(uri, text, "not_found")
-    line = response.head.partition("\r\n")[0]
+    line = _quoted(response.head.partition("\r\n")[0])
     return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
 
 
@@ -155,7 +167,7 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
     """Return the error of a camera that gives its stream to us and not to the reader."""
     if response.protocol == "RTSP":
         codecs = re.findall(r"(?m)^a=rtpmap:\d+ ([\w-]+)", response.body)
-        what = f"offers {', '.join(codecs)}" if codecs else "describes its stream"
+        what = f"offers {_quoted(', '.join(codecs))}" if codecs else "describes its stream"
         if codecs and not {"H264", "H265", "JPEG", "MP4V-ES"} & {each.upper() for each in codecs}:
             text = f"the camera {what}; set its video to H.264, H.265 or MJPEG"
             return _fault(uri, text, "no_decoder")
@@ -165,7 +177,7 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
             "others, or restart it",
         )
     kinds = response.headers("Content-Type")
-    kind = kinds[0].partition(";")[0] if kinds else "nothing known"
+    kind = _quoted(kinds[0].partition(";")[0]) if kinds else "nothing known"
     if kind.startswith(("multipart/", "image/", "video/")):
         return _fault(uri, f"the camera sends {kind}, but no image came in time; restart it")
     text = f"this is {kind}, no video; look up the path of the camera's MJPEG stream in its manual"
@@ -299,7 +311,7 @@ def authorization(challenges: list[str], credentials: Credentials, method: str, 
     user, password = credentials.user, credentials.password
     for challenge in challenges:
         scheme, _, rest = challenge.partition(" ")
-        fields = {key.lower(): value for key, value in re.findall(r'(\w+)="?([^",]*)"?', rest)}
+        fields = {key.lower(): value for key, value in _FIELD.findall(rest)}
         algorithm = fields.get("algorithm", "MD5").upper()
         if scheme.lower() != "digest" or algorithm not in {"MD5", "SHA-256"}:
             continue

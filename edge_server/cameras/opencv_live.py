@@ -2,8 +2,8 @@
 
 It needs nothing but OpenCV's wheel. What it cannot do, GStreamer can (`readers.py` has the list):
 frames are BGR, converted with BT.601 where the stream names no colours (OpenCV before 5: always,
-which is wrong by up to 23 of 255 for BT.709); H.264 and H.265 that change their size in the middle
-are scaled to their first size by OpenCV, which does not report it.
+which is wrong by up to 23 of 255 for BT.709); images that change their size in the middle are
+scaled to their first size by OpenCV, which does not report it, but for JPEGs over RTSP and USB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import cv2
 
-from edge_server.cameras.frame import Frame
+from edge_server.cameras.frame import LARGEST_PX, Frame
 from edge_server.cameras.gstreamer_modes import best_mode
 from edge_server.cameras.gstreamer_timestamps import TimestampMapper
 from edge_server.cameras.network_probe import check_name, find_fault
@@ -41,6 +41,9 @@ _OPEN_MS = 4000
 # A camera is stalled after this, or after so many periods of its rate, whichever is longer.
 _READ_MS = 500
 _GAP_PERIODS = 3
+# A rate comes from the camera, and may be any number. A camera of one frame a second is still read,
+# and opening takes no longer than a camera's readers may hang.
+_LONGEST_READ_MS = 1800
 # What a camera has sent before it is read comes in a burst, which is skipped for so long at most.
 _BACKLOG_S = 3.0
 # An image that cannot be decoded costs one attempt, a closed connection all of them.
@@ -84,16 +87,27 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
     address = uri.address("transport", login=login)
+    begun = time.monotonic()
     capture, read_ms = _ffmpeg(address, _READ_MS), _READ_MS
-    rate = capture.get(cv2.CAP_PROP_FPS)
-    if uri.scheme.startswith("rtsp") and 0 < rate < 1e3 * _GAP_PERIODS / _READ_MS:
+    if uri.scheme.startswith("rtsp"):
+        read_ms = read_limit_ms(capture.get(cv2.CAP_PROP_FPS))
+    if read_ms > _READ_MS:
         # The limit cannot be changed later.
         capture.release()
-        read_ms = int(1e3 * _GAP_PERIODS / rate)
-        capture = _ffmpeg(address, read_ms)
+        left_ms = _OPEN_MS - int(1e3 * (time.monotonic() - begun))
+        capture = _ffmpeg(address, read_ms, max(left_ms, _READ_MS))
     if not capture.isOpened():
         capture.release()
         raise find_fault(uri, credentials)
+    size = capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
+    if size[0] * size[1] > LARGEST_PX:
+        # A later image is scaled to this size, by a decoder that unpacks one at a time.
+        capture.release()
+        raise SourceError(
+            f"{uri.label}: its images are {size[0]:.0f} x {size[1]:.0f}, more than "
+            f"{LARGEST_PX >> 20} megapixels; set a lower resolution in the camera",
+            reason="unavailable",
+        )
     # MJPEG has no time: FFmpeg counts its images.
     clock: Literal["rtp", "arrival"] = "rtp" if uri.scheme.startswith("rtsp") else "arrival"
     try:
@@ -105,8 +119,15 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
         raise
 
 
-def _ffmpeg(address: str, read_ms: int) -> Any:
-    options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _OPEN_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
+def read_limit_ms(fps: float) -> int:
+    """Return after how many milliseconds without a frame a camera that says `fps` is stalled."""
+    if not 0 < fps < 1e3 * _GAP_PERIODS / _READ_MS:
+        return _READ_MS
+    return int(min(1e3 * _GAP_PERIODS / fps, _LONGEST_READ_MS))
+
+
+def _ffmpeg(address: str, read_ms: int, open_ms: int = _OPEN_MS) -> Any:
+    options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
     if hasattr(cv2, "CAP_PROP_N_THREADS"):  # since OpenCV 4.6
         # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
         options += [cv2.CAP_PROP_N_THREADS, 1]
@@ -286,7 +307,9 @@ class OpenCvSource:
             # After a timeout FFmpeg first gives frames that its decoder still holds.
             if waited_s >= 0.9 * self._gap_s:
                 # FFmpeg knows no rate of MJPEG, by which the limit could be made longer.
-                slow = "; a camera this slow needs GStreamer" if self._clock == "arrival" else ""
+                slow = ""
+                if self._clock == "arrival":
+                    slow = "; one that always sends fewer than 3 a second needs GStreamer"
                 raise SourceError(
                     f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again"
                     f"{slow}",

@@ -73,8 +73,8 @@ class Reader:
 
     @property
     def corrupt(self) -> int:
-        """Number of images that the source's decoder found damaged; 0 where it counts none."""
-        return int(getattr(self._source, "corrupt", 0))
+        """Number of images that the source found damaged since it was opened."""
+        return 0 if self._source is None else self._source.corrupt
 
     def start(self) -> None:
         """Start the thread.
@@ -103,14 +103,14 @@ class Reader:
         del now
         try:
             frame = self._read()
-        except Exception as error:  # noqa: BLE001 - a driver's fault costs its source only
+            if frame is not None:
+                self._on_frame(self, frame)
+                return not self.leaving
+        except Exception as error:  # noqa: BLE001 - a fault of a driver or a frame costs its source only
             self._give_up(error)
-            return False
-        if frame is None:
+        else:
             self._give_up(None)
-            return False
-        self._on_frame(self, frame)
-        return not self.leaving
+        return False
 
     def _read(self) -> Frame | None:
         if self._source is None:

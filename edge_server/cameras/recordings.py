@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 FOLDER_FPS = 10.0
 # The rate of a video that does not state its own.
 VIDEO_FPS = 25.0
+# Larger files are no image of a camera, and could fill the memory.
+_LARGEST_IMAGE_BYTES = 2**28
 # FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
@@ -119,6 +121,11 @@ def _own_fps(path: Path, capture: cv2.VideoCapture) -> float:
 def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
     """Return the opened file and its first image."""
     settle_opencv()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        # OpenCV's bindings would read from a null pointer.
+        raise SourceError(f"{path}: the name is not UTF-8; rename it") from None
     capture = cv2.VideoCapture(str(path))
     image = None
     if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:
@@ -159,8 +166,10 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is damaged, incomplete or no image.
+        ValueError: the file is damaged, incomplete, too large or no image.
     """
+    if path.stat().st_size > _LARGEST_IMAGE_BYTES:
+        raise ValueError(f"it is larger than {_LARGEST_IMAGE_BYTES >> 20} MiB")
     data = path.read_bytes()
     if data[:2] == b"\xff\xd8" and not _jpeg_is_complete(data):
         raise ValueError("the JPEG is cut off")

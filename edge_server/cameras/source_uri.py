@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edge_server.cameras.frame import FASTEST_FPS, SLOWEST_FPS
 from edge_server.errors import SettingsError, SourceUriError
-from edge_server.process.masking import masked_by_place, remember_login
+from edge_server.process.masking import masked, masked_by_place, remember_login, remember_secret
 from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 # password, and its query is the camera's but for our own options.
 _LOCAL_SCHEMES = frozenset({"csi", "v4l2", "file", "synthetic"})
 
+_SCHEME = re.compile(r"\s*[a-zA-Z][\w+.-]*")
+# A network camera's URI without its `://`, and a login in what is no URI at all.
+_BROKEN_URI = re.compile(r"(?i)\s*(rtsps?|https?)\s*(?:[:;]|//|\\\\)")
+_LOGIN_OF_PATH = re.compile(r"[^\s/\\:@]:(?=[^\\])(.+)@")
 _VIDEO_DEVICE = re.compile(r"/dev/(video\d+|v4l/.+)")
 _GST = "gst:"
 # In a user name or a password: ends it too early, or is no percent-encoding.
 _UNSAFE = re.compile(r"[@/?#\s]|%(?![0-9A-Fa-f]{2})")
+_NO_UTF8 = re.compile("[\ud800-\udfff]")  # how Python passes on such bytes of a command line
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _LOGIN_HINT = (
     "; in a user name or a password write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as "
     "%25, [ as %5B, ] as %5D, or put both into a file"
@@ -145,6 +151,8 @@ def parse_source_uri(text: str) -> SourceUri:
     """
     if not text.strip():
         raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
+    if ("://" in text or text[: len(_GST)].lower() == _GST) and _NO_UTF8.search(text):
+        raise SourceUriError("the URI of a source is not UTF-8; percent-encode its bytes (%FF)")
     if text[: len(_GST)].lower() == _GST:
         pipeline = text[len(_GST) :].strip()
         if not pipeline or pipeline.startswith("//"):
@@ -154,9 +162,15 @@ def parse_source_uri(text: str) -> SourceUri:
             )
         return SourceUri("gst", "", pipeline, {}, masked_by_place(f"{_GST}{pipeline}"))
     if "://" not in text:
+        _refuse_broken_uri(text)
         scheme = "v4l2" if _VIDEO_DEVICE.fullmatch(text) else "file"
-        return SourceUri(scheme, host="", path=text, query={}, label=text)
+        return SourceUri(scheme, host="", path=text, query={}, label=masked(text))
     scheme = text.partition("://")[0].lower()
+    if not _SCHEME.fullmatch(scheme):
+        raise SourceUriError(
+            "a source has something else than a scheme before ://; write it like "
+            "rtsp://user:password@host/path"
+        )
     network = scheme not in _LOCAL_SCHEMES
     # An error of this part quotes nothing, as any of it may be of a password.
     try:
@@ -175,7 +189,8 @@ def parse_source_uri(text: str) -> SourceUri:
             f"{'user:password@' if network else ''}host/path?key=value&key=value{hint}"
         ) from None
     path = unquote(parts.path)
-    label = f"{scheme}://{_authority(host, port)}{path}"
+    # What cannot be a scheme is part of the path for urlsplit.
+    label = f"{scheme}://{_authority(host, port)}{path}" if parts.scheme else path
     query = dict(pairs)
     if network:
         target = parts.path + (f"?{parts.query}" if parts.query else "")
@@ -188,12 +203,33 @@ def parse_source_uri(text: str) -> SourceUri:
     return SourceUri(scheme, host, path, query, label, port, credentials)
 
 
+def _refuse_broken_uri(text: str) -> None:
+    """Remember the password in a text without `://`, which is a path or the URI of a camera that
+    somebody mistyped.
+
+    Raises:
+        SourceUriError: it is the latter; the text quotes nothing of it.
+    """
+    login = _LOGIN_OF_PATH.search(text)
+    broken = _BROKEN_URI.match(text)
+    if broken is not None:
+        scheme = broken[1].lower()
+        raise SourceUriError(
+            f"a source begins like {scheme}:// and has no ://; write "
+            f"{scheme}://user:password@host/path, or for a file of such a name ./{scheme}..."
+        )
+    if login is not None:
+        remember_secret(login[1])
+
+
 def masked_uri(text: str) -> str:
     """Return what messages may show of `text`, whether it is a right URI or not."""
     try:
         return parse_source_uri(text).label
     except SourceUriError:
-        return text.partition("://")[0] + "://***" if "://" in text else text
+        scheme, separator, _ = text.partition("://")
+        known = bool(separator) and _SCHEME.fullmatch(scheme)
+        return f"{scheme}://***" if known else "***"
 
 
 def read_credentials(path: str | os.PathLike[str]) -> Credentials:
@@ -206,11 +242,14 @@ def read_credentials(path: str | os.PathLike[str]) -> Credentials:
             contents.
     """
     try:
-        lines = read_text_file(path).rstrip("\r\n").splitlines()
+        # Not splitlines, which also splits at characters that a password may have.
+        lines = _LINE_END.split(read_text_file(path).rstrip("\r\n"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except ValueError as error:  # a NUL in the path
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
     if len(lines) == 1:
         user, colon, password = lines[0].partition(":")
     else:

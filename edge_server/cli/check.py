@@ -17,6 +17,7 @@ from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
+from edge_server.cameras.limits import LIVE
 from edge_server.cameras.source_uri import masked_uri
 from edge_server.daemon.camera_set import source_options
 from edge_server.daemon.model_parts import (
@@ -73,7 +74,7 @@ class Findings:
 
 
 def check(settings: chosen.Settings) -> Findings:
-    """Load the start's models, run each camera's, open recordings, test files, ports and broker."""
+    """Load the start's models, run each camera's, open cameras, test files, ports and broker."""
     findings = Findings()
     _check_ports(settings, findings)
     registry = ModelRegistry()
@@ -223,13 +224,18 @@ def _check_camera(
             findings.note(error)
             is_well = False
     try:
-        camera.open()
+        camera.open(LIVE.first_frame)
+        status = camera.status
     except SourceError as error:
         findings.note(error, f"cameras.{name}.uri: ")
-        is_well = False
+        return
     finally:
         camera.stop()
-    if is_well:
+    if camera.is_live and not status.arriving:
+        findings.well.append(
+            f"warning: camera {name}: {status.text}; the daemon goes on, and opens it again"
+        )
+    elif is_well:
         shown = masked_uri(settings.uri)
         findings.well.append(f"camera {name}: {shown}: gives frames to {settings.model}")
 

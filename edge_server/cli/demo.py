@@ -171,10 +171,7 @@ def _show(
     while not stop.is_set() and (not frames or arrived < frames):
         # A camera that has been there may come back: the table shows what is wrong meanwhile.
         if time.monotonic() > give_up and not (arrived and is_live(source)):
-            why = f": {reason}" if reason else ""
-            raise Unavailable(
-                f"no lanes arrived for {_TIMEOUT_S:g} s from {masked_uri(source)}{why}"
-            )
+            raise Unavailable(no_lanes_text(masked_uri(source), reason))
         try:
             payload = inbox.get(timeout=_REFRESH_S)
         except queue.Empty:
@@ -182,7 +179,8 @@ def _show(
                 break
             continue
         message = msgspec.json.decode(payload)
-        reason = "; ".join(message["reasons"])
+        # An old frame is what a failed camera has; the last reason is the camera's or the model's.
+        reason = "".join(message["reasons"][-1:])
         if message["status"] != "FRAME_STATUS_INVALID":
             give_up = time.monotonic() + _TIMEOUT_S
             arrived += 1
@@ -192,6 +190,12 @@ def _show(
             table.add(message)
     if table is not None:
         table.finish()
+
+
+def no_lanes_text(shown: str, reason: str) -> str:
+    """Return why the demo ends without lanes; `shown` is the source's name, once."""
+    named = "" if shown in reason else f" from {shown}"
+    return f"no lanes arrived for {_TIMEOUT_S:g} s{named}" + (f": {reason}" if reason else "")
 
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:

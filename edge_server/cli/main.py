@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
@@ -140,14 +141,23 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(
-        "--source", default="synthetic://road?seed=7&fps=25", metavar="URI", help="what to look at"
+        "--source",
+        default="synthetic://road?seed=7&fps=25",
+        metavar="URI",
+        help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
+        "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
     )
     demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
-    demo.add_argument("--model-repository", action="append", metavar="DIR")
+    demo.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="models in Triton's layout, not the shipped ones; repeatable",
+    )
     demo.set_defaults(
         verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
     )
@@ -211,16 +221,34 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _setting(event: threading.Event) -> SimpleQueue[int]:
+    """Return a queue that sets `event` at each item.
+
+    A signal interrupts the main thread anywhere: while it holds the event's lock, or runs the
+    handler of an earlier signal; and the system may refuse another thread by then.
+    `SimpleQueue.put` is safe at all these points.
+    """
+    requests: SimpleQueue[int] = SimpleQueue()
+
+    def pass_on() -> None:
+        while True:
+            requests.get()
+            event.set()
+
+    threading.Thread(target=pass_on, name="signals", daemon=True).start()
+    return requests
+
+
 def _stop_on_signals() -> threading.Event:
     """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process."""
     stop = threading.Event()
+    requests = _setting(stop)
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def request_stop(*_: Any) -> None:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        # On a thread: the main thread may hold the event's own lock while it waits for the event.
-        threading.Thread(target=stop.set, name="stop").start()
+        requests.put(0)
 
     for number in numbers:
         signal.signal(number, request_stop)
@@ -230,12 +258,10 @@ def _stop_on_signals() -> threading.Event:
 def _reload_on_signal() -> threading.Event:
     """Return an event that SIGHUP sets."""
     requested = threading.Event()
-
-    def request_reload(*_: Any) -> None:
-        # On a thread, as in `_stop_on_signals`.
-        threading.Thread(target=requested.set, name="reload").start()
-
-    signal.signal(signal.SIGHUP, request_reload)
+    # Without a function of Python's around it: signals in quick succession would interrupt that
+    # function at its first line, again and again, until the stack is full. The second argument, the
+    # frame, takes the place of `block`, which has no effect.
+    signal.signal(signal.SIGHUP, _setting(requested).put)  # type: ignore[arg-type]
     return requested
 
 

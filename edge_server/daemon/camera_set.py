@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
-from edge_server.errors import SettingsError, SourceError
+from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
@@ -94,6 +94,7 @@ class CameraSet:
         self._kinds = kinds
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
+        self._leaving: frozenset[LanePipeline] = frozenset()
         self._entries = {
             name: self._entry(name, section, None) for name, section in sections.items()
         }
@@ -144,8 +145,9 @@ class CameraSet:
             pipeline.camera.stop(left_s())
 
     def workers(self) -> list[Worker]:
-        """Return the threads that must make progress."""
-        return [worker for p in self.pipelines for worker in (p.camera.worker, p.worker)]
+        """Return the threads that must make progress; the hang of one that leaves ends nothing."""
+        staying = [p for p in tuple(self.pipelines) if p not in self._leaving]
+        return [worker for p in staying for worker in (p.camera.worker, p.worker)]
 
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
@@ -158,7 +160,8 @@ class CameraSet:
             What has changed, in words; empty if nothing.
 
         Raises:
-            SettingsError, Unavailable, SourceError: nothing has changed; see `validate`.
+            SettingsError, Unavailable, SourceError: nothing has changed; see `validate`. After
+                `ask_to_stop` it is Unavailable.
         """
         old = self._entries
         new = {name: self._entry(name, each, old.get(name)) for name, each in sections.items()}
@@ -169,8 +172,10 @@ class CameraSet:
         opening = {entry.camera for entry in coming} - {entry.camera for entry in old.values()}
         try:
             for entry in coming:
+                self._go_on()
                 entry.pipeline.validate()
             for camera in opening:
+                self._go_on()
                 self._open(camera, even_live=False)
         except BaseException:
             self.models.intersection_update(models_before)
@@ -180,30 +185,41 @@ class CameraSet:
         self._replace(old, new)
         return _difference(old, new)
 
+    def _go_on(self) -> None:
+        """Raise Unavailable after a request to stop: a stop need not wait for many cameras."""
+        if self._stopping:
+            raise Unavailable("the daemon stops")
+
     def _replace(self, old: Mapping[str, _Entry], new: dict[str, _Entry]) -> None:
         """Stop the old, then start the new: a device may be the same, and opens once."""
         kept = {entry.pipeline for entry in old.values()} & {e.pipeline for e in new.values()}
         closing = {entry.camera for entry in old.values()} - {e.camera for e in new.values()}
         opening = {entry.camera for entry in new.values()} - {e.camera for e in old.values()}
         leaving = [entry.pipeline for entry in old.values() if entry.pipeline not in kept]
-        # The supervisor looks at `pipelines`: the hang of a camera that leaves ends nothing.
-        self.pipelines[:] = [pipeline for pipeline in self.pipelines if pipeline in kept]
+        # Others still see them: a camera that is to change would seem removed meanwhile.
+        self._leaving = frozenset(leaving)
         for worker in (*(p.worker for p in leaving), *(camera.worker for camera in closing)):
             worker.ask_to_stop()
         until = time.monotonic() + _LEAVE_S
         for pipeline in leaving:
             pipeline.worker.stop(max(0.0, until - time.monotonic()))
+            # One that waits for its model yet would give older lanes than the camera's next loop.
+            pipeline.mute()
         for camera in closing:
             camera.stop(max(0.0, until - time.monotonic()))
         for name in old.keys() - new.keys():
             self._on_removed(name)
         if self._stopping:
+            self.pipelines[:] = [pipeline for pipeline in self.pipelines if pipeline in kept]
             return
         for camera in opening:
             camera.start()
-        for entry in new.values():
-            if entry.pipeline not in kept:
-                entry.pipeline.worker.start()
+        for name, entry in new.items():
+            if entry.pipeline in kept:
+                continue
+            if entry.camera not in opening:
+                entry.pipeline.go_on_from(old[name].pipeline)
+            entry.pipeline.worker.start()
         self._entries = new
         self.pipelines[:] = [entry.pipeline for entry in new.values()]
         self.models.intersection_update({entry.section.model for entry in new.values()})

@@ -213,11 +213,12 @@ class Daemon:
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
+        late: list[Worker] = []
         while not stop.wait(period_s):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
-            check_progress(self._workers(), now)
+            late = check_progress(self._workers(), now, late)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)

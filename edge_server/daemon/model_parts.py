@@ -21,7 +21,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
-from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pipeline.lane_tensors import check_replacement
 from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
@@ -120,7 +120,7 @@ def chosen_control(
             server_context=server_context,
             signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
-            interface=InterfaceRule(camera_models, LaneTensors.of),
+            interface=InterfaceRule(camera_models, check_replacement),
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -185,7 +185,7 @@ def following_control(
         on_passed=deployments.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(camera_models, LaneTensors.of, deployments.has_served),
+        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
     )
     return PollControl(
         loader,

@@ -25,6 +25,7 @@ _LOOK_S = 1.0
 # An editor, or a script with another request, may still write: a file that was emptied to be
 # written anew is valid, and has no cameras.
 _SETTLE_S = 0.1
+_NOT_RELOADED = "settings: not reloaded, everything stays as it is"
 
 
 class SettingsReload:
@@ -84,10 +85,15 @@ class SettingsReload:
     def _reload(self) -> None:
         try:
             settings = self._read_settled()
+        except Exception as error:
+            # The trace of our own errors would say nothing that they do not.
+            trace = None if isinstance(error, EdgeServerError) else error
+            log.error("%s: %s", _NOT_RELOADED, error, exc_info=trace)  # noqa: TRY400
+            return
+        try:
             changes = self._cameras.change(settings.cameras)
         except EdgeServerError as error:
-            # A trace would say nothing that the error does not.
-            log.error("settings: not reloaded, everything stays as it is: %s", error)  # noqa: TRY400
+            log.error("%s: %s", _NOT_RELOADED, error)  # noqa: TRY400
             return
         log.info("settings: reloaded; cameras: %s", changes or "as before")
         if names := restart_needed(self._running, settings):
@@ -97,13 +103,13 @@ class SettingsReload:
         """Return the settings once two readings in a row agree.
 
         Raises:
-            SettingsError: the second of two readings with the same fault.
+            Exception: that of the second of two readings with the same fault.
         """
         before: Settings | str | None = None
         while True:
             try:
                 settings = self._read()
-            except EdgeServerError as error:
+            except Exception as error:
                 if str(error) == before:
                     raise
                 before = str(error)

@@ -118,6 +118,7 @@ class StatusReport:
                     _TOPIC_STATES.get(status.state, "lost"),
                     None if age_s is None else round(1e3 * age_s),
                     failure,
+                    failure_reason=pipeline.failure_reason,
                     reason=status.reason,
                     text=status.text,
                     since_epoch_ns=status.since_epoch_ns,

@@ -54,7 +54,8 @@ class LaneFrame:
         latency_us: per stage.
         lanes: highest score first.
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
-        failure_reason: the same in a word: `model_failed`, or the reason of the camera's state.
+        failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
+            state.
         degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
             empty where it is nothing.
         clock: how the capture time is known; see `Frame`.

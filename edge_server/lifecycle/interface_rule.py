@@ -23,19 +23,21 @@ class InterfaceRule:
 
     A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
     manifest. Content that served before may always be loaded again, and so may the model on disk in
-    place of a client's override. The model of a camera must stay a lane model. `fit` checks
+    place of a client's override. The model of a camera must stay a lane model that takes the
+    camera's images, whatever else is allowed. `fit` checks
     afterwards whether the ensembles that use the model still fit.
 
     Args:
         of_cameras: names of the models that detect lanes for cameras.
-        check_lane_model: raises ModelConfigError for a configuration of no lane model.
+        check_lane_model: raises ModelConfigError where the second configuration is of no lane
+            model, or of one that does not take the images of cameras that use the first.
         has_served: returns whether the content of a spec served before under its name.
     """
 
     def __init__(
         self,
         of_cameras: Collection[str] = (),
-        check_lane_model: Callable[[ModelConfig], object] = lambda _: None,
+        check_lane_model: Callable[[ModelConfig, ModelConfig], object] = lambda *_: None,
         has_served: Callable[[ModelSpec], bool] = lambda _: False,
     ) -> None:
         self._of_cameras = of_cameras
@@ -52,7 +54,7 @@ class InterfaceRule:
         for old_config, new_config in _pairs(serving, new):
             if model_spec.name in self._of_cameras:
                 try:
-                    self._check_lane_model(new_config)
+                    self._check_lane_model(old_config, new_config)
                 except ModelConfigError as error:
                     return ModelConfigError(
                         f"a camera uses it: {error}; push it under another name, and let the "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.model_config.interface import ALLOW_INTERFACE_CHANGE
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def without_effect(message: Any) -> dict[str, str]:
         if path in ACCEPTED:
             found[path] = ACCEPTED[path]
         elif message.platform == "ensemble":
+            if path == "parameters" and set(message.parameters) == {ALLOW_INTERFACE_CHANGE}:
+                continue
             if path in _WITHOUT_EFFECT_FOR_ENSEMBLES:
                 found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]
         elif message.backend not in _ACTED_ON_BY.get(path, {message.backend}):

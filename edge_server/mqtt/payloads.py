@@ -123,6 +123,7 @@ def camera_status(
     last_frame_age_ms: int | None,
     failure: str = "",
     *,
+    failure_reason: str = "model_failed",
     reason: str = "",
     text: str = "",
     since_epoch_ns: int = 0,
@@ -133,12 +134,14 @@ def camera_status(
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
         failure: why the model returns no lanes; empty while it does.
-        reason: a word of `CameraStatus`; where it is empty and lanes fail, `model_failed` is sent.
+        failure_reason: the same in a word.
+        reason: a word of `CameraStatus`; where it is empty and lanes fail, `failure_reason` is
+            sent.
         text: the same for people; where lanes fail without a reason of the camera, `failure`.
         since_epoch_ns: when the camera's state began.
     """
     if failure and not reason:
-        reason, text = "model_failed", failure
+        reason, text = failure_reason, failure
     return _encode(
         {
             "state": state,

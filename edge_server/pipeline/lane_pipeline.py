@@ -24,7 +24,7 @@ from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import FairShares, frames_at_once
 from edge_server.pipeline.lane_tensors import LaneTensors
-from edge_server.pixels import Image
+from edge_server.pixels import Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
 
@@ -52,8 +52,10 @@ _NO_FRAMES_PERIOD_S = 1.0
 FRAME_DEADLINE_S = 10.0
 # At 130 km/h the vehicle has gone 7 m.
 MAX_AGE_MS = 200
-# A camera all of whose frames are too old for so long has no lanes, and says why.
-_TOO_OLD_S = 1.0
+# A camera all of whose frames are too old for so long has no lanes, and says why, again and again.
+_TOO_OLD_PERIOD_NS = 1_000_000_000
+# Nobody publishes lanes that are older.
+_LONGEST_AGE_S = 1.0
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
@@ -84,6 +86,7 @@ class LanePipeline:
         too_old_frames: number of frames dropped because they were older than `max_age_ms`.
         unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
+        failure_reason: the same in a word: `model_failed` or `too_old`.
     """
 
     def __init__(
@@ -104,16 +107,18 @@ class LanePipeline:
         self.too_old_frames = 0
         self.unusable_frames = 0
         self.failure = ""
+        self.failure_reason = "model_failed"
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
         self._data_plane = data_plane
         self._shares = FairShares() if shares is None else shares
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._only_too_old_since_ns: int | None = None
+        self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
+        self._muted = False
         self._absence: CameraStatus | None = None  # that the listeners got, or will get
         self._absence_due = 0.0
 
@@ -150,7 +155,9 @@ class LanePipeline:
             lane_frame = self._try_detect(frame)
         finally:
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
-        self._note(lane_frame.failure)
+        if not lane_frame.failure and (late := _too_late(lane_frame)):
+            lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
+        self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
             lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
         self._give(lane_frame, frame)
@@ -165,22 +172,40 @@ class LanePipeline:
             return self._lane_frame(frame, str(error) or type(error).__name__)
 
     def _is_too_old(self, frame: Frame) -> bool:
-        """Return whether `frame` is too old for lanes, and count it."""
+        """Return whether `frame` is too old for lanes, and count it.
+
+        While all are, the listeners get one of them every second, with the reason.
+        """
         now_ns = time.monotonic_ns()
         age_ms = (now_ns - frame.capture_mono_ns) / 1e6
         if age_ms <= self._max_age_ms:
-            self._only_too_old_since_ns = None
+            self._too_old_due_ns = None
             return False
         self.too_old_frames += 1
-        if self._only_too_old_since_ns is None:
-            self._only_too_old_since_ns = now_ns
-        elif now_ns - self._only_too_old_since_ns > _TOO_OLD_S * 1e9:
-            self._fail(
+        if self._too_old_due_ns is None:
+            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
+        elif now_ns > self._too_old_due_ns:
+            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
+            failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
                 f"{self._max_age_ms}; lower the latency of the camera, or raise "
                 f"cameras.{self.camera.name}.max_age_ms"
             )
+            self._fail(failure, "too_old")
+            lane_frame = self._lane_frame(frame, failure)
+            self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
+
+    def mute(self) -> None:
+        """Give the listeners nothing more, whatever the model still returns."""
+        self._muted = True
+
+    def go_on_from(self, other: LanePipeline) -> None:
+        """Go on with the numbers of `other`, which had the same camera; called before the start."""
+        self.failed_frames += other.failed_frames
+        self.too_old_frames += other.too_old_frames
+        self.unusable_frames += other.unusable_frames
+        self._last = other._last
 
     def leave(self) -> None:
         """Give up this camera's turn and its place in the order; the loop's thread ends with it."""
@@ -238,9 +263,8 @@ class LanePipeline:
             SettingsError: the camera's model is no lane model.
             Unavailable: the model is not loaded, or cannot respond now.
         """
-        grey = Frame.arrived(0, Image.of_bgr(np.full((720, 1280, 3), 127, np.uint8)))
         try:
-            self.detect(grey)
+            self.detect(Frame.arrived(0, self._grey_image()))
         except EdgeServerError as error:
             remedy = ""
             if isinstance(error, NotFound):
@@ -252,6 +276,16 @@ class LanePipeline:
             raise (Unavailable if is_lane_model else SettingsError)(
                 f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
             ) from error
+
+    def _grey_image(self) -> Image:
+        """Return an image such as the camera may give: a recording's is BGR, a live camera's format
+        is not known before it is there, so its image has the one that the model takes."""
+        pixel_format = PixelFormat.BGR
+        if self.camera.is_live:
+            with self._data_plane.lease() as snapshot:
+                tensors = self._tensors_of(snapshot.find(self.model).config)
+            pixel_format = tensors.pixel_format or pixel_format
+        return Image.grey(pixel_format, 1280, 720)
 
     def _tensors_of(self, config: ModelConfig) -> LaneTensors:
         """Return the model's tensors, found once for each version that serves."""
@@ -278,6 +312,8 @@ class LanePipeline:
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if self._muted:
+            return
         self._last = lane_frame
         for listener in self._listeners:
             listener(lane_frame, frame)
@@ -314,21 +350,21 @@ class LanePipeline:
         )
         self._give(absent, None)
 
-    def _note(self, failure: str) -> None:
+    def _note(self, failure: str, reason: str) -> None:
         """Count a failed frame, and log where failures begin and end."""
         self.failed_frames += bool(failure)
         if failure:
-            self._fail(failure)
+            self._fail(failure, reason)
         elif self.failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
             self.failure = ""
 
-    def _fail(self, failure: str) -> None:
-        if not self.failure:
+    def _fail(self, failure: str, reason: str) -> None:
+        if not self.failure or reason != self.failure_reason:
             log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
-            self.failure = failure
+            self.failure, self.failure_reason = failure, reason
 
 
 def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
@@ -337,6 +373,17 @@ def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
         and len(points.shape) == 4
         and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
         and points.shape[:2] == scores.shape
+    )
+
+
+def _too_late(lane_frame: LaneFrame) -> str:
+    """Return why nobody may act upon new lanes; empty where they are not too old for that."""
+    age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
+    if age_s <= _LONGEST_AGE_S:
+        return ""
+    return (
+        f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
+        f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
     )
 
 

@@ -101,6 +101,24 @@ class LaneTensors:
         return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
 
 
+def check_replacement(old: ModelConfig, new: ModelConfig) -> None:
+    """Check that `new` is a lane model that takes the images of the cameras that use `old`.
+
+    A model that takes any format, or BGR, takes those of each camera.
+
+    Raises:
+        ModelConfigError: it is not; the text says why.
+    """
+    pixel_format = LaneTensors.of(new).pixel_format
+    if pixel_format in (None, PixelFormat.BGR) or pixel_format is LaneTensors.of(old).pixel_format:
+        return
+    raise ModelConfigError(
+        f"model '{new.name}' takes {pixel_format.value} images alone, its predecessor took others; "
+        "give its input dims [-1,-1,-1], and its image_preprocess the parameter pixel_format "
+        '"any"'
+    )
+
+
 def _format_of(dims: tuple[int, ...]) -> PixelFormat | None:
     if len(dims) == 2:
         return PixelFormat.NV12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from urllib.parse import unquote
 
 MASK = "***"
 
@@ -12,10 +13,11 @@ MASK = "***"
 _SHORTEST = 4
 
 # A user name and a password in a URI, up to the last @, as a password may have one itself.
-_USERINFO = re.compile(r"://\S*@")
-# `user-pw=…` in a pipeline, `pwd=…` or `_password=…` in the path or the query of a camera's URI.
+_USERINFO = re.compile(r"://([^\s:/@]*)(:?)(\S*)@")
+# `user-pw=…` in a pipeline, `pwd=…`, `loginpas=…` or `_password=…` in the path or the query of a
+# camera's URI.
 _KEYED = re.compile(
-    r"(?i)(?<![a-z])((?:user-|proxy-)?(?:pass(?:word|wd|phrase)?|pwd|pw|token))="
+    r"(?i)(?<![a-z])([a-z]*-?(?:pass?(?:word|wd|phrase|code)?|pwd|pw|token|secret))="
     r"(\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+)"
 )
 
@@ -50,6 +52,9 @@ def masked_by_place(text: str) -> str:
     """Return `text` with `MASK` where a URI or a pipeline has a password, and remember those."""
     for key in _KEYED.finditer(text):
         remember_secret(key[2].strip("\"'"))
+    for login in _USERINFO.finditer(text):
+        if login[2]:
+            remember_login(unquote(login[1]), unquote(login[3]))
     return masked(_KEYED.sub(rf"\1={MASK}", _USERINFO.sub(f"://{MASK}@", text)))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import InternalError, StageStuck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,13 @@ class Worker:
             log.exception("worker %s: ended by an error", self.name)
 
 
-def check_progress(workers: Sequence[Worker], now: float) -> None:
-    """Return when every worker makes progress or has ended normally.
+def check_progress(
+    workers: Sequence[Worker], now: float, late_before: Collection[Worker] = ()
+) -> list[Worker]:
+    """Return the workers whose tick has passed its deadline; none may be so twice in a row.
+
+    A single look proves nothing: the whole process may have been suspended, and the main loop may
+    be the first to run again.
 
     Only the main loop calls it, so that no timer thread can feed the watchdog while a stage is
     stuck.
@@ -125,17 +130,22 @@ def check_progress(workers: Sequence[Worker], now: float) -> None:
     Args:
         workers: all workers whose end or hang must end the process, so that systemd restarts it.
         now: `time.monotonic()`.
+        late_before: what the previous call returned.
 
     Raises:
-        StageStuck: a worker's tick passed its deadline, or raised this.
+        StageStuck: a worker's tick had passed its deadline before already, or raised this.
         InternalError: a worker ended by an exception.
     """
+    late = []
     for worker in workers:
         if isinstance(worker.failure, StageStuck):
             raise worker.failure
         if worker.failure is not None:
             raise InternalError(f"worker {worker.name}: {worker.failure!r}")
         if worker.stuck(now):
-            raise StageStuck(
-                f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
-            )
+            if worker in late_before:
+                raise StageStuck(
+                    f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
+                )
+            late.append(worker)
+    return late

@@ -10,7 +10,8 @@ from typing import Any
 _LONGEST_CHARACTERS = 60
 # Credentials of clients and cameras stay out of the journal.
 _SECRET = re.compile(r"grpc\.restricted(\[\d+\](\.value)?)?\Z")
-_LOGIN = re.compile(r"//[^/@\s]*@")
+# Up to the last @: a password may have one itself, a slash, or a space.
+_LOGIN = re.compile(r"://(\S*|[^\"']*)@")
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -20,6 +21,11 @@ _KINDS = {
     "object": "a table",
 }
 _STEP = re.compile(r"[^.\[\]]+")
+
+
+def without_logins(text: str) -> str:
+    """Return `text` without the user names and passwords of URIs in it."""
+    return _LOGIN.sub("://…@", text)
 
 
 def value_mistake(text: str, table: Mapping[str, Any]) -> str:
@@ -57,7 +63,7 @@ def _value_at(path: str, table: Mapping[str, Any]) -> Any:
 
 def _shown(value: Any) -> str:
     """Return the value as TOML spells it, or nearly so, and shortened."""
-    text = _LOGIN.sub("//…@", json.dumps(value, default=str))
+    text = without_logins(json.dumps(value, default=str))
     if len(text) > _LONGEST_CHARACTERS:
         text = f"{text[:_LONGEST_CHARACTERS]}…"
     return text

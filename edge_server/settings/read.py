@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import msgspec
 
 from edge_server.errors import SettingsError
-from edge_server.settings.mistakes import in_words
+from edge_server.settings.mistakes import in_words, without_logins
 from edge_server.settings.sections import (
     NAME,
     CameraSection,
@@ -118,6 +118,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from error
+    except ValueError as error:
+        # Python converts no more than 4300 digits.
+        raise SettingsError(f"{path}: not TOML for settings: a number is too long") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: not TOML for settings: nested too deep") from error
     return table
@@ -145,7 +148,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
         names = ", ".join(name for name in cameras if not re.search(NAME, name))
-        return f"cameras: a name has {_NAME_IN_WORDS}; got: {names}"
+        return without_logins(f"cameras: a name has {_NAME_IN_WORDS}; got: {names}")
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
     )
@@ -166,7 +169,8 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         path = path.replace("[...]", f".{_first_faulty(cameras)}")
     if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
         message = in_words(message, path, table)
-    return f"{path}: {message}" if path else message
+    # Any key or value may be a URI in the wrong place.
+    return without_logins(f"{path}: {message}" if path else message)
 
 
 def _first_faulty(cameras: Mapping[str, Any]) -> str:

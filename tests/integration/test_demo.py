@@ -96,8 +96,8 @@ def test_a_camera_with_a_password_is_shown_without_it(
 def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:
     done = demo(tmp_path, "--frames", "5", "--source", "/dev/video77")
     assert done.returncode == 69
-    assert "no lanes arrived for 15 s from /dev/video77" in done.stderr
-    assert "/dev/video77: no such device; check the camera's plug and cable" in done.stderr
+    assert "no lanes arrived for 15 s: unavailable: /dev/video77: no such device; " in done.stderr
+    assert "check the camera's plug and cable" in done.stderr
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -86,6 +86,19 @@ def test_the_first_signal_requests_a_stop_and_the_second_one_ends_the_process(na
     assert done.returncode == -{"SIGTERM": 15, "SIGINT": 2}[name]
 
 
+def test_hang_ups_in_quick_succession_do_not_interrupt_each_other() -> None:
+    done = python(
+        "import signal\n"
+        "from edge_server.cli.main import _reload_on_signal\n"
+        "requested = _reload_on_signal()\n"
+        # Python handles signals at the first line of each of its own functions.
+        "assert not hasattr(signal.getsignal(signal.SIGHUP), '__code__')\n"
+        "for _ in range(10_000): signal.raise_signal(signal.SIGHUP)\n"
+        "assert requested.wait(10)\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_table_of_sources_imports_no_opencv() -> None:
     code = "import sys, edge_server.cameras.source; sys.exit('cv2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

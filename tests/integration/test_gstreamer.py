@@ -426,6 +426,7 @@ def test_the_end_of_a_file_is_the_end_and_it_plays_at_its_rate() -> None:
     [
         ("gst:nosuchelement", 'no element "nosuchelement"'),
         ("gst:videotestsrc ! nonsense=3", "does not take the pipeline"),
+        ("gst:videotestsrc ! fakesink", "write it without a sink, so that this runs: gst-launch"),
         ("gst:fakesrc num-buffers=1", "gst:fakesrc"),
         ("gst:audiotestsrc is-live=true", "gst:audiotestsrc"),
         ("csi://0", "needs a Jetson"),

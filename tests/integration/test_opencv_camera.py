@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from live_cameras.clip import jpegs
+from live_cameras.mjpeg import MjpegCamera
 from live_cameras.time_code import read_time
 
 from edge_server.cameras.opencv_live import open_opencv
@@ -186,6 +188,15 @@ def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
     assert caught.value.reason == "unauthorized"
 
 
+def test_pictures_too_large_for_the_memory_are_refused() -> None:
+    (huge,) = jpegs(8192, 4608, pictures=1)
+    with (
+        MjpegCamera(lambda: huge, fps=5) as camera,
+        pytest.raises(SourceError, match="8192 x 4608, more than 32 megapixels; set a lower"),
+    ):
+        open_camera(camera.uri())
+
+
 def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
     camera = live_cameras.mjpeg()
     source = open_camera(camera.uri())
@@ -193,6 +204,7 @@ def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
     with pytest.raises(SourceError) as caught:
         list(frames_of(source))
     assert caught.value.reason == "stalled"
+    assert "one that always sends fewer than 3 a second needs GStreamer" in str(caught.value)
     source.close()
 
 

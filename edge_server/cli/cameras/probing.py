@@ -86,9 +86,15 @@ def probe(
         print(masked(json.dumps(facts, indent=2)))
     else:
         for key, value in facts.items():
-            print(masked(f"{key.replace('_', ' '):16} {value}"))
+            print(masked(f"{key.replace('_', ' '):16} {_in_words(value)}"))
     if measured.failure is not None:
         raise measured.failure
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "not known"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:

@@ -30,7 +30,9 @@ def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
     kinds = "/dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file"
     probe.takes("uri", metavar="URI", help=kinds)
     probe.takes("--seconds", type=_seconds, default=5.0, metavar="N", help="default: 5")
-    probe.takes("--picture", type=Path, metavar="FILE", help="write the last image: .png or .jpg")
+    probe.takes(
+        "--picture", type=_picture, metavar="FILE", help="write the last image: .png or .jpg"
+    )
     probe.takes("--reader", choices=READERS, default="auto", help="default: GStreamer if any")
     login = "user name and password, kept out of the list of processes"
     probe.takes("--credentials", type=Path, metavar="FILE", help=login)
@@ -45,6 +47,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 3600:
         raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, up to 3600")
     return seconds
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix.lower() not in {".png", ".jpg", ".jpeg"}:
+        raise argparse.ArgumentTypeError(f"{text}: give a name that ends in .png or .jpg")
+    return Path(text)
 
 
 def _list(arguments: argparse.Namespace) -> int:

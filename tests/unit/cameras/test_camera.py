@@ -15,6 +15,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.pixels import Image, PixelFormat
+from edge_server.process.masking import remember_login
 
 
 def state_of(rig: Rig) -> tuple[CameraState, str]:
@@ -312,6 +313,16 @@ def test_times_that_jump_are_noticed_and_a_source_that_goes_on_so_is_opened_agai
     assert state_of(rig) == (CameraState.LOST, "changed")
 
 
+def test_a_camera_that_sends_in_bursts_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.go_live()
+    for _ in range(20):
+        rig.play(70, 0.001)
+        rig.play(70, 0.003)
+    # 5.6 s with 40 changes
+    assert 1 <= caplog.text.count("the rate went") <= 2
+
+
 def test_a_changed_rate_is_logged_and_changes_the_time_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -352,8 +363,13 @@ def test_a_state_has_the_time_of_its_begin_and_is_logged_once(
     rig.advance(0.5)
     assert rig.camera.status.since_mono_ns == round(at * 1e9)
     assert rig.camera.status.since_epoch_ns > 0
+    rig.camera.stop()
     texts = [record.message for record in caplog.records]
-    assert texts == ["camera front: live: 6 x 4 bgr", "camera front: lost, lost: cable out"]
+    assert texts == [
+        "camera front: live: 6 x 4 bgr",
+        "camera front: lost: cable out",
+        "camera front: stopped",
+    ]
 
 
 def test_a_recording_that_cannot_be_opened_raises_before_anything_starts() -> None:
@@ -420,3 +436,11 @@ def test_identical_pictures_of_a_sensor_make_its_camera_frozen() -> None:
     assert state_of(rig) == (CameraState.FROZEN, "frozen")
     assert not rig.camera.status.usable
     assert rig.camera.status.arriving
+
+
+def test_the_published_state_shows_no_password() -> None:
+    rig = Rig()
+    remember_login("eve", "q8Zrstate")
+    rig.advance(0.0)
+    rig.reader.fails(SourceError("rtsp://eve:q8Zrstate@cam/x: refused", reason="unauthorized"))
+    assert rig.camera.status.text == "rtsp://eve:***@cam/x: refused"

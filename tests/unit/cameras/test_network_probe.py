@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
+import time
 from urllib.parse import quote
 
 import pytest
@@ -65,6 +66,35 @@ def test_no_password_shows_whatever_a_camera_responds(status: str, text: str) ->
     assert error.reason in {"unavailable", "unauthorized", "not_found", "no_decoder"}
     assert password not in str(error)
     assert encoded not in str(error)
+
+
+def test_a_long_challenge_without_fields_takes_no_time() -> None:
+    begun = time.process_time()
+    assert not authorization(["Digest " + "a" * 65536], EVE, "DESCRIBE", "rtsp://cam/x")[1000:]
+    assert time.process_time() - begun < 0.5
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 500 " + b"x" * 60000,
+        b"HTTP/1.1 500 \x1b[2J\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: " + b"x" * 60000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: \x1b[2J\r\n\r\n",
+    ],
+)
+def test_an_error_quotes_little_of_what_a_camera_sends(data: bytes) -> None:
+    error = fault_of_response(parse_source_uri("http://cam/x"), None, parse_response(data))
+    assert len(str(error)) < 400
+    assert str(error).isprintable()
+
+
+def test_an_error_quotes_a_few_of_endless_codecs() -> None:
+    body = b"a=rtpmap:96 opus/48000\r\n" * 2500
+    response = parse_response(b"RTSP/1.0 200 OK\r\n\r\n" + body)
+    error = fault_of_response(parse_source_uri("rtsp://cam/x"), None, response)
+    assert "offers opus, opus" in str(error)
+    assert len(str(error)) < 400
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.opencv_live import OpenCvSource
+from edge_server.cameras.opencv_live import OpenCvSource, read_limit_ms
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -164,3 +164,12 @@ def test_mjpeg_frames_have_the_time_of_their_arrival() -> None:
     frame = source_of(capture, "arrival").read()
     assert frame is not None
     assert (frame.clock, frame.capture_mono_ns) == ("arrival", capture.now_ns)
+
+
+@pytest.mark.parametrize(
+    ("fps", "limit_ms"),
+    [(25.0, 500), (6.0, 500), (2.0, 1500), (1.0, 1800), (1e-4, 1800), (1e-300, 1800)]
+    + [(each, 500) for each in (0.0, -5.0, float("nan"), float("inf"))],
+)
+def test_a_rate_that_a_camera_states_never_holds_its_reader(fps: float, limit_ms: int) -> None:
+    assert read_limit_ms(fps) == limit_ms

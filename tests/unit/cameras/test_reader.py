@@ -14,7 +14,7 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError, StageStuck
-from edge_server.pixels import Image
+from edge_server.pixels import Image, PixelFormat
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Gate:
 
 class Source:
     """Gives its steps one after the other, then the end."""
+
+    corrupt = 0
 
     def __init__(self, steps: Sequence[Step], closing: Gate | None = None) -> None:
         self._steps = iter(steps)
@@ -117,7 +119,9 @@ def wait_for(camera: Camera, true: Callable[[], bool]) -> None:
 
 def frames_to_the_end(camera: Camera) -> list[Frame]:
     frames = []
+    until = time.monotonic() + WAIT_S
     while not camera.ended:
+        assert time.monotonic() < until
         frame = camera.next_frame(WAIT_S)
         if frame is not None:
             frames.append(frame)
@@ -141,6 +145,18 @@ def test_a_source_that_raises_is_opened_again_and_each_is_closed() -> None:
     ends[2].let_on()
     camera.stop()
     assert all(source.closed.wait(WAIT_S) for source in sources)
+
+
+def test_a_frame_that_no_inspection_foresaw_costs_its_source_and_is_no_hot_loop() -> None:
+    nothing = Image(PixelFormat.BGR, ())
+    end = Gate()
+    camera = camera_on(Device(Source([nothing]), Source([IMAGE, end])))
+    camera.start()
+    end.wait_until_reached()
+    assert camera.faults["lost"] == 1
+    assert camera.state is CameraState.LIVE
+    end.let_on()
+    camera.stop()
 
 
 def test_a_waiting_caller_gets_the_frame_that_arrives() -> None:

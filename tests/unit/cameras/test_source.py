@@ -418,3 +418,20 @@ def test_a_real_clip_gives_images_of_its_size(name: str) -> None:
         assert image.shape == (height, width, 3)
         assert image.std() > 10
     source.close()
+
+
+def test_a_video_whose_name_is_not_utf_8_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.mp4")
+    Path(path).write_bytes(b"no video")
+    with pytest.raises(SourceError, match="the name is not UTF-8; rename it"):
+        open_source(path)
+
+
+def test_an_image_that_would_fill_the_memory_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(SourceError, match="none of its images can be read"):
+        open_source(str(tmp_path))
+    assert "larger than 256 MiB" in caplog.text

@@ -18,7 +18,8 @@ from edge_server.cameras.source_uri import (
     parse_source_uri,
     read_credentials,
 )
-from edge_server.errors import SettingsError, SourceUriError
+from edge_server.errors import SettingsError, SourceError, SourceUriError
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +104,50 @@ def test_passwords_in_path_query_and_pipeline_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "rtsp:/eve:{}@cam/x",
+        "rtsp:eve:{}@cam/x",
+        "rtsp//eve:{}@cam/x",
+        "rtsp/eve:{}@cam/x",
+        r"RTSP:\\eve:{}@cam\x",
+        " https;//eve:{}@cam/x",
+        "eve:{}@cam/x",
+        "eve:{}@rtsp://cam/x",
+        "rtsp:eve:{}@cam://x",
+        "rtsp:///eve:{}@cam/x",
+        "rtsp//eve:{}@cam/x://",
+    ],
+)
+def test_no_error_of_a_mistyped_camera_shows_its_password(text: str) -> None:
+    text = text.format("q8Zrmistyped")
+    assert "q8Zr" not in masked(masked_uri(text))
+    with pytest.raises(SourceError) as caught:
+        open_source(text)
+    assert "q8Zr" not in masked(str(caught.value))
+
+
+@pytest.mark.parametrize("scheme", ["rtsp", "rtsps", "http", "https"])
+def test_a_camera_uri_without_its_slashes_is_no_file(scheme: str) -> None:
+    for text in (f"{scheme}:/cam/x", f"{scheme.upper()}//cam/x", f"{scheme}:cam"):
+        with pytest.raises(SourceUriError, match=f"write {scheme}://user:password@host/path"):
+            is_live(text)
+
+
+@pytest.mark.parametrize("path", ["http/road.mp4", "./rtsp:1.mp4", "a@b.mp4", r"D:\a@b.mp4"])
+def test_a_path_that_only_resembles_a_camera_is_a_file(path: str) -> None:
+    uri = parse_source_uri(path)
+    assert (uri.scheme, uri.path, uri.label) == ("file", path, path)
+
+
+def test_passwords_in_a_pipeline_are_known_wherever_they_appear() -> None:
+    parse_source_uri("gst:rtspsrc location=rtsp://e:q8Zr%405@cam/x ! fakesink")
+    parse_source_uri("http://cam/x?loginuse=e&loginpas=q8Zr6&userpwd=q8Zr7")
+    text = "no q8Zr@5, q8Zr%405, q8Zr6, q8Zr7"
+    assert masked(text) == "no ***, ***, ***, ***"
+
+
+@pytest.mark.parametrize(
     ("text", "scheme", "path"),
     [
         ("/dev/video0", "v4l2", "/dev/video0"),
@@ -169,6 +214,27 @@ def test_a_file_without_credentials_is_named_but_not_quoted(
     with pytest.raises(SettingsError, match=str(path)) as caught:
         read_credentials(path)
     assert "q8Zr" not in str(caught.value)
+
+
+def test_a_password_from_a_file_may_have_what_only_python_takes_for_line_ends(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "camera"
+    path.write_bytes("eve:q8\x0cZ\x85r\u2028\n".encode())
+    assert read_credentials(path) == Credentials("eve", "q8\x0cZ\x85r\u2028")
+
+
+def test_a_path_with_a_nul_has_no_credentials() -> None:
+    with pytest.raises(SettingsError, match="cannot be read: embedded null byte"):
+        read_credentials("a\0b")
+
+
+@pytest.mark.parametrize(
+    "text", ["http://cam/\udcff", "rtsp://eve:\udcff@cam/x", "gst:a \udcff", "v4l2:///dev/\udcff"]
+)
+def test_a_uri_that_is_not_utf_8_is_refused(text: str) -> None:
+    with pytest.raises(SourceUriError, match="is not UTF-8; percent-encode"):
+        is_live(text)
 
 
 def test_an_absent_credentials_file_is_named(tmp_path: Path) -> None:

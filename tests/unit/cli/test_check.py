@@ -95,6 +95,19 @@ def test_a_camera_is_not_blamed_for_a_model_that_is_faulty_itself(
     assert not findings.well
 
 
+def test_a_live_camera_that_gives_no_frames_is_a_warning_with_the_remedy(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("echo", IDENTITY)
+    findings = checked(
+        repository={"paths": [str(repository)]},
+        cameras={"front": {"uri": "/dev/video999", "model": "echo"}},
+    )
+    (camera,) = (line for line in findings.well if "front" in line)
+    assert camera.startswith("warning: camera front: /dev/video999: no such device; ")
+    assert camera.endswith("; the daemon goes on, and opens it again")
+
+
 def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Path) -> None:
     findings = checked(
         repository={"paths": [str(tmp_path / "absent")]},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.recordings import write_picture
-from edge_server.cli.demo import KEPT, Inbox, _Table, free_name
+from edge_server.cli.demo import KEPT, Inbox, _Table, free_name, no_lanes_text
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -43,6 +43,15 @@ def test_a_picture_never_takes_the_place_of_another_file(tmp_path: Path) -> None
     assert free_name(picture) == tmp_path / "lanes-2.png"
     (tmp_path / "lanes-2.png").symlink_to("nowhere")
     assert free_name(picture) == tmp_path / "lanes-3.png"
+
+
+def test_the_end_without_lanes_names_the_source_once() -> None:
+    shown = "rtsp://cam/1"
+    assert no_lanes_text(shown, "") == "no lanes arrived for 15 s from rtsp://cam/1"
+    assert no_lanes_text(shown, "unavailable: rtsp://cam/1: refused").count(shown) == 1
+    assert no_lanes_text(shown, "black: no light") == (
+        "no lanes arrived for 15 s from rtsp://cam/1: black: no light"
+    )
 
 
 def message(status: str = "OK", *reasons: str, **more: Any) -> dict[str, Any]:

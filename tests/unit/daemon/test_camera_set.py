@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from edge_server.backends.contract import Tensors
     from edge_server.cameras.source import SourceOptions
     from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
@@ -38,6 +39,8 @@ IMAGES = [
 
 class Source:
     """A device that delivers 200 frames a second; that of `stuck://` hangs after one of them."""
+
+    corrupt = 0
 
     def __init__(self, devices: Devices, uri: SourceUri, options: SourceOptions) -> None:
         if uri.host in devices.busy:
@@ -87,7 +90,7 @@ class Devices:
 class Drive:
     """A camera set on `Devices`, with a model of its own, and what its listeners got."""
 
-    def __init__(self, **cameras: CameraSection) -> None:
+    def __init__(self, model: LaneModel | None = None, **cameras: CameraSection) -> None:
         self.devices = Devices()
         self.lanes: dict[str, queue.Queue[LaneFrame]] = {
             name: queue.Queue() for name in ("front", "rear", "left")
@@ -97,7 +100,7 @@ class Drive:
         self.removed: list[str] = []
         self.set = CameraSet(
             cameras,
-            data_plane(LaneModel()),
+            data_plane(model or LaneModel()),
             [self._note],
             self.models,
             self.removed.append,
@@ -198,6 +201,43 @@ def test_model_priority_and_age_change_without_reopening_the_source(drive: Drive
     assert len(drive.devices.opened) == 2
 
 
+def test_a_camera_that_keeps_its_source_keeps_its_counts_and_its_last_frame(drive: Drive) -> None:
+    drive.next_lanes("front")
+    before = drive.set.pipelines[0]
+    before.failed_frames, before.too_old_frames, before.unusable_frames = 1, 2, 3
+    drive.set.change({"front": section("device://0", priority=3), "rear": REAR})
+    after = drive.set.pipelines[0]
+    counts = after.failed_frames, after.too_old_frames, after.unusable_frames
+    assert all(now >= then for now, then in zip(counts, (1, 2, 3), strict=True))
+    assert after._last is not None
+
+
+def test_a_removed_camera_s_late_lanes_reach_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(LaneModel):
+        holds = False
+        begun, let_go = threading.Event(), threading.Event()
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            if self.holds:
+                self.begun.set()
+                assert self.let_go.wait(WAIT_S)
+            return super().run(inputs, outputs)
+
+    monkeypatch.setattr(camera_set, "_LEAVE_S", 0.05)
+    model = Slow()
+    drive = Drive(model, front=FRONT)
+    drive.next_lanes("front")
+    model.holds = True
+    assert model.begun.wait(WAIT_S)
+    leaving = drive.set.pipelines[0].worker
+    assert drive.set.change({}) == "removed front"
+    told = drive.delivered["front"]
+    model.let_go.set()
+    leaving._thread.join(WAIT_S)
+    assert drive.delivered["front"] == told
+    drive.stop()
+
+
 def test_colours_and_reader_open_the_source_anew_with_them(drive: Drive) -> None:
     changed = section("device://0", color_matrix="bt709", color_range="full", reader="opencv")
     drive.set.change({"front": changed, "rear": REAR})
@@ -249,10 +289,41 @@ def test_a_camera_that_hangs_in_its_driver_is_replaced(
     drive.next_lanes("left")
 
 
+def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing() -> None:
+    drive = Drive(front=FRONT, left=LEFT)
+    seen: list[tuple[list[str], int]] = []
+    drive.set._on_removed = lambda _: seen.append((drive.names(), len(drive.set.workers())))
+    drive.set.change({"front": section("device://5")})
+    assert seen == [(["front", "left"], 0)]
+    assert (drive.names(), len(drive.set.workers())) == (["front"], 2)
+    drive.stop()
+
+
 def test_after_a_request_to_stop_no_camera_starts(drive: Drive) -> None:
     drive.set.ask_to_stop()
-    drive.set.change({"left": LEFT})
+    with pytest.raises(Unavailable, match="the daemon stops"):
+        drive.set.change({"left": LEFT})
+    drive.set.change({"front": FRONT})
     assert [each.device for each in drive.devices.opened] == ["0", "1"]
+
+
+def test_a_request_to_stop_ends_the_trial_of_new_cameras() -> None:
+    class Counted(LaneModel):
+        runs = 0
+        stop_at_next = False
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.runs += self.stop_at_next
+            if self.stop_at_next:
+                drive.set.ask_to_stop()
+            return super().run(inputs, outputs)
+
+    model = Counted()
+    drive = Drive(model)
+    model.stop_at_next = True
+    with pytest.raises(Unavailable, match="the daemon stops"):
+        drive.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
+    assert (model.runs, drive.names(), drive.devices.opened) == (1, [], [])
 
 
 def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> None:

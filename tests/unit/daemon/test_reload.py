@@ -102,6 +102,22 @@ def test_a_fault_is_logged_once_and_the_daemon_is_ready_as_before(
     assert notified[-1] == "READY=1"
 
 
+def test_a_reading_that_fails_in_an_unforeseen_way_changes_nothing_either(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def read() -> Settings:
+        raise KeyError("unforeseen")
+
+    cameras = Cameras()
+    made, requested = reloading(cameras, read)
+    requested.set()
+    made.tick(0.0)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "not reloaded, everything stays as it is: 'unforeseen'" in record.message
+    assert (cameras.changed_to, notified[-1]) == ([], "READY=1")
+
+
 def test_a_request_during_a_reload_leads_to_one_more(notified: list[str]) -> None:
     cameras = Cameras()
     read = iter([{}, {}, FRONT, FRONT])

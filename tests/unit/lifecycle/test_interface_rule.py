@@ -188,7 +188,7 @@ def test_what_served_before_comes_back_without_a_word(
 def test_the_model_of_a_camera_stays_a_lane_model_whatever_is_allowed(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
-    def check(config: ModelConfig) -> None:
+    def check(_old: ModelConfig, config: ModelConfig) -> None:
         if "b" not in config.output_names:
             raise ModelConfigError("output 'b' is gone")
 

@@ -230,6 +230,11 @@ def test_state_payloads() -> None:
     }
 
 
+def test_a_camera_whose_frames_are_too_old_does_not_blame_its_model() -> None:
+    said = json.loads(payloads.camera_status("ok", 900, "too old", failure_reason="too_old"))
+    assert (said["reason"], said["text"], said["lanes"]) == ("too_old", "too old", "failing")
+
+
 def test_a_frame_that_the_model_failed_at_is_invalid_with_the_reason() -> None:
     sent = to_json(replace(frame(), failure="out of memory " + "x" * 10_000))
     assert sent["status"] == "FRAME_STATUS_INVALID"

@@ -10,8 +10,9 @@ from google.protobuf import text_format
 from integer_colours import bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pipeline.lane_tensors import LaneTensors, check_replacement
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
 FULL_709 = Colour(ColourMatrix.BT709, ColourRange.FULL)
 
 
-def tensors(dims: str) -> LaneTensors:
+def config(dims: str) -> ModelConfig:
     text = (
         f'name: "lanes" max_batch_size: 1 input {{ name: "i" data_type: TYPE_UINT8 dims: {dims} }} '
         'output { name: "p" data_type: TYPE_FP32 dims: [-1, 72, 2] } '
         'output { name: "s" data_type: TYPE_FP32 dims: [-1] }'
     )
-    return LaneTensors.of(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())))
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def tensors(dims: str) -> LaneTensors:
+    return LaneTensors.of(config(dims))
 
 
 @pytest.fixture
@@ -57,3 +62,19 @@ def test_a_model_for_bgr_gets_bgr(image: Image) -> None:
     tensor, parameters = tensors("[-1, -1, 3]").input_of(image)
     np.testing.assert_array_equal(tensor.array, bgr_by_integers(image)[np.newaxis])
     assert parameters["pixel_format"] == "bgr"
+
+
+ANY, BGR, NV12 = "[-1, -1, -1]", "[-1, -1, 3]", "[-1, -1]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(ANY, BGR), (BGR, ANY), (NV12, ANY), (NV12, BGR), (NV12, NV12)]
+)
+def test_a_model_may_follow_one_whose_images_it_takes(old: str, new: str) -> None:
+    check_replacement(config(old), config(new))
+
+
+@pytest.mark.parametrize("old", [ANY, BGR, "[-1, -1, 2]"])
+def test_a_model_for_another_format_alone_may_not_follow(old: str) -> None:
+    with pytest.raises(ModelConfigError, match=r"takes nv12 images alone.*dims \[-1,-1,-1\]"):
+        check_replacement(config(old), config(NV12))

@@ -46,6 +46,7 @@ class OneCamera:
     name = "front"
     dropped = 3
     ended = True
+    is_live = False
 
     def __init__(self, *frames: Frame) -> None:
         self._frames = list(frames)
@@ -77,10 +78,10 @@ class LaneModel:
         }
 
 
-def data_plane(model: LaneModel, rows: int = 72) -> DataPlane:
+def data_plane(model: LaneModel, rows: int = 72, dims: str = "[-1, -1, 3]") -> DataPlane:
     text = (
         'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
-        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
+        f'input {{ name: "image" data_type: TYPE_UINT8 dims: {dims} }} '
         f'output {{ name: "lane_points" data_type: TYPE_FP32 dims: [-1, {rows}, 2] }} '
         'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
     )
@@ -222,6 +223,21 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
         loop.validate()
 
 
+@pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]", "[-1, -1, 2]"])
+def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -> None:
+    camera = OneCamera()
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        data_plane(LaneModel(), dims=dims),
+        "lane_detection",
+        (),
+    )
+    with pytest.raises(SettingsError, match="the camera gives bgr"):
+        loop.validate()
+    camera.is_live = True
+    loop.validate()
+
+
 def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
     class Slow(LaneModel):
         """Waits, but only for the one who says so."""
@@ -302,23 +318,60 @@ def test_a_frame_that_is_too_old_is_dropped_and_counted_and_not_inferred() -> No
     assert loop.failed_frames == 0
 
 
-def test_a_camera_whose_frames_are_all_too_old_says_so_until_one_is_not(
+def test_a_camera_whose_frames_are_all_too_old_says_so_every_second_until_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = [replace(frame(n), capture_mono_ns=0) for n in range(3)]
-    loop, delivered = pipeline(LaneModel(), *old, frame(3), max_age_ms=50_000)
-    loop.tick(0.0)
-    loop.tick(0.0)
-    assert loop.failure == ""
-    now_ns = time.monotonic_ns()
+    old = [replace(frame(n), capture_mono_ns=0) for n in range(5)]
+    loop, delivered = pipeline(LaneModel(), *old, frame(5), max_age_ms=50_000)
+    begun_ns = time.monotonic_ns()
     with monkeypatch.context() as later:
-        later.setattr(time, "monotonic_ns", lambda: now_ns + 2_000_000_000)
-        loop.tick(0.0)
+        for ahead_ns in (0, 900_000_000, 1_100_000_000, 1_900_000_000, 2_200_000_000):
+            later.setattr(time, "monotonic_ns", lambda ahead=ahead_ns: begun_ns + ahead)
+            loop.tick(0.0)
+            assert bool(loop.failure) == (ahead_ns > 1_000_000_000)
     assert "max_age_ms is 50000" in loop.failure
     assert "cameras.front.max_age_ms" in loop.failure
+    assert [(each.frame_id, each.failure_reason, each.lanes) for each in delivered] == [
+        (2, "too_old", ()),
+        (4, "too_old", ()),
+    ]
     loop.tick(0.0)
     assert loop.failure == ""
-    assert [each.frame_id for each in delivered] == [3]
+    assert delivered[-1].lanes
+
+
+def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
+    model = LaneModel()
+    model.broken = True
+    old = [replace(frame(n), capture_mono_ns=0) for n in range(1, 3)]
+    loop, _ = pipeline(model, frame(0), *old, max_age_ms=50_000)
+    loop.tick(0.0)
+    assert (loop.failure, loop.failure_reason) == ("broken", "model_failed")
+    loop.tick(0.0)
+    loop._too_old_due_ns = 0
+    loop.tick(0.0)
+    assert loop.failure_reason == "too_old"
+    assert "max_age_ms" in loop.failure
+
+
+@pytest.mark.parametrize(("age_ms", "reason"), [(900, ""), (1100, "too_old")])
+def test_lanes_that_come_too_late_for_anybody_are_none_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, age_ms: int, reason: str
+) -> None:
+    class Slow(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            at_ns = captured.capture_mono_ns + age_ms * 1_000_000
+            monkeypatch.setattr(time, "monotonic_ns", lambda: at_ns)
+            return super().run(inputs, outputs)
+
+    captured = frame(0)
+    loop, delivered = pipeline(Slow(), captured, max_age_ms=1000)
+    loop.tick(0.0)
+    (lane_frame,) = delivered
+    assert bool(lane_frame.lanes) == (not reason)
+    assert (loop.failure_reason == "too_old") == bool(reason)
+    assert ("take a faster model" in loop.failure) == bool(reason)
+    assert lane_frame.failure == loop.failure
 
 
 def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:

@@ -52,8 +52,18 @@ def test_work_within_its_deadline_is_fine(hanging: Worker) -> None:
 
 def test_one_that_hangs_among_others_is_named(hanging: Worker) -> None:
     workers = [Worker("idle", lambda _: None), ended("camera-road"), hanging]
+    later = time.monotonic() + 11
     with pytest.raises(StageStuck, match=r"^worker lanes-road: no progress for more than 10 s$"):
-        check_progress(workers, time.monotonic() + 11)
+        check_progress(workers, later, check_progress(workers, later))
+
+
+def test_one_that_is_late_because_the_process_was_suspended_gets_time_for_its_tick() -> None:
+    worker = Worker("mqtt", lambda _: time.sleep(0.01), deadline_s=10.0)
+    worker.start()
+    late = check_progress([worker], time.monotonic() + 11)
+    assert late == [worker]
+    assert check_progress([worker], time.monotonic(), late) == []
+    worker.stop(LONG_S)
 
 
 def test_one_that_has_come_to_its_end_is_fine() -> None:

@@ -123,6 +123,13 @@ def test_a_table_that_is_nested_without_end_is_a_mistake(path: Path) -> None:
         read_settings(path, {})
 
 
+@pytest.mark.parametrize("line", ["x = ", "[serving]\nexit_timeout_s = "])
+def test_a_number_that_is_longer_than_python_converts_is_a_mistake(path: Path, line: str) -> None:
+    path.write_text(line + "1" * 5000)
+    with pytest.raises(SettingsError, match="not TOML for settings: a number is too long"):
+        read_settings(path, {})
+
+
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(SettingsError, match="/dev/zero: cannot be read: it is longer than 16 MiB"):
         read_settings(Path("/dev/zero"), {})
@@ -283,6 +290,19 @@ def test_the_defaults_leave_nothing_to_report() -> None:
             "hunter2",
             'cameras.front: expected a table; got "rtsp://…@10.0.0.2/1"',
         ),
+        (
+            'cameras.front.uri = ["rtsp://me:hun@ter2@10.0.0.2/1"]',
+            "ter2",
+            'cameras.front.uri: expected a text in quotes; got ["rtsp://…@10.0.0.2/1"]',
+        ),
+        ('cameras.front = "rtsp://me:hunter 2/@[::1]/1"', "hunter", '"rtsp://…@[::1]/1"'),
+        (
+            'cameras.front = {uri = "x", reader = "rtsp://me:hunter2@10.0.0.2/1"}',
+            "hunter2",
+            "cameras.front.reader: expected one of auto, gstreamer, opencv; got 'rtsp://…@10",
+        ),
+        ('cameras."rtsp://me:hunter2@10.0.0.2/1".uri = "x"', "hunter2", "got: rtsp://…@10.0.0.2/1"),
+        ('"rtsp://me:hunter2@10.0.0.2/1" = "x"', "hunter2", "unknown key"),
         (f'grpc.port = "{"x" * 1000}"', "x" * 100, "grpc.port: expected a whole number; got"),
     ],
 )

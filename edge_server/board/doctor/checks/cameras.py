@@ -33,7 +33,7 @@ def cameras(evidence: Evidence) -> Finding:
             "connect it, or see what is there: edge-server cameras list",
         )
     if not board.cameras:
-        return ok("no /dev/video*; recordings and rendered roads need none")
+        return ok("no /dev/video*; cameras in the network and recordings need none")
     refused = [camera for camera in board.cameras if not camera.usable]
     if refused:
         names = ", ".join(camera.path for camera in refused)
@@ -46,7 +46,12 @@ def argus(evidence: Evidence) -> Finding:
     """Argus listens, if a CSI camera needs it."""
     board = evidence.board
     if not any(camera.is_csi for camera in board.cameras):
-        return ok("not needed: no CSI camera")
+        if board.is_jetson and (needing := _cameras_of(evidence, ("csi",))):
+            return fault(
+                f"the kernel has found no CSI sensor: {needing} cannot be read",
+                "look at its cable, and for it in the device tree: dmesg | grep -i imx",
+            )
+        return ok("no CSI camera is connected")
     if not board.argus:
         return warning(
             "a CSI camera is there, and Argus, which reads it, does not listen in /tmp",

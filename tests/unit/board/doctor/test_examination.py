@@ -458,3 +458,14 @@ def test_what_a_configured_camera_needs_is_a_fault_where_it_is_missing(
     assert not {"cameras", "gstreamer"} & (worse(known).keys() - wrong.keys())
     for name in wrong:
         assert "front" in told(known, name).found
+
+
+def test_a_csi_camera_that_the_kernel_has_not_found_is_a_fault(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    config = fake_board.write("etc/edge_server/config.toml", '[cameras.front]\nuri = "csi://0"\n')
+    known = evidence(fake_board, config)
+    assert worse(known)["argus"] == FAULT
+    assert told(known, "argus").found.startswith("the kernel has found no CSI sensor: front ")
+    fake_board.node("video0", label="vi-output, imx219 9-0010")
+    fake_board.write("tmp/argus_socket", "")
+    assert told(evidence(fake_board, config), "argus").level is OK

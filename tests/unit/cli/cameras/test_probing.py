@@ -100,6 +100,7 @@ def test_a_probe_writes_its_facts_and_a_picture(
         (["csi://0", "--reader", "opencv"], 78, "cannot"),
         (["rtsp://cam/x", "--credentials", "/nowhere"], 78, "/nowhere: cannot be read"),
         (["rtsp://eve:q8Zr@x@cam/x"], 78, "write @ as %40"),
+        (["front=rtsp://eve:q8Zr@cam/x"], 78, ": a source has something else than a scheme before ://"),
     ],
 )
 def test_a_probe_that_fails_ends_with_the_code_of_its_cause(
@@ -109,6 +110,22 @@ def test_a_probe_that_fails_ends_with_the_code_of_its_cause(
     error = capsys.readouterr().err
     assert text in error
     assert "q8Zr" not in error
+
+
+def test_what_is_not_known_of_a_camera_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    uri = "synthetic://road?fps=0&width=64&height=64&frames=1"
+    assert run_command(["cameras", "probe", uri]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["fps", "not known"] in lines
+    assert ["ended", "yes"] in lines
+
+
+def test_a_picture_of_another_format_is_refused_before_the_camera_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_command(["cameras", "probe", "synthetic://road", "--picture", "seen.gif"])
+    assert "ends in .png or .jpg" in capsys.readouterr().err
 
 
 def test_cameras_that_are_not_there_are_listed_as_none(tmp_path: Path) -> None:
