@@ -100,7 +100,11 @@ def test_a_probe_writes_its_facts_and_a_picture(
         (["csi://0", "--reader", "opencv"], 78, "cannot"),
         (["rtsp://cam/x", "--credentials", "/nowhere"], 78, "/nowhere: cannot be read"),
         (["rtsp://eve:q8Zr@x@cam/x"], 78, "write @ as %40"),
-        (["front=rtsp://eve:q8Zr@cam/x"], 78, ": a source has something else than a scheme before ://"),
+        (
+            ["front=rtsp://eve:q8Zr@cam/x"],
+            78,
+            ": a source has something else than a scheme before ://",
+        ),
     ],
 )
 def test_a_probe_that_fails_ends_with_the_code_of_its_cause(
