@@ -37,8 +37,8 @@ _WITHOUT_PYCUDA = (
 )
 
 _COMPRESSIONS = {
-    # dpkg of Ubuntu 22.04 and Debian 12 read it; a board unpacks it in a fifth of xz's time.
-    "zstd": ("-Zzstd", "-z12"),
+    # dpkg of Ubuntu 22.04 and Debian 12 read it; a board unpacks it in a fraction of xz's time.
+    "zstd": ("-Zzstd", "-z9"),
     "xz": ("-Zxz", "-z1"),  # what lintian can read
 }
 
