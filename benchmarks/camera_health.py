@@ -20,7 +20,7 @@ import tempfile
 import time
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -240,7 +240,7 @@ def scenes_of(name: str, pictures: list[NDArray[np.uint8]], seconds: float) -> d
     return {f"{name}: {scene}": made for scene, made in scenes.items()}
 
 
-def play_scene(scene: Scene) -> dict[str, object]:
+def play_scene(scene: Scene) -> dict[str, Any]:
     """Return what was found: the faults with the frames they lasted, and the time to detection."""
     health = PictureHealth()
     found: dict[str, int] = {}
@@ -293,7 +293,7 @@ def main() -> int:
             if not arguments.json:
                 seconds = result["detected_s"]
                 time_text = "" if seconds is None else f"{seconds:.2f}"
-                other = ", ".join(f"{k} {v}" for k, v in result["other"].items())  # type: ignore[attr-defined]
+                other = ", ".join(f"{k} {v}" for k, v in result["other"].items())
                 print(
                     f"{'!' if result['wrong'] else ' '} {name:58} {result['frames']:5} "
                     f"{result['fault']:9} {time_text:>6} {result['ms']:6} {other}",

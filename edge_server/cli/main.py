@@ -188,6 +188,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    # Needed for a camera on the command line alone.
     from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
 
     cameras: dict[str, dict[str, str]] = {}

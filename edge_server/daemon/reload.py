@@ -1,26 +1,29 @@
-"""Settings are read again at SIGHUP, and the cameras changed to them."""
+"""Settings are read again at SIGHUP: the cameras change to them, and the rest needs a restart."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from edge_server.daemon.status import notify
 from edge_server.errors import EdgeServerError
 from edge_server.process.worker import Worker
-from edge_server.settings.difference import restart_needed
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from edge_server.daemon.camera_set import CameraSet
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
+# The sections that change while the daemon runs.
+_LIVE = frozenset({"cameras"})
 _LOOK_S = 1.0
 # An editor, or a script with another request, may still write: a file that was emptied to be
 # written anew is valid, and has no cameras.
@@ -118,3 +121,21 @@ class SettingsReload:
                     return settings
                 before = settings
             self.worker.wait(_SETTLE_S)
+
+
+def restart_needed(running: Settings, wanted: Settings) -> list[str]:
+    """Return the names (`grpc.port`) of the settings of `wanted` that need a restart."""
+    return [
+        name
+        for field in running.__struct_fields__
+        if field not in _LIVE
+        for name in _differing(getattr(running, field), getattr(wanted, field), field)
+    ]
+
+
+def _differing(one: Any, other: Any, name: str) -> Iterator[str]:
+    if isinstance(one, msgspec.Struct) and type(one) is type(other):
+        for field in one.__struct_fields__:
+            yield from _differing(getattr(one, field), getattr(other, field), f"{name}.{field}")
+    elif one != other:
+        yield name

@@ -129,7 +129,7 @@ class LanePipeline:
             return not self.camera.ended
         self._absence = None
         status = self.camera.status
-        if status.state is CameraState.FROZEN or status.reason in UNUSABLE:
+        if status.reason in UNUSABLE:
             self._give_no_road(status)
         elif self._shares.take_turn(self._share, _FRAME_WAIT_S):
             self._use_turn()

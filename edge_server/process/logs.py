@@ -211,6 +211,7 @@ class LogFile(logging.FileHandler):
         self._path = path
         self._reasons: set[str] = set()
 
+    # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

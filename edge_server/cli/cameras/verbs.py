@@ -56,6 +56,7 @@ def _picture(text: str) -> Path:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    # Here and below: --help imports no OpenCV.
     from edge_server.cli.cameras.listing import list_cameras  # noqa: PLC0415
 
     for line in list_cameras(Path("/dev"), as_json=arguments.json):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.daemon import reload
-from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.reload import SettingsReload, restart_needed
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import CameraSection, Grpc, Mqtt, Repository, Settings, Tls
-from edge_server.settings.difference import restart_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
