@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.cameras.status import CameraStatus
+    from edge_server.daemon.reload import SettingsReload
+    from edge_server.daemon.status_line import StatusLine
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
@@ -38,8 +40,6 @@ _TOPIC_STATES: Mapping[CameraState, Literal["ok", "degraded", "stalled", "frozen
     CameraState.STALLED: "stalled",
     CameraState.FROZEN: "frozen",
 }
-# Characters of a model's error in systemd's status.
-_LONGEST_STATUS = 200
 
 
 class StatusReport:
@@ -50,12 +50,18 @@ class StatusReport:
         data_plane: DataPlane,
         control: RepositoryControl | PollControl,
         pipelines: Sequence[LanePipeline],
-        publisher: Publisher | None,
+        publisher: Publisher,
+        *,
+        line: StatusLine,
+        reload: SettingsReload | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
         self._publisher = publisher
+        self._reload = reload
+        self._line = line
+        self._notified = ""
         self._published: dict[str, tuple[CameraStatus, str]] = {}
         self._faults: dict[str, str] = {}
 
@@ -79,11 +85,13 @@ class StatusReport:
             self._attempt(self._publish_models)
 
     def report(self, event: str) -> str:
-        """Publish all states that changed, and notify systemd of `event` (`READY=1`); return the
-        status line."""
+        """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
+        status line where it differs from the last one; return that line."""
         self._attempt(self._publish_states)
         status = self._attempt(self._status)
-        notify(event, f"STATUS={status}")
+        changed = status != self._notified
+        notify(event, *([f"STATUS={status}"] if changed else []))
+        self._notified = status
         return status
 
     def _extend_start(self) -> None:
@@ -95,11 +103,10 @@ class StatusReport:
         ]
         if builds:
             status = "; ".join(builds).replace("\n", " ")
+            self._notified = status
             notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
 
     def _publish_states(self) -> None:
-        if self._publisher is None:
-            return
         now = time.monotonic()
         no_lanes = []
         pipelines = tuple(self._pipelines)
@@ -124,11 +131,14 @@ class StatusReport:
                     since_epoch_ns=status.since_epoch_ns,
                 )
         self._publish_models()
-        self._publisher.publish_online(no_lanes)
+        settings: dict[str, object] = {}
+        if self._reload is not None and self._reload.restart_needed:
+            settings["restart_needed"] = self._reload.restart_needed
+        if self._reload is not None and self._reload.fault:
+            settings["not_reloaded"] = self._reload.fault
+        self._publisher.publish_online(no_lanes, **settings)
 
     def _publish_models(self) -> None:
-        if self._publisher is None:
-            return
         entries = self._data_plane.index(only_ready=False)
         if isinstance(self._control, PollControl):
             # The model was removed from the repository; on request, an unloaded one may come back.
@@ -136,19 +146,7 @@ class StatusReport:
         self._publisher.publish_models(entries)
 
     def _status(self) -> str:
-        cameras = ", ".join(
-            f"{p.camera.name} {_spelt(p.camera.status)}, {p.camera.captured} frames, "
-            f"{p.camera.dropped} dropped, {p.failed_frames} failed"
-            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
-            for p in tuple(self._pipelines)
-        )
-        broker = "off"
-        if self._publisher is not None:
-            state = "connected" if self._publisher.connected else "away"
-            broker = f"{state}, {self._publisher.dropped} lanes dropped"
-        ready = len(self._data_plane.index(only_ready=True))
-        # systemd reads a second line as another assignment.
-        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
+        return self._line.text(time.monotonic())
 
     def _attempt(self, report: Callable[[], str | None]) -> str:
         """Return the text of `report`; its failure is logged once per fault."""
@@ -160,12 +158,6 @@ class StatusReport:
                 self._faults[report.__name__] = fault
                 log.exception("the daemon's state cannot be reported; it goes on")
             return "cannot be reported"
-
-
-def _spelt(status: CameraStatus) -> str:
-    """Return a camera's state with its reason, where it has one that the state does not say."""
-    state, reason = status.state.value, status.reason
-    return state if reason in {"", state} else f"{state} ({reason})"
 
 
 def notify(*assignments: str) -> None:

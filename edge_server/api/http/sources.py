@@ -26,7 +26,10 @@ BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 
 
 
 class Broker(Protocol):
-    """The state of the connection to the broker."""
+    """The state of the connection to the broker; it is not `on` where nothing is published."""
+
+    @property
+    def on(self) -> bool: ...
 
     @property
     def connected(self) -> bool: ...
@@ -36,6 +39,16 @@ class Broker(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+
+class SettingsState(Protocol):
+    """What became of the last reload of the settings."""
+
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def restart_needed(self) -> Sequence[str]: ...
 
 
 class FollowedRepository(Protocol):
@@ -56,6 +69,7 @@ class Sources:
         broker: None if nothing is published.
         processors: None if their metrics are off.
         repository: None if no repository is polled.
+        settings: None if settings are never read again.
     """
 
     version: str
@@ -65,6 +79,7 @@ class Sources:
     broker: Broker | None = None
     processors: ProcessorUse | None = None
     repository: FollowedRepository | None = None
+    settings: SettingsState | None = None
 
 
 class Distribution(NamedTuple):
