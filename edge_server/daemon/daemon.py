@@ -234,6 +234,9 @@ class Daemon:
         gc.freeze()
         if not stop.is_set():
             log.info("edge-server %s: ready, %s", VERSION, self._status.report("READY=1"))
+            # systemd accepts RELOADING=1 only of a service that is ready.
+            if self._reload is not None:
+                self._reload.worker.start()
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
@@ -300,8 +303,6 @@ class Daemon:
         if not stop.is_set():
             self._cameras.start()
             self.data_plane.open()
-            if self._reload is not None:
-                self._reload.worker.start()
 
     def _drain(self) -> None:
         """Request every part to stop before waiting for any of them."""
