@@ -90,8 +90,8 @@ class StatusReport:
         self._attempt(self._publish_states)
         status = self._attempt(self._status)
         changed = status != self._notified
-        notify(event, *([f"STATUS={status}"] if changed else []))
-        self._notified = status
+        if notify(event, *([f"STATUS={status}"] if changed else [])):
+            self._notified = status
         return status
 
     def _extend_start(self) -> None:
@@ -160,16 +160,16 @@ class StatusReport:
             return "cannot be reported"
 
 
-def notify(*assignments: str) -> None:
+def notify(*assignments: str) -> bool:
     """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
-    raises.
+    raises, and returns whether they were sent.
 
     Waits at most `NOTIFY_TIMEOUT_S` for a service manager that does not read: lanes continue
     without the notification, and systemd's own timeouts apply.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
+        return False
     if address.startswith("@"):
         address = "\0" + address[1:]
     try:
@@ -178,6 +178,8 @@ def notify(*assignments: str) -> None:
             sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
     except OSError as error:
         log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
+        return False
+    return True
 
 
 def watchdog_period_s() -> float | None:
