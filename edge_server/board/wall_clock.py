@@ -8,13 +8,22 @@ clock; what the wall clock dates (messages, logs, certificates) depends on this.
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_server.board.kernel_files import is_there
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+# The word in messages that were made while the clock was not believed.
+CLOCK_UNSYNCHRONIZED = "clock_unsynchronized"
 # The lower bounds of a plausible time: systemd's own, and the release file of JetPack.
 _WITNESSES = ("usr/lib/clock-epoch", "etc/nv_tegra_release")
 # timex.h: adjtimex(2)'s flag for an unsynchronized clock, and the size of its struct.
@@ -74,15 +83,20 @@ def read_wall_clock(root: Path, now_s: float, kernel: bool | None = None) -> Wal
         now_s: Unix time.
         kernel: what `kernel_synchronized` returned; None leaves it to systemd-timesyncd's file.
     """
+    if kernel is None and is_there(root / "run/systemd/timesync/synchronized"):
+        kernel = True
+    return WallClock(now_s, built_s(root), kernel)
+
+
+def built_s(root: Path) -> float | None:
+    """Return the date of the newest release file below `root` or of edge-server, as Unix time."""
     times = []
     for path in (*(root / name for name in _WITNESSES), Path(__file__)):
         try:
             times.append(path.stat().st_mtime)
         except OSError:
             continue
-    if kernel is None and is_there(root / "run/systemd/timesync/synchronized"):
-        kernel = True
-    return WallClock(now_s, max(times, default=None), kernel)
+    return max(times, default=None)
 
 
 def kernel_synchronized() -> bool | None:
@@ -97,33 +111,71 @@ def kernel_synchronized() -> bool | None:
     return not status.value & _STA_UNSYNC
 
 
-class ClockSteps:
-    """Finds the steps of the wall clock: it is compared with the clock that nobody sets.
-
-    Attributes:
-        count: number of steps so far.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._offset_ns: int | None = None
-
-    def look(self, wall_ns: int, boot_ns: int) -> float:
-        """Return by how many seconds the wall clock was set since the last look; 0.0 where it was
-        not.
-
-        Args:
-            wall_ns: CLOCK_REALTIME.
-            boot_ns: CLOCK_BOOTTIME, which counts while the board sleeps.
-        """
-        offset_ns = wall_ns - boot_ns
-        before, self._offset_ns = self._offset_ns, offset_ns
-        if before is None or abs(offset_ns - before) < _STEP_NS:
-            return 0.0
-        self.count += 1
-        return (offset_ns - before) / 1e9
-
-
 def wall_and_boot_ns() -> tuple[int, int]:
     """Return CLOCK_REALTIME and CLOCK_BOOTTIME, read together."""
     return time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class ClockWatch:
+    """Follows how far the wall clock can be believed, and finds its steps: it is compared with the
+    clock that nobody sets. Only one thread calls `look`.
+
+    Attributes:
+        state: at the last look.
+        steps: number of steps so far.
+
+    Args:
+        root: the root directory of the files that witness the time.
+        required: an unsynchronized clock is not believed, and not only one that is wrong.
+        clocks_ns: returns CLOCK_REALTIME and CLOCK_BOOTTIME, which counts while the board sleeps.
+        synchronized: returns whether the kernel's clock is; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        *,
+        required: bool = False,
+        clocks_ns: Callable[[], tuple[int, int]] = wall_and_boot_ns,
+        synchronized: Callable[[], bool | None] = kernel_synchronized,
+    ) -> None:
+        self.state = ClockState.UNKNOWN
+        self.steps = 0
+        self._root = root
+        self._clocks_ns = clocks_ns
+        self._synchronized = synchronized
+        self._built_s = built_s(root)
+        self._unbelieved = {ClockState.WRONG}
+        if required:
+            self._unbelieved |= {ClockState.UNSYNCHRONIZED, ClockState.UNKNOWN}
+        self._offset_ns: int | None = None
+        self._was_believed = True
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """`clock_unsynchronized` and the state while the clock is not believed, else nothing."""
+        state = self.state
+        return (f"{CLOCK_UNSYNCHRONIZED}: {state.value}",) if state in self._unbelieved else ()
+
+    def look(self) -> None:
+        """Read the clock, and log what became of it."""
+        wall_ns, boot_ns = self._clocks_ns()
+        offset_ns = wall_ns - boot_ns
+        before_ns, self._offset_ns = self._offset_ns, offset_ns
+        if before_ns is not None and abs(offset_ns - before_ns) >= _STEP_NS:
+            self.steps += 1
+            step_s = (offset_ns - before_ns) / 1e9
+            log.warning("clock: was set by %+.1f s; nothing is measured with it", step_s)
+        kernel = self._synchronized()
+        if kernel is None and is_there(self._root / "run/systemd/timesync/synchronized"):
+            kernel = True
+        clock = WallClock(wall_ns / 1e9, self._built_s, kernel)
+        self.state = clock.state
+        is_believed = not self.reasons
+        if is_believed != self._was_believed:
+            self._was_believed = is_believed
+            shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.now_s))
+            if is_believed:
+                log.info("clock: %s: can be believed now", shown)
+            else:
+                log.warning("clock: %s: not believed: %s", shown, clock.state.value)
