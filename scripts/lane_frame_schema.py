@@ -24,7 +24,10 @@ _TYPES = {
     Field.TYPE_STRING: {"type": "string"},
     Field.TYPE_UINT32: _UINT32,
     Field.TYPE_INT64: _INT64,
+    Field.TYPE_SINT32: {"type": "integer", "minimum": -(2**31), "exclusiveMaximum": 2**31},
+    Field.TYPE_BOOL: {"type": "boolean"},
     Field.TYPE_FLOAT: {"type": "number"},
+    Field.TYPE_DOUBLE: {"type": "number"},
 }
 _TIMESTAMP = {"type": "string", "pattern": r"^[0-9-]{10}T[0-9:]{8}\.[0-9]{6}Z$"}
 _DESCRIPTIONS = {
@@ -38,12 +41,19 @@ _DESCRIPTIONS = {
     "ImagePoints": (
         "x[i] belongs to y[i]: px of the original frame, origin top left, bottom of image first."
     ),
+    "GroundLane": "The boundary on the flat road; ISO 8855: x forward, y to the left, m.",
+    "GroundPoints": "x[i] belongs to y[i]: metres, the nearest first.",
+    "Polynomial": "y(x) = c0 + c1 x + c2 x^2 + c3 x^3 in metres, for x_min_m <= x <= x_max_m.",
+    "Ego": "The vehicle in its lane; a field is absent where it cannot be measured.",
 }
+# Messages that are absent where there is nothing to say.
+_OPTIONAL = {"LaneFrame.ego", "Lane.ground"}
 _NARROWER: dict[str, dict[str, Any]] = {
     "LaneFrame.schema": {"enum": [SCHEMA]},
     "Lane.confidence": {"type": "number", "minimum": 0, "maximum": 1},
     "ImagePoints.x": {"minItems": 2},
     "ImagePoints.y": {"minItems": 2},
+    "Polynomial.covariance": {"minItems": 10},
 }
 
 
@@ -74,8 +84,13 @@ def _message(message: Descriptor) -> dict[str, Any]:
             field.name: _field(field, _NARROWER.get(f"{message.name}.{field.name}", {}))
             for field in message.fields
         },
-        "required": [field.name for field in message.fields],
+        "required": [field.name for field in message.fields if not _is_optional(message, field)],
     }
+
+
+def _is_optional(message: Descriptor, field: Field) -> bool:
+    # A field declared `optional` is in a oneof of its own.
+    return f"{message.name}.{field.name}" in _OPTIONAL or field.containing_oneof is not None
 
 
 def _field(field: Field, narrower: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
-from edge_server.lanes.types import Lane, LaneFrame, StageLatency
+from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
 from edge_server.mqtt import payloads
 from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
@@ -54,9 +54,25 @@ def to_json(value: LaneFrame, *, seq: int = 1187, age_ns: int = 21_500_000) -> A
     return json.loads(payloads.lane_frame(value, IDENTITY, seq, CAPTURE_NS + age_ns))
 
 
-EXAMPLE = frame(
-    lane([412.5, 455.08, 501.32, 548.04], [710, 610, 510, 410], 0.97),
-    lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649),
+GROUND = GroundLane(
+    points=np.array([[6.1, 1.812], [9.4, 1.83], [18.7, 1.9], [48.2, 2.41]], np.float32),
+    polynomial=Polynomial(
+        np.array([1.79, 0.0028, 0.00021, 0.0]), np.diag([4e-4, 1e-5, 1e-8, 0.0]), 6.1, 48.2
+    ),
+)
+EXAMPLE = replace(
+    frame(
+        replace(
+            lane([412.5, 455.08, 501.32, 548.04], [710, 610, 510, 410], 0.97),
+            id=17,
+            index=-1,
+            type="dashed",
+            color="white",
+            ground=GROUND,
+        ),
+        replace(lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649), predicted=True),
+    ),
+    ego=Ego(lateral_offset_m=-0.12, lateral_offset_std_m=0.03, heading_error_rad=0.0021),
 )
 
 
@@ -64,13 +80,20 @@ def check(value: Any, schema: dict[str, Any]) -> None:
     """Hold `value` against a JSON Schema, with the keywords that the published one has."""
     if "$ref" in schema:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "boolean": bool,
+        "integer": int,
+        "number": (int, float),
+    }
     assert isinstance(value, kinds[schema.get("type", "string")])
     assert value in schema.get("enum", [value])
     if isinstance(value, dict):
         assert value.keys() >= set(schema["required"])
-        for key, inner in schema["properties"].items():
-            check(value[key], inner)
+        for key in value:
+            check(value[key], schema["properties"][key])
     elif isinstance(value, list):
         assert len(value) >= schema.get("minItems", 0)
         for item in value:
