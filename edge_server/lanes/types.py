@@ -131,7 +131,9 @@ class LaneFrame:
             state.
         degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
             empty where it is nothing.
+        board: what is wrong with the device itself, each as `reason: text`.
         clock: how the capture time is known; see `Frame`.
+        wall_clock: how far `capture_epoch_ns` can be believed; see `ClockState`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.
         ego: the vehicle in its lane; None without a calibration.
@@ -152,6 +154,8 @@ class LaneFrame:
     failure: str = ""
     failure_reason: str = "model_failed"
     degraded: str = ""
+    board: tuple[str, ...] = ()
+    wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
     clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""

@@ -54,6 +54,9 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
         reasons.append("lane_not_finite")
+    if frame.board:
+        status = "FRAME_STATUS_DEGRADED"
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.board]
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
         reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
@@ -80,12 +83,13 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
             "time": {
                 "capture_mono_ns": str(frame.capture_mono_ns),
                 "capture_epoch_ns": str(frame.capture_epoch_ns),
-                "capture_time": _rfc3339(frame.capture_epoch_ns),
+                "capture_time": rfc3339(frame.capture_epoch_ns),
                 "age_us": min(age_us, _UINT32 - 1),
                 "clock": {
                     "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
                     "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
                 },
+                "wall_clock": f"WALL_CLOCK_{frame.wall_clock.upper()}",
             },
             "latency_us": frame.latency_us,
             "image": {"width": frame.width, "height": frame.height},
@@ -152,7 +156,7 @@ def camera_status(
             "lanes": "failing" if failure else "ok",
             "reason": reason,
             "text": as_utf8(text),
-            "since": _rfc3339(since_epoch_ns),
+            "since": rfc3339(since_epoch_ns),
         }
     )
 
@@ -218,6 +222,7 @@ def _ego(ego: Ego) -> dict[str, Any]:
     return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
 
 
-def _rfc3339(epoch_ns: int) -> str:
+def rfc3339(epoch_ns: int) -> str:
+    """Return the time as `2026-01-31T12:00:00.000000Z`."""
     seconds, ns = divmod(epoch_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
@@ -79,6 +80,7 @@ class LanePipeline:
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
+        board: returns what is wrong with the device itself; called for every frame.
 
     Attributes:
         model: the model's name.
@@ -100,6 +102,7 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
+        board: Callable[[], BoardCondition] = BoardCondition,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -116,6 +119,7 @@ class LanePipeline:
         self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
+        self._board = board
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
         self._muted = False
@@ -295,6 +299,7 @@ class LanePipeline:
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
+        board = self._board()
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
@@ -306,6 +311,8 @@ class LanePipeline:
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
+            board=board.reasons,
+            wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
@@ -347,6 +354,7 @@ class LanePipeline:
             failure=status.text,
             failure_reason=status.reason,
             degraded="",
+            board=self._board().reasons,
         )
         self._give(absent, None)
 
