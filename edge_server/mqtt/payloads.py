@@ -54,12 +54,9 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
         reasons.append("lane_not_finite")
-    if frame.board:
-        status = "FRAME_STATUS_DEGRADED"
-        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.board]
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
