@@ -13,6 +13,8 @@ from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.wall_clock import ClockWatch
+from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -121,6 +123,9 @@ class Daemon:
         self._publisher = publisher = Publisher(settings.mqtt, identity)
         latency = LaneLatency()
         lane_rate = LaneRate()
+        self._board = board = BoardWatch(
+            clock=ClockWatch(required=settings.device.clock == "synchronized")
+        )
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
@@ -132,6 +137,7 @@ class Daemon:
             ),
             camera_models,
             latency.forget,
+            board=lambda: board.condition,
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -147,7 +153,9 @@ class Daemon:
                 publisher,
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
-                self._reload,
+                board,
+                gpu=settings.metrics.gpu,
+                settings=self._reload,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
@@ -155,6 +163,7 @@ class Daemon:
             self.control,
             self._cameras.pipelines,
             publisher,
+            board=board,
             line=StatusLine(
                 self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
             ),
@@ -240,6 +249,7 @@ class Daemon:
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
+        yield self._board.start, self._board.stop
         yield _nothing, self.devices.close
         yield _nothing, self._scheduling.close
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)

@@ -26,7 +26,7 @@ _CERTIFICATES = ("grpc.tls.enabled", "grpc.tls.mutual")
 # Section → setting → the part that applies it, or RESTART. `*` is the whole section: its part takes
 # it as one value.
 _SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "device": {"id": RESTART},  # the topics and the client id are made of it
+    "device": {"id": RESTART, "clock": RESTART},  # topics and client id are made of the id
     "repository": dict.fromkeys(
         (
             *("paths", "mode", "poll_s", "settle_s", "store", "store_max_bytes"),
@@ -71,7 +71,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         "key": "grpc",
         "client_ca": "grpc",
     },
-    "metrics": dict.fromkeys(("enabled", "host", "port", "insecure", "cpu"), RESTART),
+    "metrics": dict.fromkeys(("enabled", "host", "port", "insecure", "cpu", "gpu"), RESTART),
     "trace": {
         **dict.fromkeys(("level", "rate", "count", "log_frequency"), "trace"),
         "file": RESTART,

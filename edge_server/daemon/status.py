@@ -18,6 +18,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from edge_server.board.watch import BoardCondition, BoardWatch
     from edge_server.cameras.status import CameraStatus
     from edge_server.daemon.reload import SettingsReload
     from edge_server.daemon.status_line import StatusLine
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
+HEALTH_S = 10.0
 NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
@@ -43,7 +45,11 @@ _TOPIC_STATES: Mapping[CameraState, Literal["ok", "degraded", "stalled", "frozen
 
 
 class StatusReport:
-    """Reports the state of models and cameras; a failure to do so ends nothing that works."""
+    """Reports the state of models, cameras and board; a failure to do so ends nothing that works.
+
+    Args:
+        free_bytes: returns directory → free space, for the health of the board.
+    """
 
     def __init__(
         self,
@@ -52,9 +58,15 @@ class StatusReport:
         pipelines: Sequence[LanePipeline],
         publisher: Publisher,
         *,
+        board: BoardWatch,
         line: StatusLine,
         reload: SettingsReload | None = None,
+        free_bytes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._board = board
+        self._free_bytes = free_bytes
+        self._health_due_s = 0.0
+        self._health_of: BoardCondition | None = None
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
@@ -62,7 +74,8 @@ class StatusReport:
         self._reload = reload
         self._line = line
         self._notified = ""
-        self._published: dict[str, tuple[CameraStatus, str]] = {}
+        # With the number of steps of the clock: `since` is published anew after one.
+        self._published: dict[str, tuple[CameraStatus, str, int]] = {}
         self._faults: dict[str, str] = {}
 
     @contextmanager
@@ -72,6 +85,7 @@ class StatusReport:
 
         def tick(_now: float) -> None:
             self._attempt(self._publish_models)
+            self._attempt(self._publish_health)
             self._attempt(self._extend_start)
             worker.wait(LOOK_S)
 
@@ -87,7 +101,9 @@ class StatusReport:
     def report(self, event: str) -> str:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
         status line where it differs from the last one; return that line."""
+        self._board.check()
         self._attempt(self._publish_states)
+        self._attempt(self._publish_health)
         status = self._attempt(self._status)
         changed = status != self._notified
         if notify(event, *([f"STATUS={status}"] if changed else [])):
@@ -118,8 +134,9 @@ class StatusReport:
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)
-            if self._published.get(camera.name) != (status, failure):
-                self._published[camera.name] = status, failure
+            published = status, failure, self._board.condition.clock_steps
+            if self._published.get(camera.name) != published:
+                self._published[camera.name] = published
                 self._publisher.publish_camera_status(
                     camera.name,
                     _TOPIC_STATES.get(status.state, "lost"),
@@ -128,7 +145,8 @@ class StatusReport:
                     failure_reason=pipeline.failure_reason,
                     reason=status.reason,
                     text=status.text,
-                    since_epoch_ns=status.since_epoch_ns,
+                    # By the wall clock of now: that of then may have been in 1970.
+                    since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
                 )
         self._publish_models()
         settings: dict[str, object] = {}
@@ -137,6 +155,14 @@ class StatusReport:
         if self._reload is not None and self._reload.fault:
             settings["not_reloaded"] = self._reload.fault
         self._publisher.publish_online(no_lanes, **settings)
+
+    def _publish_health(self) -> None:
+        """Publish the health of the board every `HEALTH_S`, and where its condition changes."""
+        now_s, condition = time.monotonic(), self._board.condition
+        if now_s < self._health_due_s and condition == self._health_of:
+            return
+        self._health_due_s, self._health_of = now_s + HEALTH_S, condition
+        self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
 
     def _publish_models(self) -> None:
         entries = self._data_plane.index(only_ready=False)

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
+from edge_server.mqtt.health import health
 from edge_server.mqtt.link import Feed, Link
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from edge_server.board.facts import BoardFacts
+    from edge_server.board.watch import BoardCondition
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.topics import Identity
@@ -194,6 +197,19 @@ class Publisher:
         payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes), **more)
         self._put_state(self._topics.status, payload)
         self._feed.online = True
+
+    def publish_health(
+        self,
+        facts: BoardFacts | None,
+        condition: BoardCondition,
+        free_bytes: Mapping[str, int],
+    ) -> None:
+        """Publish the health of the board; see `health`."""
+        mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
+        payload = health(
+            self._identity, facts, condition, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns
+        )
+        self._put_state(self._topics.health, payload)
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""

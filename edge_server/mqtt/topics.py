@@ -75,6 +75,11 @@ class Topics:
         """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
+    @property
+    def health(self) -> str:
+        """Retained: temperatures, power, clocks and drives of the board."""
+        return f"{PREFIX}/{self.device}/health"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
