@@ -172,7 +172,9 @@ class StatusReport:
         self._publisher.publish_models(entries)
 
     def _status(self) -> str:
-        return self._line.text(time.monotonic())
+        # The words alone: a temperature beside them would change the line again and again.
+        board = "".join(f"; {each.partition(':')[0]}" for each in self._board.condition.reasons)
+        return self._line.text(time.monotonic()) + board
 
     def _attempt(self, report: Callable[[], str | None]) -> str:
         """Return the text of `report`; its failure is logged once per fault."""
