@@ -75,6 +75,11 @@ class Topics:
         """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
+    @property
+    def update(self) -> str:
+        """Retained: version, slot, and what became of the last update."""
+        return f"{PREFIX}/{self.device}/update"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
