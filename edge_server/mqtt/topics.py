@@ -80,6 +80,11 @@ class Topics:
         """Retained: temperatures, power, clocks and drives of the board."""
         return f"{PREFIX}/{self.device}/health"
 
+    @property
+    def update(self) -> str:
+        """Retained: version, slot, and what became of the last update."""
+        return f"{PREFIX}/{self.device}/update"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
