@@ -120,6 +120,15 @@ unmount() {
     [ -s "$rootfs/usr/sbin/policy-rc.d" ] || rm "$rootfs/usr/sbin/policy-rc.d"
 }
 
+# NVIDIA leaves the name of the chip open in its list of sources; Orin's is t234.
+name_the_chip() {
+    local list=$rootfs/etc/apt/sources.list.d/nvidia-l4t-apt-source.list
+    if grep -qs '<SOC>' "$list"; then
+        sed -i 's/<SOC>/t234/' "$list"
+        changed "apt: t234 in ${list##*/}"
+    fi
+}
+
 install_packages() {
     local wanted=() package command deb name version sums=$rootfs/usr/lib/edge-server-image/packages.sha256
     while read -r package command; do
@@ -235,6 +244,7 @@ remove_identity() {
 
 echo "$rootfs:"
 mount_for_programs
+name_the_chip
 install_packages
 copy_overlay
 make_user

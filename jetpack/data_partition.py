@@ -3,11 +3,11 @@
 
     data_partition.py IN.xml OUT.xml [--num-sectors N]
 
-The partition `edge_data` comes last before the backup partition table, so that it can grow to the end
-of the disk, whatever its size. It has an id of its own (17, thus /dev/nvme0n1p17), no file, so that
-flashing writes nothing into it, and is formatted and grown on the device by `firstboot`. `reserved`,
-space that NVIDIA keeps for later partitions, gives way to it, and no other partition may grow: APP
-keeps the size that it is flashed with. UDA stays, and stays empty.
+The partition `edge_data` comes last before the backup partition table, so that it can grow to the
+end of the disk, whatever its size. It has an id of its own (17, thus /dev/nvme0n1p17), no file, so
+that flashing writes nothing into it, and is formatted and grown on the device by `firstboot`.
+`reserved`, space that NVIDIA keeps for later partitions, gives way to it, and no other partition
+may grow: APP keeps the size that it is flashed with. UDA stays, and stays empty.
 
 Only the standard library: this runs on the machine that flashes.
 """

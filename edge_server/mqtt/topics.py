@@ -75,6 +75,11 @@ class Topics:
         """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
+    @property
+    def provision(self) -> str:
+        """Retained: the signed provisioning file that somebody published for this device."""
+        return f"{PREFIX}/{self.device}/provision"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
