@@ -85,6 +85,11 @@ class Topics:
         """Retained: version, slot, and what became of the last update."""
         return f"{PREFIX}/{self.device}/update"
 
+    @property
+    def provision(self) -> str:
+        """Retained: the signed provisioning file that somebody published for this device."""
+        return f"{PREFIX}/{self.device}/provision"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
