@@ -22,6 +22,7 @@ from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.cli.power import add_power
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
 from edge_server.process.masking import masked
 
@@ -136,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
+
+    add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 

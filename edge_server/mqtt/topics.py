@@ -75,6 +75,11 @@ class Topics:
         """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
+    @property
+    def plans(self) -> str:
+        """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
+        return f"{PREFIX}/{self.device}/plans"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"

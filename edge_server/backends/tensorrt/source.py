@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.options import no_such_core, on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import PlanCache, ensure_plan
-from edge_server.backends.tensorrt.plan_build.events import BuildProgress
+from edge_server.backends.tensorrt.plan_build.cache import (
+    PlanCache,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
+from edge_server.backends.tensorrt.plan_build.events import BuildProgress, Step
 from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.backends.tensorrt.plan_build.side_car import (
     cautions,
@@ -67,31 +72,41 @@ class PlanSource:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
             Unavailable: the NVDLA core does not exist, or a plan could not be built now.
         """
-        plan, core, faults = self.check(facts, placement)
+        plan, core, faults = self._check(facts, placement)
         if not faults:
             self._warn(plan, facts)
             return plan, core
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
-        require_path(self._onnx, self._model)
-        for fault in faults:
-            log.info("model %s: a plan is built: %s", self._model, fault)
+        self._log_build(faults)
         built = self._built(plan.name, facts, core)
         self._warn(built, facts)
         return built, core
 
-    def check(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, int | None, list[str]]:
-        """Return the plan in the version directory, its NVDLA core, and why it cannot be used.
+    def refresh(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, bool]:
+        """Return a plan that fits `placement`, and whether it was built now.
+
+        With `auto_build` it is the one that `find` will return, from the cache; otherwise it is
+        built in the version directory.
 
         Raises:
-            ModelConfigError: a file cannot be read.
-            Unavailable: the NVDLA core does not exist.
+            EdgeServerError: no plan fits, and none could be built.
         """
-        core = self._dla_core(facts, placement)
-        plan = self._directory / plan_name(self._config, facts.compute_capability)
-        if core != placement.dla_core:
-            plan = on_gpu_alone(plan)
-        return plan, core, self._faults(plan, facts, core)
+        if self._parameters.auto_build:
+            plan, _ = self.find(facts, placement)
+            return plan, plan in self._new
+        plan, core, faults = self._check(facts, placement)
+        if not faults:
+            return plan, False
+        self._log_build(faults)
+        options = replace(build_options_of(self._config), dla_core=core)
+        with (
+            self._progress(plan.name, facts) as progress,
+            build_lock(lambda: progress(Step("waiting for another build"))),
+        ):
+            timings = _cache().timing_cache
+            make_plan(self._onnx, plan, options, build, progress, timing_cache=timings)
+        return plan, True
 
     def instead(
         self, refused: Path, facts: DeviceFacts, core: int | None, why: ModelConfigError
@@ -109,6 +124,21 @@ class PlanSource:
         log.warning("model %s: a plan is built: %s", self._model, why)
         _cache().forget(refused)
         return self._built(refused.name, facts, core)
+
+    def _check(
+        self, facts: DeviceFacts, placement: Placement
+    ) -> tuple[Path, int | None, list[str]]:
+        """Return the plan in the version directory, its NVDLA core, and why it cannot be used.
+
+        Raises:
+            ModelConfigError: a file cannot be read.
+            Unavailable: the NVDLA core does not exist.
+        """
+        core = self._dla_core(facts, placement)
+        plan = self._directory / plan_name(self._config, facts.compute_capability)
+        if core != placement.dla_core:
+            plan = on_gpu_alone(plan)
+        return plan, core, self._faults(plan, facts, core)
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -145,9 +175,18 @@ class PlanSource:
         for caution in cautions(side_car, facts, self._model) if side_car is not None else ():
             log.warning("model %s: %s: %s", self._model, plan, caution)
 
+    def _log_build(self, faults: list[str]) -> None:
+        """Raises: ModelConfigError: there is no ONNX file to build from."""
+        require_path(self._onnx, self._model)
+        for fault in faults:
+            log.info("model %s: a plan is built: %s", self._model, fault)
+
+    def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
+        return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
+
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         options = replace(build_options_of(self._config), dla_core=core)
-        with BuildProgress(self._model, name, facts.tensorrt, self._on_progress) as progress:
+        with self._progress(name, facts) as progress:
             plan, is_new = ensure_plan(
                 self._onnx,
                 options,
