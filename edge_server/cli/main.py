@@ -23,6 +23,7 @@ from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
@@ -139,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
+
+    add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 

@@ -90,6 +90,11 @@ class Topics:
         """Retained: the signed provisioning file that somebody published for this device."""
         return f"{PREFIX}/{self.device}/provision"
 
+    @property
+    def plans(self) -> str:
+        """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
+        return f"{PREFIX}/{self.device}/plans"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
