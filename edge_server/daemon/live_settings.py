@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from edge_server.settings import Settings
 
 RESTART: Final = "restart"
+# Settings of a unit of its own, which reads the file when it starts.
+POWER: Final = "edge-server-power.service"
 # The certificates of a listener can be changed while it stays as it is in the other respects.
 _CERTIFICATES = ("grpc.tls.enabled", "grpc.tls.mutual")
 
-# Section → setting → the part that applies it, or RESTART. `*` is the whole section: its part takes
-# it as one value.
+# Section → setting → the part that applies it, RESTART or POWER. `*` is the whole section: its part
+# takes it as one value.
 _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "device": {"id": RESTART, "clock": RESTART},  # topics and client id are made of the id
     "repository": dict.fromkeys(
@@ -78,6 +80,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "mqtt": {"*": "broker"},
     "cameras": {"*": "cameras"},
+    "power": {"mode": POWER, "clocks": POWER},
     "log": {
         **dict.fromkeys(("verbose", "info", "warning", "error", "format"), "log"),
         "file": RESTART,
@@ -99,7 +102,7 @@ class Difference:
 
     Attributes:
         name: `grpc.port`; of a section that one part takes as a whole, the section.
-        part: the part that applies it; RESTART if none does.
+        part: the part that applies it; RESTART or POWER if none does.
         old, new: for people, without secrets.
     """
 

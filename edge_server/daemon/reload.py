@@ -7,7 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.daemon.live_settings import RESTART, differences
+from edge_server.daemon.live_settings import POWER, RESTART, differences
 from edge_server.daemon.status import notify
 from edge_server.errors import EdgeServerError
 from edge_server.process.worker import Worker
@@ -123,6 +123,9 @@ class SettingsReload:
         for line in wanted.without_effect():
             if line not in self._applied.without_effect():
                 log.warning("%s", line)
+        for each in found:
+            if each.part == POWER:
+                log.warning("settings: %s: systemctl restart %s applies it", each, POWER)
         self._applied = wanted
         waiting = [each for each in differences(self._at_start, wanted) if each.part == RESTART]
         self.restart_needed = tuple(each.name for each in waiting)
@@ -160,5 +163,7 @@ def _changes(found: list[Difference], texts: Mapping[str, str]) -> list[str]:
     """Return what has changed: in the words of the part, or else as old and new values."""
     worded = [f"{part}: {text}" for part, text in texts.items() if text]
     return worded + [
-        str(each) for each in found if each.part != RESTART and each.name not in _WORDED
+        str(each)
+        for each in found
+        if each.part not in {RESTART, POWER} and each.name not in _WORDED
     ]

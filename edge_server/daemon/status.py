@@ -9,6 +9,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.board.state_directory import state_directory
+from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
@@ -77,6 +79,7 @@ class StatusReport:
         # With the number of steps of the clock: `since` is published anew after one.
         self._published: dict[str, tuple[CameraStatus, str, int]] = {}
         self._faults: dict[str, str] = {}
+        self._update = RecordFile(state_directory())
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -84,6 +87,7 @@ class StatusReport:
         built."""
 
         def tick(_now: float) -> None:
+            self._attempt(self._publish_update)
             self._attempt(self._publish_models)
             self._attempt(self._publish_health)
             self._attempt(self._extend_start)
@@ -149,6 +153,7 @@ class StatusReport:
                     since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
                 )
         self._publish_models()
+        self._publish_update()
         settings: dict[str, object] = {}
         if self._reload is not None and self._reload.restart_needed:
             settings["restart_needed"] = self._reload.restart_needed
@@ -163,6 +168,10 @@ class StatusReport:
             return
         self._health_due_s, self._health_of = now_s + HEALTH_S, condition
         self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
+
+    def _publish_update(self) -> None:
+        # An update engine writes it at any time: before this daemon starts, and when it commits.
+        self._publisher.publish_update(self._update.read())
 
     def _publish_models(self) -> None:
         entries = self._data_plane.index(only_ready=False)

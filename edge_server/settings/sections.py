@@ -175,6 +175,19 @@ class LogSection(Section, frozen=True):
     file: str | None = None
 
 
+class Power(Section, frozen=True):
+    """`[power]`: what `edge-server power apply` sets on a Jetson, at boot; None leaves it as it is.
+
+    Attributes:
+        mode: name or number of a mode of nvpmodel: `MAXN`, `15W`, 0.
+        clocks: `max` pins all clocks to the highest of the mode (jetson_clocks); `auto` leaves them
+            to the kernel.
+    """
+
+    mode: Annotated[str, msgspec.Meta(min_length=1)] | Count | None = None
+    clocks: Literal["auto", "max"] | None = None
+
+
 class RateLimitResourceSection(Section, frozen=True):
     """The amount of one resource; with `device` -1 the amount on each device."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.daemon import reload
 from edge_server.daemon.daemon import Daemon
-from edge_server.daemon.live_settings import RESTART, TABLE, differences
+from edge_server.daemon.live_settings import POWER, RESTART, TABLE, differences
 from edge_server.daemon.reload import Part, SettingsReload
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
@@ -19,6 +19,7 @@ from edge_server.settings import (
     LogSection,
     Metrics,
     Mqtt,
+    Power,
     Repository,
     Restriction,
     Serving,
@@ -190,6 +191,20 @@ def test_each_setting_that_needs_a_restart_is_named_with_both_values(
     assert notified[-1] == "READY=1"
 
 
+def test_what_another_unit_applies_names_that_unit_and_no_restart(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made, requested = reloading(Cameras(), lambda: Settings(power=Power(mode="MAXN")))
+    requested.set()
+    made.tick(0.0)
+    assert (
+        'settings: power.mode: null -> "MAXN": systemctl restart edge-server-power.service applies '
+        "it" in caplog.text
+    )
+    assert made.restart_needed == ()
+    assert notified
+
+
 def test_the_summary_names_what_was_applied(
     notified: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,7 +281,7 @@ def test_every_part_of_the_table_is_one_of_the_daemon(tmp_path: Path) -> None:
         reload_requested=Requests(),
     )
     assert daemon._reload is not None
-    assert daemon._reload._parts.keys() | {RESTART} == set(TABLE.values())
+    assert daemon._reload._parts.keys() | {RESTART, POWER} == set(TABLE.values())
 
 
 def test_a_difference_is_named_by_its_own_key() -> None:
