@@ -129,8 +129,8 @@ class LaneFrame:
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
         failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
             state.
-        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
-            empty where it is nothing.
+        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`,
+            a line each; empty where it is nothing.
         clock: how the capture time is known; see `Frame`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.

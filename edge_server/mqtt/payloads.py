@@ -56,7 +56,7 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
         reasons.append("lane_not_finite")
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
+        reasons += [as_utf8(line[:_LONGEST_REASON]) for line in frame.degraded.splitlines()]
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")

@@ -136,6 +136,7 @@ class CameraSection(Section, frozen=True):
             they are published are stale. Lanes older than 1 s are never published.
         color_matrix: overrides the matrix that the camera reports for its YUV images.
         color_range: likewise the range of their values.
+        calibration: the file of `edge-server calibrate`; without it lanes are in pixels alone.
     """
 
     uri: str
@@ -146,6 +147,7 @@ class CameraSection(Section, frozen=True):
     max_age_ms: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
     color_matrix: Literal["bt601", "bt709"] | None = None
     color_range: Literal["limited", "full"] | None = None
+    calibration: str | None = None
 
 
 class LogSection(Section, frozen=True):
