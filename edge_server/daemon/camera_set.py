@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
@@ -93,6 +94,7 @@ class CameraSet:
         models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
+        board: returns what is wrong with the device itself.
     """
 
     def __init__(
@@ -104,12 +106,14 @@ class CameraSet:
         on_removed: Callable[[str], None] = lambda _: None,
         *,
         kinds: Mapping[str, SourceKind] | None = None,
+        board: Callable[[], BoardCondition] = BoardCondition,
     ) -> None:
         self.models = models
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
         self._on_removed = on_removed
         self._kinds = kinds
+        self._board = board
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
@@ -259,6 +263,7 @@ class CameraSet:
             shares=self._shares[section.model],
             priority=section.priority,
             max_age_ms=section.max_age_ms,
+            board=self._board,
             locator=None if calibration is None else LaneLocator(calibration),
         )
         return _Entry(section, options, calibration, pipeline)

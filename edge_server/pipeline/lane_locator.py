@@ -79,6 +79,4 @@ class LaneLocator:
 
 
 def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
-    """Return the frame with one more reason; the camera's own comes first."""
-    reasons = f"{lane_frame.degraded}\n{reason}" if lane_frame.degraded else reason
-    return replace(lane_frame, degraded=reasons)
+    return replace(lane_frame, degraded=(*lane_frame.degraded, reason))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
@@ -80,6 +81,7 @@ class LanePipeline:
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
+        board: returns what is wrong with the device itself; called for every frame.
         locator: of the camera's calibration; None where it has none.
 
     Attributes:
@@ -102,6 +104,7 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
+        board: Callable[[], BoardCondition] = BoardCondition,
         locator: LaneLocator | None = None,
     ) -> None:
         self.camera = camera
@@ -119,6 +122,7 @@ class LanePipeline:
         self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
+        self._board = board
         self._locator = locator
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
@@ -169,7 +173,8 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
         self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
-            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
+            reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
+            lane_frame = replace(lane_frame, degraded=reasons)
         if self._locator is not None:
             lane_frame = self._locator.locate(lane_frame)
         self._give(lane_frame, frame)
@@ -307,6 +312,7 @@ class LanePipeline:
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
+        board = self._board()
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
@@ -318,6 +324,8 @@ class LanePipeline:
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
+            degraded=board.reasons,
+            wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
@@ -358,7 +366,7 @@ class LanePipeline:
             latency_us=StageLatency(),
             failure=status.text,
             failure_reason=status.reason,
-            degraded="",
+            degraded=self._board().reasons,
         )
         self._give(absent, None)
 
