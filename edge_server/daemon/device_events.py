@@ -1,4 +1,4 @@
-"""DeviceEvents: changes of cameras and models become events, once each."""
+"""DeviceEvents: changes of cameras, models and the device become events, once each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.snapshot import LoadedModel, ModelEntry
     from edge_server.pipeline.event_log import EventLog, Ticket
-    from edge_server.pipeline.events import EventPhase
+    from edge_server.pipeline.events import EventKind, EventPhase
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.
 _ROLLED_BACK = "rolled back: "
 
 
 class DeviceEvents:
-    """Compares what cameras and models are with what they were; for one thread, again and again.
+    """Compares what cameras, models and the device are with what they were; for one thread.
 
     The first look at a camera that never had a fault, or at a model that serves, is no event.
 
@@ -36,6 +36,7 @@ class DeviceEvents:
         self._models: dict[str, LoadedModel] = {}  # the newest version that serves
         self._reasons: dict[str, str] = {}
         self._unavailable: dict[str, Ticket] = {}
+        self._degraded: dict[str, Ticket] = {}
 
     def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
         """Put what has changed of the present cameras; of those that are gone, their faults end."""
@@ -53,6 +54,15 @@ class DeviceEvents:
             if fault:
                 event = self._event("begin", fault, status.text, camera=name)
                 self._cameras[name] = fault, self._log.put(event)
+
+    def see_device(self, reasons: Iterable[str]) -> None:
+        """Put what degrades all lanes: the reasons that begin and end, each as `word: text`."""
+        present = {word: text for word, _, text in (each.partition(": ") for each in reasons)}
+        for word in self._degraded.keys() - present.keys():
+            event = self._event("end", word, "the device is as it should be")
+            self._log.put(event, self._degraded.pop(word))
+        for word in present.keys() - self._degraded.keys():
+            self._degraded[word] = self._log.put(self._event("begin", word, present[word]))
 
     def see_models(self, entries: Iterable[ModelEntry]) -> None:
         """Put which versions serve now, were rolled back, or cannot serve."""
@@ -119,8 +129,11 @@ class DeviceEvents:
         model: str = "",
         version: str = "",
     ) -> Event:
+        kind: EventKind = "degraded"
+        if camera or model:
+            kind = "camera" if camera else "model"
         return Event(
-            "camera" if camera else "model",
+            kind,
             phase,
             cause,
             text,

@@ -197,7 +197,10 @@ def _open(path: Path) -> sqlite3.Connection:
                     path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
             return _connect(path)
     except sqlite3.OperationalError as error:
-        raise Unavailable(f"{path}: events cannot be kept there: {error}") from error
+        raise Unavailable(
+            f"{path}: events cannot be kept there: {error}; if another daemon has the file, give "
+            "this one another events.file"
+        ) from error
     except OSError as error:
         raise SettingsError(f"{path}: events cannot be kept there: {error.strerror}") from error
 
@@ -206,6 +209,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     # The worker writes; the daemon's main thread opens.
     file = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
     try:
+        # Another daemon with the same file would give the same ids.
+        file.execute("PRAGMA locking_mode=EXCLUSIVE")
         file.execute("PRAGMA journal_mode=WAL")
         file.execute("PRAGMA synchronous=FULL")
         file.execute("CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, event BLOB)")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from edge_server.pipeline.events import EventKind, EventPhase
     from edge_server.pipeline.vehicle import VehicleState
 
+# As `LaneLocator` begins its reasons.
+_CALIBRATION = "calibration_"
 _ENDINGS = {
     "returned": "the vehicle is back in its lane",
     "lane_changed": "the vehicle has changed its lane",
@@ -91,7 +93,9 @@ class RoadEvents:
             )
 
     def _follow_degraded(self, frame: LaneFrame) -> None:
-        cause, _, text = frame.degraded.partition(": ")
+        # Faults of the camera and of the device are events of their own.
+        of_road = (each for each in frame.degraded if each.startswith(_CALIBRATION))
+        cause, _, text = next(of_road, "").partition(": ")
         before = self._degraded
         if cause == ("" if before is None else before[0]):
             return

@@ -35,6 +35,10 @@ class Seen:
         self.events.see_models(entries)
         return self._new()
 
+    def device(self, *reasons: str) -> list[tuple[str, ...]]:
+        self.events.see_device(reasons)
+        return [(phase, cause) for _, phase, cause in self._new()]
+
     def _new(self) -> list[tuple[str, ...]]:
         before = self.log.newest
         # With something to write a tick does not wait.
@@ -123,3 +127,11 @@ def test_a_removed_model_is_an_event() -> None:
     seen = Seen()
     seen.models(ready("lanes", 1, model()))
     assert seen.models() == [("lanes", "begin", "removed")]
+
+
+def test_what_degrades_the_device_begins_and_ends_by_its_word() -> None:
+    seen = Seen()
+    assert seen.device() == []
+    assert seen.device("throttled: 92 C") == [("begin", "throttled")]
+    assert seen.device("throttled: 93 C", "undervoltage: 2 times") == [("begin", "undervoltage")]
+    assert seen.device("undervoltage: 2 times") == [("end", "throttled")]

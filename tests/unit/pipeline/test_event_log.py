@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import SettingsError
+from edge_server.errors import SettingsError, Unavailable
 from edge_server.pipeline import event_log
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
@@ -26,6 +26,13 @@ def event(cause: str = "left") -> Event:
 def tick(events: EventLog, now: float = 0.0) -> None:
     # With something to write it does not wait.
     events._tick(now)
+
+
+def opened_again(events: EventLog, tmp_path: Path) -> EventLog:
+    """Return the log of a daemon that starts after the first one was killed: it ended nothing."""
+    assert events._file is not None
+    events._file.close()
+    return EventLog(tmp_path / "events.db", kept=events._kept)
 
 
 def causes(events: EventLog, after: int = 0) -> list[str]:
@@ -60,8 +67,7 @@ def test_events_and_their_readers_survive_a_kill(tmp_path: Path) -> None:
     add(first, "a", "b")
     first.acknowledge("mqtt", 1)
     add(first, "c")
-    # No end: the process was killed.
-    second = EventLog(tmp_path / "events.db")
+    second = opened_again(first, tmp_path)
     assert causes(second) == ["a", "b", "c"]
     assert second.acknowledged("mqtt") == 1
     assert second.acknowledged("other") == 0
@@ -74,7 +80,7 @@ def test_the_oldest_are_forgotten_on_disk_too(tmp_path: Path) -> None:
     for n in range(35):
         add(events, str(n))
     assert causes(events) == [str(n) for n in range(25, 35)]
-    assert causes(EventLog(tmp_path / "events.db", kept=10)) == [str(n) for n in range(25, 35)]
+    assert causes(opened_again(events, tmp_path)) == [str(n) for n in range(25, 35)]
 
 
 def test_a_crowd_that_no_disk_took_is_bounded_and_counted() -> None:
@@ -103,7 +109,7 @@ def test_a_full_disk_delays_nothing_and_is_caught_up(
     assert caplog.text.count("disk is full") == 1
     monkeypatch.setattr(event_log, "_store", store)
     add(events, "d", now=2.0)
-    assert causes(EventLog(tmp_path / "events.db")) == ["a", "b", "c", "d"]
+    assert causes(opened_again(events, tmp_path)) == ["a", "b", "c", "d"]
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,6 +125,12 @@ def test_a_place_that_cannot_hold_the_file_is_an_error_of_the_settings(tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="events cannot be kept there"):
         EventLog(tmp_path / "file" / "events.db")
+
+
+def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
+    add(EventLog(tmp_path / "events.db"), "a")
+    with pytest.raises(Unavailable, match="give this one another events.file"):
+        EventLog(tmp_path / "events.db")
 
 
 def test_what_arrives_before_the_end_is_written(tmp_path: Path) -> None:

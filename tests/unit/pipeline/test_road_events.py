@@ -80,16 +80,18 @@ def test_a_lane_change_begins_and_ends() -> None:
     assert (other.phase, other.cause) == ("begin", "right")
 
 
-def test_degraded_lanes_begin_and_end_by_their_reason() -> None:
-    reasons = ["", "throttled: 92 C", "throttled: 93 C", "dark: night", ""]
+def test_a_calibration_that_is_wrong_begins_and_ends() -> None:
+    drift = "calibration_drift: 0.7 degrees down"
+    size = "calibration_size: another shape"
+    reasons = [(), ("dark: night", drift), (drift, "throttled: 93 C"), (size,), ("dark: night",)]
     events = seen(*(frame(n, degraded=reason) for n, reason in enumerate(reasons)))
     assert [(each.phase, each.cause, each.frame_id) for each in events] == [
-        ("begin", "throttled", 1),
-        ("end", "throttled", 3),
-        ("begin", "dark", 3),
-        ("end", "dark", 4),
+        ("begin", "calibration_drift", 1),
+        ("end", "calibration_drift", 3),
+        ("begin", "calibration_size", 3),
+        ("end", "calibration_size", 4),
     ]
-    assert events[0].text == "92 C"
+    assert events[0].text == "0.7 degrees down"
 
 
 def test_a_frame_without_lanes_ends_no_lane_change() -> None:
