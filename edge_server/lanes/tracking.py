@@ -66,8 +66,8 @@ class LaneTracker:
         half_width_m: from the vehicle's middle to the outer edge of its wheels.
 
     Attributes:
-        lane_change: the side to which the vehicle is changing its lane: its wheels on one side are
-            well beyond a marking.
+        lane_change: the side to which the vehicle is changing its lane, from when a marking is
+            below its inner half until it has passed the vehicle.
     """
 
     def __init__(self, half_width_m: float = 0.95) -> None:
@@ -185,7 +185,7 @@ class LaneTracker:
             crossing, self.lane_change = None, "none"
         if crossing is None:
             for track in self._tracks:
-                across = abs(track.offset_m) < self._half_width_m - _CROSSED_M
+                across = abs(track.offset_m) < self._half_width_m / 2
                 if track.confirmed and not track.unseen_s and across:
                     crossing, self.lane_change = track, "left" if track.left else "right"
                     break
