@@ -23,6 +23,7 @@ from edge_server.daemon.model_parts import (
     python_of,
 )
 from edge_server.daemon.reload import Part, SettingsReload
+from edge_server.daemon.road_parts import event_log, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
@@ -36,6 +37,7 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
@@ -126,6 +128,8 @@ class Daemon:
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
+        self.vehicle = VehicleInputs()
+        self.events = event_log(settings)
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
@@ -138,6 +142,9 @@ class Daemon:
             camera_models,
             latency.forget,
             board=lambda: board.condition,
+            road=lambda calibration: road_follower(
+                settings, calibration, self.vehicle, self.events
+            ),
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -168,6 +175,7 @@ class Daemon:
                 self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
             ),
             reload=self._reload,
+            events=self.events,
         )
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
@@ -255,6 +263,7 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
         if (metrics := self._metrics) is not None:
@@ -328,8 +337,7 @@ class Daemon:
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = self._cameras.workers()
-        workers += self._publisher.workers()
+        workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
         parts = (self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):

@@ -81,6 +81,10 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "mqtt": {"*": "broker"},
     "cameras": {"*": "cameras"},
     "power": {"mode": POWER, "clocks": POWER},
+    # A camera's follower of the road is made with them.
+    "vehicle": {"width_m": RESTART},
+    "lane_departure": dict.fromkeys(("enabled", "time_to_line_s", "min_speed_mps"), RESTART),
+    "events": {"file": RESTART, "kept": RESTART},
     "log": {
         **dict.fromkeys(("verbose", "info", "warning", "error", "format"), "log"),
         "file": RESTART,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.board.state_directory import state_directory
 from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
+from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,11 @@ class StatusReport:
         board: BoardWatch,
         line: StatusLine,
         reload: SettingsReload | None = None,
+        events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._board = board
+        self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
         self._health_due_s = 0.0
         self._health_of: BoardCondition | None = None
@@ -108,6 +112,7 @@ class StatusReport:
         self._board.check()
         self._attempt(self._publish_states)
         self._attempt(self._publish_health)
+        self._attempt(self._see_events)
         status = self._attempt(self._status)
         changed = status != self._notified
         if notify(event, *([f"STATUS={status}"] if changed else [])):
@@ -160,6 +165,11 @@ class StatusReport:
         if self._reload is not None and self._reload.fault:
             settings["not_reloaded"] = self._reload.fault
         self._publisher.publish_online(no_lanes, **settings)
+
+    def _see_events(self) -> None:
+        self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
+        self._events.see_models(self._data_plane.index(only_ready=False))
+        self._events.see_device(self._board.condition.reasons)
 
     def _publish_health(self) -> None:
         """Publish the health of the board every `HEALTH_S`, and where its condition changes."""

@@ -157,6 +157,43 @@ class CameraSection(Section, frozen=True):
     calibration: str | None = None
 
 
+class Vehicle(Section, frozen=True):
+    """`[vehicle]`: the vehicle that carries the cameras.
+
+    Attributes:
+        width_m: between the outer edges of its front wheels.
+    """
+
+    width_m: Annotated[float, msgspec.Meta(ge=0.5, le=4.0)] = 1.9
+
+
+class LaneDeparture(Section, frozen=True):
+    """`[lane_departure]`: when a warning begins; it needs a camera with a calibration.
+
+    Attributes:
+        time_to_line_s: so long before a wheel is on the boundary. ISO 17361 allows 0.75 m inside,
+            at the earliest, where the vehicle drifts at up to 0.5 m/s.
+        min_speed_mps: no warning below; where the vehicle's speed is not known, at every speed.
+    """
+
+    enabled: bool = True
+    time_to_line_s: Annotated[float, msgspec.Meta(ge=0, le=1.5)] = 1.0
+    min_speed_mps: Annotated[float, msgspec.Meta(ge=0, le=50)] = 16.7
+
+
+class EventsSection(Section, frozen=True):
+    """`[events]`: events with their ids, kept for those who may not miss one.
+
+    Attributes:
+        file: SQLite. None is `events.db` in systemd's state directory; without systemd, events are
+            kept in memory alone, and their ids begin at 1 with every start.
+        kept: number of events; the oldest are forgotten.
+    """
+
+    file: str | None = None
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
+
+
 class LogSection(Section, frozen=True):
     """`[log]`: which lines are logged and where; `verbose` 1 and more adds debug lines.
 
