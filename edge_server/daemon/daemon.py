@@ -304,7 +304,7 @@ class Daemon:
         """
         # systemd's own stop timeout may be shorter than the configured one.
         timeout_us = round(1e6 * (self._exit_timeout_s + FAREWELL_S))
-        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={timeout_us}")
+        notify("STOPPING=1", "STATUS=stopping", f"EXTEND_TIMEOUT_USEC={timeout_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
