@@ -104,6 +104,19 @@ class LogSwitches(logging.Filter):
                 handler.addFilter(self)  # once, however often it is added
             return settings
 
+    def apply(self, section: LogSection) -> None:
+        """Apply what `[log]` says, except the file."""
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler.formatter, LogFormatter):
+                handler.formatter.json = section.format == "json"
+        self.change(
+            info=section.info,
+            warning=section.warning,
+            error=section.error,
+            verbose_level=section.verbose,
+            iso8601=section.format == "ISO8601",
+        )
+
     def filter(self, record: logging.LogRecord) -> bool:
         settings = self.settings
         if record.levelno >= logging.ERROR:
@@ -244,13 +257,7 @@ def set_up_logging(settings: LogSection) -> LogSwitches:
         except OSError as error:
             raise _not_writable(settings.file, error) from error
     journal = settings.file is None and journal_listens()
-    handler.setFormatter(LogFormatter(switches, json=settings.format == "json", journal=journal))
+    handler.setFormatter(LogFormatter(switches, journal=journal))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    switches.change(
-        info=settings.info,
-        warning=settings.warning,
-        error=settings.error,
-        verbose_level=settings.verbose,
-        iso8601=settings.format == "ISO8601",
-    )
+    switches.apply(settings)
     return switches

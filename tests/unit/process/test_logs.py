@@ -184,3 +184,18 @@ def test_json_in_the_journal_has_its_priority(
     output = capsys.readouterr().err
     assert output.startswith('<4>{"time": ')
     assert json.loads(output[3:])["text"] == "it warns"
+
+
+def test_other_settings_apply_to_the_lines_from_then_on(root: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(LogSection(file=str(path)))
+    log.debug("left out")
+    switches.apply(LogSection(verbose=1, warning=False, format="json"))
+    log.debug("debug")
+    log.warning("left out")
+    switches.apply(LogSection())
+    log.warning("warning")
+    first, second = path.read_text().splitlines()
+    assert json.loads(first)["text"] == "debug"
+    assert second.endswith("WARNING warning")
+    assert root.level == logging.INFO
