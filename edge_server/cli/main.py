@@ -23,7 +23,7 @@ from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
+from edge_server.process.logs import end_logging, journal_prefix, logs_json, set_up_logging
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     except errors.EdgeServerError as error:
         code = _report(error)
     daemon.stop()
-    logging.shutdown()
+    end_logging()
     # A thread that hangs in a model or a driver would keep the interpreter from exiting.
     os._exit(code)
 
