@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
@@ -20,6 +23,7 @@ from edge_server.daemon.model_parts import (
     chosen_scheduling,
     following_control,
     python_of,
+    store_directory,
 )
 from edge_server.daemon.reload import SettingsReload
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
@@ -35,6 +39,7 @@ from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import free_bytes
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
@@ -131,6 +136,7 @@ class Daemon:
             latency.forget,
             board=lambda: board.condition,
         )
+        disks = partial(_free_bytes, _directories(settings))
         self._metrics = None
         if settings.metrics.enabled:
             sources = Sources(
@@ -142,11 +148,17 @@ class Daemon:
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
                 board,
+                free_bytes=disks,
                 gpu=settings.metrics.gpu,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
-            self.data_plane, self.control, self._cameras.pipelines, publisher, board=board
+            self.data_plane,
+            self.control,
+            self._cameras.pipelines,
+            publisher,
+            board=board,
+            free_bytes=disks,
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -288,6 +300,25 @@ class Daemon:
 
 def _nothing() -> None:
     """What a part does that needs no start, or no stop."""
+
+
+def _directories(settings: Settings) -> list[Path]:
+    """Return the directories that the daemon writes to."""
+    found = [state_directory()]
+    if settings.repository.mode == "poll":
+        found.append(store_directory(settings.repository))
+    if settings.trace.file:
+        found.append(Path(settings.trace.file).absolute().parent)
+    return found
+
+
+def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
+    """Return the free space of the directories that exist."""
+    found = {}
+    for directory in directories:
+        with suppress(OSError):
+            found[str(directory)] = free_bytes(directory)
+    return found
 
 
 def _publisher(settings: Settings) -> Publisher | None:
