@@ -26,6 +26,7 @@ from edge_server.daemon.model_parts import (
     store_directory,
 )
 from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.road_parts import event_log, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
@@ -38,6 +39,7 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
 from edge_server.process.worker import check_progress
@@ -128,6 +130,8 @@ class Daemon:
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
+        self.vehicle = VehicleInputs()
+        self.events = event_log(settings)
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
@@ -135,6 +139,9 @@ class Daemon:
             camera_models,
             latency.forget,
             board=lambda: board.condition,
+            road=lambda calibration: road_follower(
+                settings, calibration, self.vehicle, self.events
+            ),
         )
         disks = partial(_free_bytes, _directories(settings))
         self._metrics = None
@@ -159,6 +166,7 @@ class Daemon:
             publisher,
             board=board,
             free_bytes=disks,
+            events=self.events,
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -214,6 +222,7 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
         if (metrics := self._metrics) is not None:
@@ -290,7 +299,7 @@ class Daemon:
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = self._cameras.workers()
+        workers = [*self._cameras.workers(), self.events.worker]
         parts = (self._publisher, self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):

@@ -9,7 +9,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.board.state_directory import state_directory
+from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
+from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 log = logging.getLogger(__name__)
@@ -59,9 +63,11 @@ class StatusReport:
         publisher: Publisher | None,
         *,
         board: BoardWatch,
+        events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._board = board
+        self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
         self._health_due_s = 0.0
         self._health_of: BoardCondition | None = None
@@ -72,6 +78,7 @@ class StatusReport:
         # With the number of steps of the clock: `since` is published anew after one.
         self._published: dict[str, tuple[CameraStatus, str, int]] = {}
         self._faults: dict[str, str] = {}
+        self._update = RecordFile(state_directory())
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -79,6 +86,7 @@ class StatusReport:
         built."""
 
         def tick(_now: float) -> None:
+            self._attempt(self._publish_update)
             self._attempt(self._publish_models)
             self._attempt(self._publish_health)
             self._attempt(self._extend_start)
@@ -99,6 +107,7 @@ class StatusReport:
         self._board.check()
         self._attempt(self._publish_states)
         self._attempt(self._publish_health)
+        self._attempt(self._see_events)
         status = self._attempt(self._status)
         notify(event, f"STATUS={status}")
         return status
@@ -143,7 +152,13 @@ class StatusReport:
                     since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
                 )
         self._publish_models()
+        self._publish_update()
         self._publisher.publish_online(no_lanes)
+
+    def _see_events(self) -> None:
+        self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
+        self._events.see_models(self._data_plane.index(only_ready=False))
+        self._events.see_device(self._board.condition.reasons)
 
     def _publish_health(self) -> None:
         """Publish the health of the board every `HEALTH_S`, and where its condition changes."""
@@ -152,6 +167,11 @@ class StatusReport:
             return
         self._health_due_s, self._health_of = now_s + HEALTH_S, condition
         self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
+
+    def _publish_update(self) -> None:
+        # An update engine writes it at any time: before this daemon starts, and when it commits.
+        if self._publisher is not None:
+            self._publisher.publish_update(self._update.read())
 
     def _publish_models(self) -> None:
         if self._publisher is None:

@@ -129,9 +129,8 @@ class LaneFrame:
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
         failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
             state.
-        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
-            empty where it is nothing.
-        board: what is wrong with the device itself, each as `reason: text`.
+        degraded: what is wrong though lanes are detected, each as `reason: text`: with the camera,
+            its calibration, or the device.
         clock: how the capture time is known; see `Frame`.
         wall_clock: how far `capture_epoch_ns` can be believed; see `ClockState`.
         uncertainty_ns: of the capture time; 0 where it is not known.
@@ -153,8 +152,7 @@ class LaneFrame:
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
     failure_reason: str = "model_failed"
-    degraded: str = ""
-    board: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
     wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
     clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
     uncertainty_ns: int = 0

@@ -19,6 +19,7 @@ import numpy as np
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
+    from edge_server.board.update_record import UpdateRecord
     from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
     from edge_server.mqtt.topics import Identity
 
@@ -31,6 +32,7 @@ DeviceState = Literal["starting", "online", "offline"]
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame
 _UPPER = np.triu_indices(4)
+_OF_UPDATE = ("slot", "state", "target", "result", "engine")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,12 +56,9 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
         reasons.append("lane_not_finite")
-    if frame.board:
-        status = "FRAME_STATUS_DEGRADED"
-        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.board]
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
@@ -123,6 +122,18 @@ def meta(identity: Identity) -> bytes:
             "schemas": [SCHEMA],
         }
     )
+
+
+def update(identity: Identity, record: UpdateRecord) -> bytes:
+    """Return the version that runs, its slot, and what became of the last update.
+
+    Args:
+        identity: of this device; `version` is the one that runs.
+        record: `slot` is empty on a device without slots; `changed_s` is 0 before any update.
+    """
+    since = rfc3339(record.changed_s * 1_000_000_000) if record.changed_s else ""
+    fields = {name: as_utf8(getattr(record, name)) for name in _OF_UPDATE}
+    return _encode({"version": identity.version, **fields, "since": since})
 
 
 def camera_status(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from edge_server.board.facts import BoardFacts
+    from edge_server.board.update_record import UpdateRecord
     from edge_server.board.watch import BoardCondition
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
@@ -174,6 +175,10 @@ class Publisher:
     def clear_camera_status(self, name: str) -> None:
         """Clear the retained state of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
+
+    def publish_update(self, record: UpdateRecord) -> None:
+        """Publish the version that runs, and what became of the last update."""
+        self._put_state(self._topics.update, payloads.update(self._identity, record))
 
     def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
         """Publish whether a model serves, and the reason if it does not."""

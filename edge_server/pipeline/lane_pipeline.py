@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.config import ModelConfig
+    from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
     Listener = Callable[[LaneFrame, Frame | None], None]
@@ -81,6 +82,7 @@ class LanePipeline:
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: returns what is wrong with the device itself; called for every frame.
+        road: follows the road with the camera's calibration; None where it has none.
 
     Attributes:
         model: the model's name.
@@ -103,6 +105,7 @@ class LanePipeline:
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
         board: Callable[[], BoardCondition] = BoardCondition,
+        road: RoadFollower | None = None,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -120,6 +123,7 @@ class LanePipeline:
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
+        self._road = road
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
         self._muted = False
@@ -139,10 +143,16 @@ class LanePipeline:
             self._use_turn()
         return True
 
+    def _next_frame(self) -> Frame | None:
+        frame = self.camera.next_frame(0.0)
+        if frame is None or self._road is None:
+            return frame
+        return replace(frame, calibration_id=self._road.calibration.id)
+
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
-        frame = self.camera.next_frame(0.0)
+        frame = self._next_frame()
         if frame is None:
             return
         self.unusable_frames += 1
@@ -152,7 +162,7 @@ class LanePipeline:
     def _use_turn(self) -> None:
         """Give the newest frame and its lanes, unless it is too old for lanes."""
         try:
-            frame = self.camera.next_frame(0.0)
+            frame = self._next_frame()
             if frame is None or self._is_too_old(frame):
                 return
             status = self.camera.status
@@ -163,7 +173,10 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
         self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
-            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
+            reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
+            lane_frame = replace(lane_frame, degraded=reasons)
+        if self._road is not None:
+            lane_frame = self._road.follow(lane_frame)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
@@ -311,7 +324,7 @@ class LanePipeline:
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
-            board=board.reasons,
+            degraded=board.reasons,
             wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
@@ -353,8 +366,7 @@ class LanePipeline:
             latency_us=StageLatency(),
             failure=status.text,
             failure_reason=status.reason,
-            degraded="",
-            board=self._board().reasons,
+            degraded=self._board().reasons,
         )
         self._give(absent, None)
 

@@ -115,6 +115,11 @@ class ApplianceMetrics:
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("edge_build", "What runs here", {"version": self._sources.version})
+        yield GaugeMetricFamily(
+            "edge_uptime_seconds",
+            "Since the daemon was started",
+            time.monotonic() - self._sources.started_s,
+        )
         yield from self._models()
         yield from self._cameras()
         yield from self._latencies()
@@ -176,6 +181,15 @@ class ApplianceMetrics:
                 (((camera,), value) for camera, value in values if value is not None),
             )
         cameras = [pipeline.camera for pipeline in pipelines]
+        ages_s = [(c.name, self._sources.latency.last_valid_age_s(c.name)) for c in cameras]
+        yield _family(
+            GaugeMetricFamily(
+                "edge_camera_last_lanes_age_seconds",
+                "Since its newest lanes that were not stale",
+                labels=("camera",),
+            ),
+            (((camera,), age_s) for camera, age_s in ages_s if age_s is not None),
+        )
         yield _family(
             GaugeMetricFamily(
                 "edge_camera_state", "1 for the state it is in", labels=("camera", "state")

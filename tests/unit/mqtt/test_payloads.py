@@ -280,7 +280,7 @@ def test_a_frame_of_a_camera_that_shows_no_road_is_invalid_with_the_camera_s_rea
 
 
 def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
-    sent = to_json(replace(EXAMPLE, degraded="blurred: no sharp edges"))
+    sent = to_json(replace(EXAMPLE, degraded=("blurred: no sharp edges",)))
     assert sent["status"] == "FRAME_STATUS_DEGRADED"
     assert sent["reasons"] == ["blurred: no sharp edges"]
     assert sent["lanes"]
@@ -308,11 +308,11 @@ def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
 
 def test_what_is_wrong_with_the_device_degrades_its_lanes() -> None:
     board = ("throttled: gpu-throttle-alert", "clock_unsynchronized: wrong")
-    sent = to_json(replace(EXAMPLE, board=board, wall_clock="wrong"))
+    sent = to_json(replace(EXAMPLE, degraded=board, wall_clock="wrong"))
     assert (sent["status"], sent["reasons"]) == ("FRAME_STATUS_DEGRADED", list(board))
     assert sent["time"]["wall_clock"] == "WALL_CLOCK_WRONG"
     assert len(sent["lanes"]) == len(EXAMPLE.lanes)
-    late = to_json(replace(EXAMPLE, board=board), age_ns=10**9)
+    late = to_json(replace(EXAMPLE, degraded=board), age_ns=10**9)
     assert (late["status"], late["reasons"]) == ("FRAME_STATUS_STALE", [*board, "age"])
 
 

@@ -50,6 +50,7 @@ TRITON = {
 }
 OWN = {
     "edge_build_info",
+    "edge_uptime_seconds",
     "edge_model_state",
     "edge_tensor_copies_total",
     "edge_tensor_copied_bytes_total",
