@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
@@ -21,6 +24,7 @@ from edge_server.daemon.model_parts import (
     chosen_scheduling,
     following_control,
     python_of,
+    store_directory,
 )
 from edge_server.daemon.reload import Part, SettingsReload
 from edge_server.daemon.road_parts import event_log, road_follower
@@ -39,6 +43,7 @@ from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import free_bytes
 from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 
@@ -150,6 +155,7 @@ class Daemon:
         if read_settings is not None and reload_requested is not None:
             parts = self._live_parts(tracer, log_switches)
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
+        disks = partial(_free_bytes, _directories(settings))
         self._metrics = None
         if settings.metrics.enabled:
             sources = Sources(
@@ -161,6 +167,7 @@ class Daemon:
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
                 board,
+                free_bytes=disks,
                 gpu=settings.metrics.gpu,
                 settings=self._reload,
             )
@@ -175,6 +182,7 @@ class Daemon:
                 self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
             ),
             reload=self._reload,
+            free_bytes=disks,
             events=self.events,
         )
         self._running = ExitStack()
@@ -347,6 +355,25 @@ class Daemon:
 
 def _nothing() -> None:
     """What a part does that needs no start, or no stop."""
+
+
+def _directories(settings: Settings) -> list[Path]:
+    """Return the directories that the daemon writes to."""
+    found = [state_directory()]
+    if settings.repository.mode == "poll":
+        found.append(store_directory(settings.repository))
+    if settings.trace.file:
+        found.append(Path(settings.trace.file).absolute().parent)
+    return found
+
+
+def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
+    """Return the free space of the directories that exist."""
+    found = {}
+    for directory in directories:
+        with suppress(OSError):
+            found[str(directory)] = free_bytes(directory)
+    return found
 
 
 def _trace_rule(trace: TraceSection) -> TraceRule:

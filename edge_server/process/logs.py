@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
+from edge_server.process.log_limits import LineLimits
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
+    import io
+
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
 
@@ -224,6 +227,12 @@ class LogFile(logging.FileHandler):
         self._path = path
         self._reasons: set[str] = set()
 
+    def _open(self) -> io.TextIOWrapper:
+        # O_NONBLOCK: neither the open of a pipe nor a line waits for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.baseFilename, flags, 0o666)
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
@@ -260,4 +269,15 @@ def set_up_logging(settings: LogSection) -> LogSwitches:
     handler.setFormatter(LogFormatter(switches, journal=journal))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     switches.apply(settings)
+    # After the switches: what they leave out does not count.
+    handler.addFilter(LineLimits(handler))
     return switches
+
+
+def end_logging() -> None:
+    """Write the counts of repeated lines that are due, and close the log."""
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, LineLimits):
+                each.close()
+    logging.shutdown()
