@@ -32,7 +32,8 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "repository": dict.fromkeys(
         (
             *("paths", "mode", "poll_s", "settle_s", "store", "store_max_bytes"),
-            *("memory_reserve_bytes", "probation_requests", "probation_s", "incompatible_member"),
+            *("disk_reserve_bytes", "memory_reserve_bytes", "probation_requests", "probation_s"),
+            "incompatible_member",
             *("signatures", "signature_keys", "load", "exit_on_error", "strict_readiness"),
             *("auto_complete", "default_max_batch_size", "load_threads"),
         ),
