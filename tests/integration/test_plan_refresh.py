@@ -1,4 +1,4 @@
-"""`edge-server plan refresh`, by the command line, with a simulated GPU and TensorRT and a broker."""
+"""`edge-server plan refresh`, by the command line, with a simulated TensorRT and a broker."""
 
 from __future__ import annotations
 
