@@ -108,25 +108,26 @@ class Container:
 
 
 class Unit:
-    """edge-server.service in a container."""
+    """A service in a container."""
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, name: str = "edge-server") -> None:
         self.container = container
+        self.name = name
 
     def __getitem__(self, name: str) -> str:
         """A property, as `systemctl show` knows it."""
-        return self.container.do("systemctl", "show", "--value", "-p", name, "edge-server")
+        return self.container.do("systemctl", "show", "--value", "-p", name, self.name)
 
     def start_with(self, config: str) -> int:
         """Start it anew with a configuration; the return code of `systemctl`."""
         self.container.write(CONFIG, config)
-        self.container.run("systemctl", "stop", "edge-server")
-        self.container.run("systemctl", "reset-failed", "edge-server")
-        return self.container.run("systemctl", "start", "edge-server").returncode
+        self.container.run("systemctl", "stop", self.name)
+        self.container.run("systemctl", "reset-failed", self.name)
+        return self.container.run("systemctl", "start", self.name).returncode
 
     def kill(self, name: str) -> None:
         """Send a signal to the daemon."""
-        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", "edge-server")
+        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", self.name)
 
     def restarted(self, before: str) -> bool:
         """Whether it is active again, as another process than `before`."""
@@ -135,7 +136,7 @@ class Unit:
     def journal(self) -> list[tuple[int, str]]:
         """Microseconds of the monotonic clock and text of each line."""
         self.container.do("journalctl", "--sync")
-        lines = self.container.do("journalctl", "-u", "edge-server", "-o", "json").splitlines()
+        lines = self.container.do("journalctl", "-u", self.name, "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
 
