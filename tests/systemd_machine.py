@@ -9,12 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from debian_package.tree import _lay_out_systemd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ def skip_where_no_container_can_be_made() -> None:
 class Container:
     """A container with systemd as its PID 1; see `systemd_container`."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, lower: Path = Path("/")) -> None:
         self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
         self._console = folder / "console"
         (folder / "mount").mkdir()
@@ -41,6 +43,7 @@ class Container:
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
                 ["bash", script, self.name, folder / "mount", *arguments],
+                env={**os.environ, "LOWER": str(lower)},
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -105,6 +108,59 @@ class Container:
     def _leader(self) -> int:
         """The container's own PID 1, as this machine sees it."""
         return _children(self._init())[0]
+
+
+CHECKOUT = Path(__file__).parents[1]
+SHIPPED_MODELS = "/usr/share/edge_server/models"
+# The units are run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its
+# Python may lie in a home, which ProtectHome=yes hides; an installed package lies in /usr.
+DROP_IN = """
+[Service]
+WatchdogSec=2
+ProtectHome=tmpfs
+BindReadOnlyPaths={seen}
+"""
+
+
+def checkout_binds() -> list[str]:
+    """Arguments of systemd-nspawn, by which a container sees what the daemon is made of here."""
+    models = f"--bind-ro={CHECKOUT / 'models'}:{SHIPPED_MODELS}"
+    return [*(f"--bind-ro={path}" for path in _seen_paths()), models]
+
+
+def install_units(container: Container, root: Path) -> None:
+    """Put all files of systemd/, the user and the command where the package puts them.
+
+    Args:
+        container: a machine that sees `checkout_binds`.
+        root: an empty folder.
+    """
+    _lay_out_systemd(root)
+    for file in filter(Path.is_file, (root / "usr").rglob("*")):
+        container.write(f"/{file.relative_to(root)}", file.read_text())
+    container.do("chmod", "755", "/usr/lib/systemd/system-generators/edge-server-devices")
+    for name in ("edge-server", "edge-server@", "edge-server-plans", "edge-server-power"):
+        drop_in = DROP_IN.format(seen=" ".join(_seen_paths()))
+        container.write(f"/etc/systemd/system/{name}.service.d/test.conf", drop_in)
+    container.do("systemd-sysusers", "edge-server.conf")
+    container.do("systemd-tmpfiles", "--create", "edge-server.conf")
+    container.do("journalctl", "--update-catalog")
+    command = Path(sys.executable).parent / "edge-server"
+    container.do("ln", "-sf", str(command), "/usr/bin/edge-server")
+    container.do("systemctl", "daemon-reload")
+
+
+def _seen_paths() -> list[str]:
+    """What the daemon is made of here; outside /usr, which it always sees."""
+    paths = {str(CHECKOUT), sys.prefix, sys.base_prefix, *_environments()}
+    outside = {path for path in paths if not path.startswith("/usr")}
+    inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
+    return sorted(outside - inside)
+
+
+def _environments() -> set[str]:
+    """Where packages lie that another environment shares with this one."""
+    return {path for path in sys.path if Path(path).name == "site-packages"}
 
 
 class Unit:

@@ -9,16 +9,18 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from debian_package.tree import _lay_out_systemd
 from onnx import TensorProto, helper
 from systemd_machine import (
+    CHECKOUT,
     CONFIG,
+    SHIPPED_MODELS,
     Container,
     Unit,
+    checkout_binds,
+    install_units,
     skip_where_no_container_can_be_made,
     wait_for,
 )
@@ -29,12 +31,9 @@ from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-CHECKOUT = Path(__file__).parents[2]
-COMMAND = Path(sys.executable).parent / "edge-server"
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
-SHIPPED_MODELS = "/usr/share/edge_server/models"
-GENERATOR = "/usr/lib/systemd/system-generators/edge-server-devices"
 
 ROAD = f"""
 [repository]
@@ -61,16 +60,6 @@ x.set_data_from_numpy(numpy.zeros(1, numpy.float32))
 with triton.InferenceServerClient("127.0.0.1:8001") as client:
     print(client.infer("m", [x]).as_numpy("y")[0])
 """
-
-# The unit is run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its Python
-# may lie in a home, which ProtectHome=yes hides; an installed package lies in /usr.
-DROP_IN = """
-[Service]
-WatchdogSec=2
-ProtectHome=tmpfs
-BindReadOnlyPaths={seen}
-"""
-
 
 # Stand-ins for NVIDIA's programs, which only a Jetson has; what they print is as published. The
 # mode 3 needs a reboot, and without a yes nothing happens.
@@ -111,8 +100,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     skip_where_no_container_can_be_made()
     booted = Container(
         tmp_path_factory.mktemp("systemd"),
-        *(f"--bind-ro={path}" for path in _seen_paths()),
-        f"--bind-ro={CHECKOUT / 'models'}:{SHIPPED_MODELS}",
+        *checkout_binds(),
     )
     try:
         booted.wait_until_up()
@@ -124,22 +112,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 @pytest.fixture(scope="module")
 def installed(container: Container, tmp_path_factory: pytest.TempPathFactory) -> Unit:
     """All files of systemd/, the user and the command, where the package puts them."""
-    root = tmp_path_factory.mktemp("root")
-    _lay_out_systemd(root)
-    for path in (root / "usr").rglob("*.*"), (root / "usr").rglob("edge-server-devices"):
-        for file in filter(Path.is_file, path):
-            container.write(f"/{file.relative_to(root)}", file.read_text())
-    container.do("chmod", "755", GENERATOR)
-    for name in ("edge-server", "edge-server@", "edge-server-plans", "edge-server-power"):
-        container.write(
-            f"/etc/systemd/system/{name}.service.d/test.conf",
-            DROP_IN.format(seen=" ".join(_seen_paths())),
-        )
-    container.do("systemd-sysusers", "edge-server.conf")
-    container.do("systemd-tmpfiles", "--create", "edge-server.conf")
-    container.do("journalctl", "--update-catalog")
-    container.do("ln", "-sf", str(COMMAND), "/usr/bin/edge-server")
-    container.do("systemctl", "daemon-reload")
+    install_units(container, tmp_path_factory.mktemp("root"))
     return Unit(container)
 
 
@@ -541,11 +514,3 @@ def _doctor(container: Container) -> tuple[dict[str, Any], dict[str, list[str]]]
     """All that it tells, and level and remedy of each check."""
     told = json.loads(container.run("edge-server", "doctor", "--json").stdout)
     return told, {each["name"]: [each["level"], each["remedy"]] for each in told["checks"]}
-
-
-def _seen_paths() -> list[str]:
-    """What the daemon is made of here; outside /usr, which it always sees."""
-    paths = {str(CHECKOUT), sys.prefix, sys.base_prefix}
-    outside = {path for path in paths if not path.startswith("/usr")}
-    inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
-    return sorted(outside - inside)
