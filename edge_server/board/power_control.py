@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.board.operating_state import PowerMode, read_power_modes
+from edge_server.board.power import PowerMode, read_power_modes
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from edge_server.settings.sections import (
     NAME,
     CameraSection,
     DeviceSection,
+    EventsSection,
+    LaneDeparture,
     LogSection,
     Metrics,
     Mqtt,
@@ -25,6 +27,7 @@ from edge_server.settings.sections import (
     Section,
     Serving,
     TraceSection,
+    Vehicle,
 )
 from edge_server.settings.text_file import read_text_file
 from edge_server.settings.transport import Grpc, Tls
@@ -53,6 +56,9 @@ class Settings(Section, frozen=True):
     trace: TraceSection = TraceSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    vehicle: Vehicle = Vehicle()
+    lane_departure: LaneDeparture = LaneDeparture()
+    events: EventsSection = EventsSection()
     power: Power = Power()
     log: LogSection = LogSection()
 

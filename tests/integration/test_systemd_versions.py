@@ -48,7 +48,7 @@ def unit(
         made = subprocess.run([script, request.param, root], check=False)
         if made.returncode:
             pytest.skip(f"no Ubuntu {request.param} can be made here: see {script.name}")
-    booted = Container(tmp_path_factory.mktemp("systemd"), *checkout_binds(), lower=root)
+    booted = Container(tmp_path_factory.mktemp("systemd"), *checkout_binds(), root=root)
     try:
         booted.wait_until_up()
         version = booted.do("systemctl", "--version").split()[1]
