@@ -48,8 +48,10 @@ def sha256(path: Path) -> str:
 
 
 def _is_program(path: Path, root: Path) -> bool:
-    return path.parent in (root / "usr/bin", root / "DEBIAN") and path.name in {
+    places = ("usr/bin", "DEBIAN", "usr/lib/systemd/system-generators")
+    return path.parent in [root / place for place in places] and path.name in {
         "edge-server",
+        "edge-server-devices",
         *("postinst", "prerm", "postrm"),
     }
 
