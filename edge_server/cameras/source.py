@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
@@ -80,8 +81,7 @@ def open_source(
         if error.name != "cv2":
             raise
         raise SourceError(
-            f"{parsed.label}: OpenCV for Python (cv2) is missing; on a Jetson: "
-            "apt install python3-opencv, elsewhere: pip install opencv-python-headless"
+            f"{parsed.label}: OpenCV for Python (cv2) is missing; {remedy('cv2')}"
         ) from error
 
 

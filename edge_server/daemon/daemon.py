@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.wall_clock import ClockWatch
+from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -118,12 +120,16 @@ class Daemon:
         if publisher is not None:
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
+        self._board = board = BoardWatch(
+            clock=ClockWatch(required=settings.device.clock == "synchronized")
+        )
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
             (*listeners, latency),
             camera_models,
             latency.forget,
+            board=lambda: board.condition,
         )
         self._metrics = None
         if settings.metrics.enabled:
@@ -135,10 +141,12 @@ class Daemon:
                 publisher,
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
+                board,
+                gpu=settings.metrics.gpu,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
-            self.data_plane, self.control, self._cameras.pipelines, publisher
+            self.data_plane, self.control, self._cameras.pipelines, publisher, board=board
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -188,6 +196,7 @@ class Daemon:
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
+        yield self._board.start, self._board.stop
         yield _nothing, self.devices.close
         yield _nothing, self._scheduling.close
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)

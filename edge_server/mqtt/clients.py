@@ -1,7 +1,9 @@
-"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`."""
+"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`, the
+state of a program that runs before the daemon."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
 from contextlib import closing
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
 
     from edge_server.settings import Mqtt
 
+log = logging.getLogger(__name__)
+
 # Time limit for CONNACK, once the connection is open.
 TIMEOUT_S = 5.0
 _STEP_S = 0.2
 _KEEPALIVE_S = 5
+_FAREWELL_S = 1.0
 
 
 class BrokerTest(NamedTuple):
@@ -141,3 +146,52 @@ class LaneSubscriber:
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
+
+
+class RetainedState:
+    """Keeps one retained topic at the newest payload; no caller waits for the broker, or fails.
+
+    A broker that cannot be reached is tried again until `close`; only the newest payload is kept
+    for it.
+
+    Args:
+        mqtt: the broker.
+        client_id: other than a connected publisher's.
+        topic: the topic.
+    """
+
+    def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:
+        self._topic = topic
+        self._payload = b""
+        self._sent: paho.MQTTMessageInfo | None = None
+        self._client = client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5
+        )
+        client.on_connect = lambda *_: self._send()
+        try:
+            if mqtt.username is not None:
+                client.username_pw_set(mqtt.username, password_of(mqtt))
+            if (tls := tls_of(mqtt)) is not None:
+                client.tls_set_context(tls)
+            client.connect_async(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
+        except (OSError, ValueError) as error:
+            log.warning("mqtt: %s is not told: %s", address_of(mqtt), error)
+            return
+        client.loop_start()
+
+    def publish(self, payload: bytes) -> None:
+        self._payload = payload
+        if self._client.is_connected():
+            self._send()
+
+    def close(self) -> None:
+        """Wait up to `_FAREWELL_S` for the newest payload to arrive, and disconnect."""
+        until = time.monotonic() + _FAREWELL_S
+        while not (self._sent and self._sent.is_published()) and time.monotonic() < until:
+            time.sleep(_STEP_S / 10)
+        # paho's thread ends with the process; a join would wait for a connect that hangs.
+        self._client.disconnect()
+
+    def _send(self) -> None:
+        if self._payload:
+            self._sent = self._client.publish(self._topic, self._payload, qos=1, retain=True)

@@ -15,14 +15,18 @@ from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.health import health
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.mqtt.topics import Topics
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from edge_server.board.facts import BoardFacts
+    from edge_server.board.update_record import UpdateRecord
+    from edge_server.board.watch import BoardCondition
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.topics import Identity
@@ -137,6 +141,19 @@ class Publisher:
         self._put_state(self._topics.status, payload)
         self._online = True
 
+    def publish_health(
+        self,
+        facts: BoardFacts | None,
+        condition: BoardCondition,
+        free_bytes: Mapping[str, int],
+    ) -> None:
+        """Publish the health of the board; see `health`."""
+        mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
+        payload = health(
+            self._identity, facts, condition, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns
+        )
+        self._put_state(self._topics.health, payload)
+
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
         topic = self._topic(self._topics.lanes, frame.camera)
@@ -158,6 +175,10 @@ class Publisher:
     def clear_camera_status(self, name: str) -> None:
         """Clear the retained state of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
+
+    def publish_update(self, record: UpdateRecord) -> None:
+        """Publish the version that runs, and what became of the last update."""
+        self._put_state(self._topics.update, payloads.update(self._identity, record))
 
     def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
         """Publish whether a model serves, and the reason if it does not."""

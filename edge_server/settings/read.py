@@ -19,6 +19,7 @@ from edge_server.settings.sections import (
     Metrics,
     Mqtt,
     Name,
+    Power,
     Python,
     Repository,
     Section,
@@ -52,6 +53,7 @@ class Settings(Section, frozen=True):
     trace: TraceSection = TraceSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    power: Power = Power()
     log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
