@@ -33,14 +33,14 @@ def skip_where_no_container_can_be_made() -> None:
 class Container:
     """A container with systemd as its PID 1; see `systemd_container`."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, root: Path = Path("/")) -> None:
         self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
         self._console = folder / "console"
         (folder / "mount").mkdir()
         script = Path(__file__).with_name("integration") / "systemd_container"
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
-                ["bash", script, self.name, folder / "mount", *arguments],
+                ["bash", script, self.name, folder / "mount", root, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.limits import LIVE
 from edge_server.cameras.source_uri import masked_uri
-from edge_server.daemon.camera_set import source_options
+from edge_server.daemon.camera_set import calibration_of, source_options
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -213,6 +213,8 @@ def _check_camera(
     """Check one camera; a fault of its model is reported with the model, not here."""
     try:
         camera = Camera(name, settings.uri, options=source_options(name, settings))
+        if (calibration := calibration_of(name, settings)) is not None:
+            findings.well.append(f"camera {name}: calibration {calibration.id}")
     except SettingsError as error:
         findings.note(error)
         return

@@ -23,6 +23,8 @@ from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.cli.power import add_power
+from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
 from edge_server.process.masking import masked
@@ -139,11 +141,14 @@ def _parser() -> argparse.ArgumentParser:
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
+    add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
+
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
     add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
+    add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.wall_clock import ClockWatch
+from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -20,6 +22,7 @@ from edge_server.daemon.model_parts import (
     python_of,
 )
 from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.road_parts import event_log, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
@@ -32,6 +35,7 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.worker import check_progress
 
@@ -118,12 +122,21 @@ class Daemon:
         if publisher is not None:
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
+        self._board = board = BoardWatch(
+            clock=ClockWatch(required=settings.device.clock == "synchronized")
+        )
+        self.vehicle = VehicleInputs()
+        self.events = event_log(settings)
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
             (*listeners, latency),
             camera_models,
             latency.forget,
+            board=lambda: board.condition,
+            road=lambda calibration: road_follower(
+                settings, calibration, self.vehicle, self.events
+            ),
         )
         self._metrics = None
         if settings.metrics.enabled:
@@ -135,10 +148,17 @@ class Daemon:
                 publisher,
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
+                board,
+                gpu=settings.metrics.gpu,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
-            self.data_plane, self.control, self._cameras.pipelines, publisher
+            self.data_plane,
+            self.control,
+            self._cameras.pipelines,
+            publisher,
+            board=board,
+            events=self.events,
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -188,11 +208,13 @@ class Daemon:
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
+        yield self._board.start, self._board.stop
         yield _nothing, self.devices.close
         yield _nothing, self._scheduling.close
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
         if (metrics := self._metrics) is not None:
@@ -269,7 +291,7 @@ class Daemon:
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = self._cameras.workers()
+        workers = [*self._cameras.workers(), self.events.worker]
         parts = (self._publisher, self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.board.state_directory import state_directory
 from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
+from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
@@ -20,16 +21,19 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from edge_server.board.watch import BoardCondition, BoardWatch
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 log = logging.getLogger(__name__)
 
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
+HEALTH_S = 10.0
 NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
@@ -45,7 +49,11 @@ _LONGEST_STATUS = 200
 
 
 class StatusReport:
-    """Reports the state of models and cameras; a failure to do so ends nothing that works."""
+    """Reports the state of models, cameras and board; a failure to do so ends nothing that works.
+
+    Args:
+        free_bytes: returns directory → free space, for the health of the board.
+    """
 
     def __init__(
         self,
@@ -53,12 +61,22 @@ class StatusReport:
         control: RepositoryControl | PollControl,
         pipelines: Sequence[LanePipeline],
         publisher: Publisher | None,
+        *,
+        board: BoardWatch,
+        events: EventLog,
+        free_bytes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._board = board
+        self._events = DeviceEvents(events)
+        self._free_bytes = free_bytes
+        self._health_due_s = 0.0
+        self._health_of: BoardCondition | None = None
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
         self._publisher = publisher
-        self._published: dict[str, tuple[CameraStatus, str]] = {}
+        # With the number of steps of the clock: `since` is published anew after one.
+        self._published: dict[str, tuple[CameraStatus, str, int]] = {}
         self._faults: dict[str, str] = {}
         self._update = RecordFile(state_directory())
 
@@ -70,6 +88,7 @@ class StatusReport:
         def tick(_now: float) -> None:
             self._attempt(self._publish_update)
             self._attempt(self._publish_models)
+            self._attempt(self._publish_health)
             self._attempt(self._extend_start)
             worker.wait(LOOK_S)
 
@@ -85,7 +104,10 @@ class StatusReport:
     def report(self, event: str) -> str:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`); return the
         status line."""
+        self._board.check()
         self._attempt(self._publish_states)
+        self._attempt(self._publish_health)
+        self._attempt(self._see_events)
         status = self._attempt(self._status)
         notify(event, f"STATUS={status}")
         return status
@@ -115,8 +137,9 @@ class StatusReport:
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)
-            if self._published.get(camera.name) != (status, failure):
-                self._published[camera.name] = status, failure
+            published = status, failure, self._board.condition.clock_steps
+            if self._published.get(camera.name) != published:
+                self._published[camera.name] = published
                 self._publisher.publish_camera_status(
                     camera.name,
                     _TOPIC_STATES.get(status.state, "lost"),
@@ -125,11 +148,25 @@ class StatusReport:
                     failure_reason=pipeline.failure_reason,
                     reason=status.reason,
                     text=status.text,
-                    since_epoch_ns=status.since_epoch_ns,
+                    # By the wall clock of now: that of then may have been in 1970.
+                    since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
                 )
         self._publish_models()
         self._publish_update()
         self._publisher.publish_online(no_lanes)
+
+    def _see_events(self) -> None:
+        self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
+        self._events.see_models(self._data_plane.index(only_ready=False))
+        self._events.see_device(self._board.condition.reasons)
+
+    def _publish_health(self) -> None:
+        """Publish the health of the board every `HEALTH_S`, and where its condition changes."""
+        now_s, condition = time.monotonic(), self._board.condition
+        if self._publisher is None or (now_s < self._health_due_s and condition == self._health_of):
+            return
+        self._health_due_s, self._health_of = now_s + HEALTH_S, condition
+        self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
 
     def _publish_update(self) -> None:
         # An update engine writes it at any time: before this daemon starts, and when it commits.

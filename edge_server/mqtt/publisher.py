@@ -15,15 +15,18 @@ from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.health import health
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.mqtt.topics import Topics
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from edge_server.board.facts import BoardFacts
     from edge_server.board.update_record import UpdateRecord
+    from edge_server.board.watch import BoardCondition
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.topics import Identity
@@ -137,6 +140,19 @@ class Publisher:
         payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes))
         self._put_state(self._topics.status, payload)
         self._online = True
+
+    def publish_health(
+        self,
+        facts: BoardFacts | None,
+        condition: BoardCondition,
+        free_bytes: Mapping[str, int],
+    ) -> None:
+        """Publish the health of the board; see `health`."""
+        mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
+        payload = health(
+            self._identity, facts, condition, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns
+        )
+        self._put_state(self._topics.health, payload)
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""

@@ -15,15 +15,19 @@ from edge_server.settings.sections import (
     NAME,
     CameraSection,
     DeviceSection,
+    EventsSection,
+    LaneDeparture,
     LogSection,
     Metrics,
     Mqtt,
     Name,
+    Power,
     Python,
     Repository,
     Section,
     Serving,
     TraceSection,
+    Vehicle,
 )
 from edge_server.settings.text_file import read_text_file
 from edge_server.settings.transport import Grpc, Tls
@@ -52,6 +56,10 @@ class Settings(Section, frozen=True):
     trace: TraceSection = TraceSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    vehicle: Vehicle = Vehicle()
+    lane_departure: LaneDeparture = LaneDeparture()
+    events: EventsSection = EventsSection()
+    power: Power = Power()
     log: LogSection = LogSection()
 
     def __post_init__(self) -> None:

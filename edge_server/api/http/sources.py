@@ -16,6 +16,7 @@ from edge_server.board.resources import BoardMemory, read_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
@@ -56,6 +57,9 @@ class Sources:
         broker: None if nothing is published.
         processors: None if their metrics are off.
         repository: None if no repository is polled.
+        board: None if nothing watches the board.
+        free_bytes: returns directory → free space of those that the daemon writes to.
+        gpu: Triton's metrics of the GPU are on.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 
@@ -66,6 +70,9 @@ class Sources:
     broker: Broker | None = None
     processors: ProcessorUse | None = None
     repository: FollowedRepository | None = None
+    board: BoardWatch | None = None
+    free_bytes: Callable[[], Mapping[str, int]] = dict
+    gpu: bool = True
     started_s: float = field(default_factory=time.monotonic)
 
 
