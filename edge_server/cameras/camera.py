@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection
 from edge_server.cameras.limits import LIVE, RECORDED
 from edge_server.cameras.reader import DriverCall, Reader
@@ -47,6 +48,7 @@ class Camera:
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `CameraStatus` began.
         worker: watches over the reader.
+        useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -79,7 +81,8 @@ class Camera:
         self.reconnects = 0
         self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
-        self._options = options
+        self.useful = UsefulSize()
+        self._options = replace(options, useful=self.useful)
         self._kinds = kinds
         self._clock = clock
         self._new_reader = reader
@@ -355,8 +358,8 @@ class Camera:
             state = CameraState.FROZEN if frozen else CameraState.DEGRADED
             self._set(state, fault.reason, fault.text)
         elif frame is not None:
-            image = frame.image
-            form = f"{image.width} x {image.height} {image.pixel_format.value}"
+            width, height = frame.size
+            form = f"{width} x {height} {frame.image.pixel_format.value}"
             self._set(CameraState.LIVE, "", form)
         if frame is not None:
             self.reconnects += self._resuming

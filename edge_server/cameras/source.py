@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ from edge_server.errors import SourceError, SourceUriError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.frame import FrameSource, UsefulSize
     from edge_server.cameras.source_uri import Credentials, SourceUri
     from edge_server.pixels import ColourMatrix, ColourRange
 
@@ -29,12 +29,14 @@ class SourceOptions:
         reader: of a live camera; `auto` prefers GStreamer.
         matrix: overrides the matrix that the camera reports.
         range: likewise the range.
+        useful: the smallest size that a decoder may give pictures.
     """
 
     credentials: Credentials | None = None
     reader: Literal["auto", "gstreamer", "opencv"] = "auto"
     matrix: ColourMatrix | None = None
     range: ColourRange | None = None
+    useful: UsefulSize | None = field(default=None, compare=False)
 
 
 NO_OPTIONS = SourceOptions()

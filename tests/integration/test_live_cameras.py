@@ -298,8 +298,7 @@ def test_jpegs_over_http_stall_break_and_return(
     running.wait_for_state("stalled", "lost")
     camera.flow()
     running.wait_for_lanes()
-    # FFmpeg fills what is missing of a JPEG, and OpenCV does not say so.
-    for damage in ("no_jpeg", "truncated") if reader == "gstreamer" else ("no_jpeg",):
+    for damage in ("no_jpeg", "truncated"):
         camera.damage = damage
         running.wait_for_invalid("corrupt", "stalled", "lost", "unavailable", "stuck", "no_frames")
         camera.damage = ""
