@@ -23,7 +23,7 @@ from edge_server.cameras.gstreamer_timestamps import TimestampMapper
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.network_probe import check_name, find_fault
-from edge_server.cameras.opencv_settings import settle_opencv
+from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
@@ -53,6 +53,10 @@ _BACKLOG_S = 3.0
 _ATTEMPTS = 3
 # What V4L2 and FFmpeg call JPEG.
 _JPEG_FOURCCS = frozenset({"MJPG", "JPEG", "mjpg", "jpeg"})
+# Cameras send a key frame every one to four seconds.
+_KEY_FRAME_S = 4.0
+# FFmpeg's options are those of a process: for so long a camera waits for others with other ones.
+_TURN_S = 1.0
 _FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
 
 
@@ -86,25 +90,18 @@ def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
 def _open_rtsp(
     uri: SourceUri, credentials: Credentials | None, decoder: JpegDecoder
 ) -> FrameSource:
-    if uri.query.get("transport") == "udp":
-        raise SourceError(
-            f"{uri.label}: OpenCV reads every RTSP camera of a process over TCP; remove "
-            "transport=udp, or install what GStreamer's reader needs (edge-server doctor)",
-            reason="unavailable",
-        )
     check_name(uri)
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
     address = uri.address("transport", login=login)
-    begun = time.monotonic()
-    capture = _ffmpeg(address, _READ_MS)
-    read_ms = read_limit_ms(capture.get(cv2.CAP_PROP_FPS))
-    if read_ms > _READ_MS:
-        # The limit cannot be changed later.
-        capture.release()
-        left_ms = _OPEN_MS - int(1e3 * (time.monotonic() - begun))
-        capture = _ffmpeg(address, read_ms, max(left_ms, _READ_MS))
+    try:
+        capture, read_ms = _open_stream(address, uri.query.get("transport") == "udp")
+    except TimeoutError:
+        raise SourceError(
+            f"{uri.label}: cameras with other options are being opened; it is tried again",
+            reason="unavailable",
+        ) from None
     if not capture.isOpened():
         capture.release()
         raise find_fault(uri, credentials)
@@ -120,7 +117,14 @@ def _open_rtsp(
     is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
     decode = decoder if is_jpeg else None
     try:
-        return OpenCvSource(capture, uri.label, "rtp", gap_s=read_ms / 1e3, jpeg=decode)
+        return OpenCvSource(
+            capture,
+            uri.label,
+            "rtp",
+            gap_s=read_ms / 1e3,
+            first_frame_s=_KEY_FRAME_S,
+            jpeg=decode,
+        )
     except SourceError as error:
         # A camera that serves no more viewers, or a stream that cannot be decoded.
         if error.reason in {"lost", "stalled"}:
@@ -141,6 +145,34 @@ def _ffmpeg(address: str, read_ms: int, open_ms: int = _OPEN_MS) -> Any:
         # With more threads FFmpeg holds frames back, and a timeout counts for each of them.
         options += [cv2.CAP_PROP_N_THREADS, 1]
     return cv2.VideoCapture(address, cv2.CAP_FFMPEG, options)
+
+
+def _open_stream(address: str, udp: bool) -> tuple[Any, int]:
+    """Return the opened stream, and after how many milliseconds without a frame it is stalled.
+
+    Raises:
+        TimeoutError: the streams of other cameras take too long to open.
+    """
+    begun = time.monotonic()
+    transport = {"rtsp_transport": "udp"} if udp else {}
+    # Where the camera's description has the size, no frames are needed to find it out.
+    with ffmpeg_options({**transport, "probesize": "32"}, _TURN_S):
+        capture, read_ms = _ffmpeg(address, _READ_MS), _READ_MS
+        longer_ms = read_limit_ms(capture.get(cv2.CAP_PROP_FPS))
+        if longer_ms > read_ms:
+            # The limit cannot be changed later.
+            capture.release()
+            read_ms = longer_ms
+            capture = _ffmpeg(address, read_ms, _left_ms(begun))
+    if capture.isOpened() and not capture.get(cv2.CAP_PROP_FRAME_WIDTH):
+        capture.release()
+        with ffmpeg_options(transport, _TURN_S):
+            capture = _ffmpeg(address, read_ms, _left_ms(begun))
+    return capture, read_ms
+
+
+def _left_ms(begun: float) -> int:
+    return max(_OPEN_MS - int(1e3 * (time.monotonic() - begun)), _READ_MS)
 
 
 def _codec(capture: Any) -> str:
@@ -229,6 +261,7 @@ class OpenCvSource:
             CLOCK_MONOTONIC.
         gap_s: a read that takes longer raises: frames would come in a burst and look fresh.
         late_ns: uncertainty of the capture time.
+        first_frame_s: how long the first frame may take, where that is longer.
         jpeg: decodes what `capture` retrieves; None where those are pixels.
         monotonic_ns: CLOCK_MONOTONIC.
         epoch_ns: Unix time.
@@ -245,6 +278,7 @@ class OpenCvSource:
         *,
         gap_s: float,
         late_ns: int = 0,
+        first_frame_s: float = 0.0,
         jpeg: JpegDecoder | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         epoch_ns: Callable[[], int] = time.time_ns,
@@ -261,6 +295,7 @@ class OpenCvSource:
         self._count = 0
         self._size: tuple[int, int] | None = None
         self._closed = False
+        self._first_until_ns = monotonic_ns() + int(first_frame_s * 1e9)
         try:
             if clock == "rtp":
                 self._skip_backlog()
@@ -322,11 +357,17 @@ class OpenCvSource:
         """
         if self._closed:
             raise SourceError(f"{self._label}: the camera is closed")
-        for _ in range(_ATTEMPTS):
+        attempts = _ATTEMPTS
+        while attempts:
             begun_ns = self._monotonic_ns()
             found = self._capture.grab()
             now_ns = self._monotonic_ns()
             waited_s = (now_ns - begun_ns) / 1e9
+            if waited_s >= 0.9 * self._gap_s and now_ns < self._first_until_ns:
+                # The next key frame, which a decoder needs first, may be seconds away.
+                if found:
+                    return now_ns
+                continue
             # After a timeout FFmpeg first gives frames that its decoder still holds.
             if waited_s >= 0.9 * self._gap_s:
                 raise SourceError(
@@ -334,8 +375,10 @@ class OpenCvSource:
                     reason="stalled",
                 )
             if found:
+                self._first_until_ns = 0
                 return now_ns
             self.corrupt += 1
+            attempts -= 1
         raise SourceError(
             f"{self._label}: the camera closed the stream, or sends images that cannot be decoded; "
             "it is opened again",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import subprocess
@@ -168,9 +169,20 @@ def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
     source.close()
 
 
-def test_udp_is_refused_and_not_read_over_tcp() -> None:
-    with pytest.raises(SourceError, match="remove transport=udp, or install"):
-        open_camera("rtsp://127.0.0.1:1/x?transport=udp")
+def test_udp_is_read_with_some_packets_lost_beside_a_camera_over_tcp(
+    live_cameras: LiveCameras,
+) -> None:
+    camera = live_cameras.rtsp(key_frame_s=0.5)
+    relay = live_cameras.relay(camera.port)
+    over_udp = open_camera(f"{camera.uri(relay.port)}?transport=udp")
+    over_tcp = open_camera(camera.uri())
+    for source in (over_udp, over_tcp):
+        frames = frames_of(source, 3.0)
+        assert len([next(frames) for _ in range(20)]) == 20
+        source.close()
+    assert relay.passed > 20
+    assert relay.lost > 0
+    assert "rtsp_transport;tcp" in os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"]
 
 
 def test_an_mjpeg_camera_is_read_and_lost_and_refuses_a_wrong_password(
