@@ -171,10 +171,15 @@ def calibrate_lens(
         if kind == "fisheye":
             places = [view.places.reshape(1, -1, 3).astype(np.float64) for view in views]
             corners = [view.corners.reshape(1, -1, 2).astype(np.float64) for view in views]
-            fisheye: Any = cv2.fisheye  # OpenCV's stubs lack its flags
-            flags = fisheye.CALIB_RECOMPUTE_EXTRINSIC | fisheye.CALIB_FIX_SKEW
-            _, matrix, distortion, turns, shifts = fisheye.calibrate(
-                places, corners, size, np.zeros((3, 3)), np.zeros((4, 1)), flags=flags
+            # OpenCV 5 has the flags in another place.
+            flags: Any = cv2.fisheye if hasattr(cv2.fisheye, "CALIB_FIX_SKEW") else cv2
+            _, matrix, distortion, turns, shifts = cv2.fisheye.calibrate(
+                places,
+                corners,
+                size,
+                np.zeros((3, 3)),
+                np.zeros((4, 1)),
+                flags=flags.CALIB_RECOMPUTE_EXTRINSIC | flags.CALIB_FIX_SKEW,
             )
         else:
             _, matrix, distortion, turns, shifts, stds, _, _ = cv2.calibrateCameraExtended(
