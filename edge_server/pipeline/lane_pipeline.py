@@ -171,7 +171,7 @@ class LanePipeline:
         if status.state is CameraState.DEGRADED:
             lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
         if self._locator is not None:
-            lane_frame = self._locator.locate(lane_frame)
+            lane_frame = self._locator.locate(lane_frame, frame.image)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
