@@ -353,3 +353,31 @@ def test_a_file_of_credentials_that_is_not_there_is_named_and_changes_nothing(dr
     with pytest.raises(SettingsError, match=r"cameras\.left\.credentials_file: /no/such/file: can"):
         drive.set.change({"left": bad})
     assert drive.names() == ["front", "rear"]
+
+
+def test_a_calibration_changes_without_reopening_the_source(drive: Drive, tmp_path: Path) -> None:
+    file = tmp_path / "front.toml"
+    lens = (
+        '[lens]\nkind = "pinhole"\nwidth = 160\nheight = 90\nfx = 160\nfy = 160\ncx = 80\ncy = 45\n'
+        "distortion = [0, 0, 0, 0, 0]\n[mounting]\nheight_m = "
+    )
+    file.write_text(f"{lens}1.4")
+    camera = drive.set.pipelines[0].camera
+    assert drive.next_lanes("front").calibration_id == ""
+    sections = {"front": section("device://0", calibration=str(file)), "rear": REAR}
+    assert drive.set.change(sections) == "changed front"
+    first = drive.next_lanes("front").calibration_id
+    assert first
+    # The settings stay the same, the file does not.
+    assert drive.set.change(sections) == ""
+    file.write_text(f"{lens}1.5")
+    assert drive.set.change(sections) == "changed front"
+    second = drive.next_lanes("front").calibration_id
+    assert second not in ("", first)
+    # A damaged file changes nothing.
+    file.write_text(f"{lens}'high'")
+    with pytest.raises(SettingsError, match=r"cameras\.front\.calibration: .*mounting\.height_m"):
+        drive.set.change(sections)
+    assert drive.next_lanes("front").calibration_id == second
+    assert drive.set.pipelines[0].camera is camera
+    assert drive.next_lanes("rear").calibration_id == ""
