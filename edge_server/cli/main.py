@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
@@ -154,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
     add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
+
+    add_calibrate_verbs(
+        verbs.add_parser("calibrate", help="put a camera's lanes on the road, in metres")
+    )
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 

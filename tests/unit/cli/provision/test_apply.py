@@ -17,7 +17,7 @@ from edge_server.cli.provision.document import SignedText, parse
 from edge_server.cli.provision.verb import refuse_unless_trusted
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
-from edge_server.settings.read import _read_toml
+from edge_server.settings.read import _parse, _read_text
 
 KEY = (
     "ssh-ed25519 "
@@ -167,7 +167,7 @@ def test_written_toml_reads_back_as_it_was(table: dict[str, Any]) -> None:
     path = folder / f"toml_text.{os.getpid()}"
     path.write_bytes(toml_text(table).encode())
     try:
-        assert _read_toml(path) == table
+        assert _parse(path, _read_text(path)) == table
     finally:
         path.unlink()
 
