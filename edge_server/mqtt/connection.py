@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.mqtt.broker import address_of, password_of, tls_of
-from edge_server.mqtt.payloads import CONTENT_TYPE
+from edge_server.mqtt.payloads import CONTENT_TYPE, PROTOBUF_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,6 +114,9 @@ class Connection:
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
         self._state_properties = _properties(PacketTypes.PUBLISH)
         self._live_properties = _properties(PacketTypes.PUBLISH)
+        if mqtt.payload == "protobuf":
+            self._live_properties.PayloadFormatIndicator = 0  # bytes
+            self._live_properties.ContentType = PROTOBUF_CONTENT_TYPE
         self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
 
     @property

@@ -22,8 +22,9 @@ from edge_server.settings.text_file import read_text_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_server.board.identity import Identity
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.topics import Identity, Topics
+    from edge_server.mqtt.topics import Topics
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ class Link:
         self.trouble = ""
         self.address = address_of(mqtt)
         self.mqtt = mqtt
+        is_protobuf = mqtt.payload == "protobuf"
+        self._lanes_as = payloads.lane_frame_protobuf if is_protobuf else payloads.lane_frame
         self._contents = contents_of(mqtt)
         self._feed = feed
         self._may_publish = may_publish
@@ -232,7 +235,7 @@ class Link:
             if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
                 feed.count(lost=1)
                 continue
-            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns)
+            payload = self._lanes_as(frame, feed.identity, seq, now_ns)
             if not connection.publish_live(topic, payload):
                 feed.count(lost=1)
 

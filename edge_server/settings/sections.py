@@ -112,6 +112,8 @@ class Mqtt(Section, frozen=True):
         insecure: allows a password to cross a network in plain text.
         ca_file: PEM; the authority that must have signed the broker's certificate; enables TLS.
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
+        payload: of lanes: `protobuf` is the message of lanes.proto, in
+            half the bytes of `json`, which is its JSON mapping. States are JSON.
     """
 
     host: str
@@ -122,6 +124,7 @@ class Mqtt(Section, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
     insecure: bool = False
+    payload: Literal["json", "protobuf"] = "json"
 
     def __post_init__(self) -> None:
         if bool(self.cert_file) != bool(self.key_file):

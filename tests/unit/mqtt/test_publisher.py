@@ -9,11 +9,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from edge_server.board.identity import Identity
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
