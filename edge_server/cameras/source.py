@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
@@ -85,8 +86,7 @@ def open_source(
         if error.name != "cv2":
             raise
         raise SourceError(
-            f"{parsed.label}: OpenCV for Python (cv2) is missing; on a Jetson: "
-            "apt install python3-opencv, elsewhere: pip install opencv-python-headless"
+            f"{parsed.label}: OpenCV for Python (cv2) is missing; {remedy('cv2')}"
         ) from error
 
 
@@ -159,7 +159,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
-    uri.allow("seed", "fps", "width", "height", "frames")
+    uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres")
     from edge_server.cameras.synthetic.road_renderer import synthetic_road  # noqa: PLC0415
 
     return synthetic_road(
@@ -168,6 +168,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
         width=uri.whole("width", 1280, 64, 4096),
         height=uri.whole("height", 720, 64, 4096),
         frames=uri.whole("frames", 0, 0, 2**32 - 1),
+        manoeuvres=uri.flag("manoeuvres"),
     )
 
 

@@ -12,14 +12,14 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from edge_server.api.grpc.credentials import server_credentials
+from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.limits import LIVE
 from edge_server.cameras.source_uri import masked_uri
-from edge_server.daemon.camera_set import source_options
+from edge_server.daemon.camera_set import calibration_of, source_options
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -112,7 +112,7 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
     if settings.grpc.enabled and (path := settings.grpc.socket):
         yield partial(check_path, path), f"grpc: the socket can be at {path}"
     if tls.on:
-        yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
+        yield partial(check_certificates, tls), f"grpc: {tls.certificate} is shown to clients"
     if trace.file:
         yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
     if repository.signatures != "off":
@@ -213,6 +213,8 @@ def _check_camera(
     """Check one camera; a fault of its model is reported with the model, not here."""
     try:
         camera = Camera(name, settings.uri, options=source_options(name, settings))
+        if (calibration := calibration_of(name, settings)) is not None:
+            findings.well.append(f"camera {name}: calibration {calibration.id}")
     except SettingsError as error:
         findings.note(error)
         return

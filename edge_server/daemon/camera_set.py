@@ -8,6 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_server.board.watch import BoardCondition
+from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.settings import CameraSection
 
 log = logging.getLogger(__name__)
@@ -55,10 +59,25 @@ def source_options(name: str, section: CameraSection) -> SourceOptions:
     )
 
 
+def calibration_of(name: str, section: CameraSection) -> Calibration | None:
+    """Return the calibration that the settings of a camera name; None if they name none.
+
+    Raises:
+        SettingsError: its file cannot be read, or is damaged.
+    """
+    if section.calibration is None:
+        return None
+    try:
+        return read_calibration(section.calibration)
+    except SettingsError as error:
+        raise SettingsError(f"cameras.{name}.calibration: {error}") from error
+
+
 @dataclass(frozen=True, eq=False)
 class _Entry:
     section: CameraSection
     options: SourceOptions
+    calibration: Calibration | None
     pipeline: LanePipeline
 
     @property
@@ -81,6 +100,8 @@ class CameraSet:
         models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
+        board: returns what is wrong with the device itself.
+        road: makes what follows the road through the frames of a calibrated camera.
     """
 
     def __init__(
@@ -92,12 +113,16 @@ class CameraSet:
         on_removed: Callable[[str], None] = lambda _: None,
         *,
         kinds: Mapping[str, SourceKind] | None = None,
+        board: Callable[[], BoardCondition] = BoardCondition,
+        road: Callable[[Calibration], RoadFollower | None] = lambda _: None,
     ) -> None:
         self.models = models
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
         self._on_removed = on_removed
         self._kinds = kinds
+        self._board = board
+        self._road = road
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
@@ -163,9 +188,9 @@ class CameraSet:
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
 
-        A camera whose settings stay the same goes on without a pause. One whose model, priority or
-        age alone changes keeps its source open. Before anything changes, each new recording is
-        open, and each new camera's model has responded to a frame.
+        A camera whose settings stay the same goes on without a pause. One whose model, priority,
+        age or calibration alone changes keeps its source open. Before anything changes, each new
+        recording is open, and each new camera's model has responded to a frame.
 
         Returns:
             What has changed, in words; empty if nothing.
@@ -270,9 +295,10 @@ class CameraSet:
     def _entry(self, name: str, section: CameraSection, old: _Entry | None) -> _Entry:
         """Return the entry of a camera; `old` itself where nothing changes."""
         options = source_options(name, section)
+        calibration = calibration_of(name, section)
         camera = None
         if old is not None and (old.section.uri, old.options) == (section.uri, options):
-            if old.section == section:
+            if (old.section, old.calibration) == (section, calibration):
                 return old
             camera = old.camera
         pipeline = LanePipeline(
@@ -283,8 +309,10 @@ class CameraSet:
             shares=self._shares[section.model],
             priority=section.priority,
             max_age_ms=section.max_age_ms,
+            board=self._board,
+            road=None if calibration is None else self._road(calibration),
         )
-        return _Entry(section, options, pipeline)
+        return _Entry(section, options, calibration, pipeline)
 
     def _open(self, camera: Camera, *, even_live: bool = True) -> None:
         """Open a camera's source; only the URI is checked of a live one that shall not open yet.

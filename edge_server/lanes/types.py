@@ -12,18 +12,91 @@ if TYPE_CHECKING:
 ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 
 
+MarkingType = Literal["unknown", "solid", "dashed"]
+MarkingColor = Literal["unknown", "white", "yellow"]
+Side = Literal["none", "left", "right"]
+
+
+@dataclass(frozen=True, eq=False)
+class Polynomial:
+    """y(x) = c0 + c1 x + c2 x^2 + c3 x^3, x and y in metres on the ground.
+
+    Attributes:
+        coefficients: (4,) float64, c0 first.
+        covariance: (4, 4) float64, of the coefficients.
+        x_min_m, x_max_m: the range in which it holds.
+    """
+
+    coefficients: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    x_min_m: float
+    x_max_m: float
+
+
+@dataclass(frozen=True, eq=False)
+class GroundLane:
+    """A lane boundary on the road, which is taken to be flat.
+
+    Axes as in ISO 8855: x forward, y to the left; the origin is on the ground below the middle of
+    the front axle.
+
+    Attributes:
+        points: (N, 2) float32, x and y in m, the nearest first.
+        polynomial: through the points.
+    """
+
+    points: NDArray[np.float32]
+    polynomial: Polynomial
+
+
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """One lane boundary in the image.
+    """One lane boundary.
 
     Attributes:
         points: (N, 2) float32, N >= 2, x and y in px of the original frame, origin top left,
             ordered from the bottom of the image upwards.
         score: confidence, 0..1.
+        id: of the track; 0 where lanes are not tracked.
+        index: -1 is the ego lane's left boundary, 1 its right one, -2 and 2 the next ones outwards;
+            0 where it is not known.
+        type: what is painted, where the image shows it.
+        color: likewise.
+        ground: the boundary on the road; None where the camera has no calibration.
+        predicted: not detected in this frame, but continued from earlier ones.
     """
 
     points: NDArray[np.float32]
     score: float
+    id: int = 0
+    index: int = 0
+    type: MarkingType = "unknown"
+    color: MarkingColor = "unknown"
+    ground: GroundLane | None = None
+    predicted: bool = False
+
+
+@dataclass(frozen=True)
+class Ego:
+    """The vehicle in its lane; None where a value cannot be measured.
+
+    Attributes:
+        lateral_offset_m: of the vehicle's reference point from the middle of the lane; positive to
+            the left.
+        lateral_offset_std_m: its standard deviation.
+        heading_error_rad: of the vehicle relative to the lane; positive where it points to the left
+            of the lane's direction.
+        curvature_1pm: of the lane at the vehicle, 1/m; positive bends to the left.
+        lane_width_m: between the boundaries, perpendicular to the lane.
+        lane_change: the side to which the vehicle is changing its lane.
+    """
+
+    lateral_offset_m: float | None = None
+    lateral_offset_std_m: float | None = None
+    heading_error_rad: float | None = None
+    curvature_1pm: float | None = None
+    lane_width_m: float | None = None
+    lane_change: Side = "none"
 
 
 @dataclass(frozen=True)
@@ -56,11 +129,13 @@ class LaneFrame:
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
         failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
             state.
-        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
-            empty where it is nothing.
+        degraded: what is wrong though lanes are detected, each as `reason: text`: with the camera,
+            its calibration, or the device.
         clock: how the capture time is known; see `Frame`.
+        wall_clock: how far `capture_epoch_ns` can be believed; see `ClockState`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.
+        ego: the vehicle in its lane; None without a calibration.
         max_age_ms: the lanes are stale where they are published at a greater age.
     """
 
@@ -77,10 +152,12 @@ class LaneFrame:
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
     failure_reason: str = "model_failed"
-    degraded: str = ""
+    degraded: tuple[str, ...] = ()
+    wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
     clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""
+    ego: Ego | None = None
     max_age_ms: int = 200
 
     def age_ns(self, now_mono_ns: int) -> int:

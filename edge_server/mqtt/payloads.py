@@ -19,7 +19,8 @@ import numpy as np
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from edge_server.lanes.types import Lane, LaneFrame
+    from edge_server.board.update_record import UpdateRecord
+    from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
     from edge_server.mqtt.topics import Identity
 
 CONTENT_TYPE = "application/json"
@@ -30,6 +31,8 @@ DeviceState = Literal["starting", "online", "offline"]
 
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame
+_UPPER = np.triu_indices(4)
+_OF_UPDATE = ("slot", "state", "target", "result", "engine")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -55,13 +58,14 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
         reasons.append("lane_not_finite")
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
     if frame.failure:
         status = "FRAME_STATUS_INVALID"
         reasons.append(as_utf8(f"{frame.failure_reason}: {frame.failure}"[:_LONGEST_REASON]))
+    ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
     return _encode(
         {
             "schema": SCHEMA,
@@ -78,17 +82,19 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
             "time": {
                 "capture_mono_ns": str(frame.capture_mono_ns),
                 "capture_epoch_ns": str(frame.capture_epoch_ns),
-                "capture_time": _rfc3339(frame.capture_epoch_ns),
+                "capture_time": rfc3339(frame.capture_epoch_ns),
                 "age_us": min(age_us, _UINT32 - 1),
                 "clock": {
                     "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
                     "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
                 },
+                "wall_clock": f"WALL_CLOCK_{frame.wall_clock.upper()}",
             },
             "latency_us": frame.latency_us,
             "image": {"width": frame.width, "height": frame.height},
             "model": {"name": frame.model_name, "version": frame.model_version},
             "lanes": lanes,
+            **ego,
             "calib_id": as_utf8(frame.calibration_id),
         }
     )
@@ -101,7 +107,9 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
         identity: of this device.
         state: `starting` while the daemon loads its first models; `online` until it stops, with
             `no_lanes`, the cameras without lanes at present.
-        more: further fields.
+        more: further fields: `restart_needed`, the settings that wait for a restart, and
+            `not_reloaded`, why the last reload of the settings changed nothing; each where it is
+            so.
     """
     return _encode({"state": state, "version": identity.version, **more})
 
@@ -116,6 +124,18 @@ def meta(identity: Identity) -> bytes:
             "schemas": [SCHEMA],
         }
     )
+
+
+def update(identity: Identity, record: UpdateRecord) -> bytes:
+    """Return the version that runs, its slot, and what became of the last update.
+
+    Args:
+        identity: of this device; `version` is the one that runs.
+        record: `slot` is empty on a device without slots; `changed_s` is 0 before any update.
+    """
+    since = rfc3339(record.changed_s * 1_000_000_000) if record.changed_s else ""
+    fields = {name: as_utf8(getattr(record, name)) for name in _OF_UPDATE}
+    return _encode({"version": identity.version, **fields, "since": since})
 
 
 def camera_status(
@@ -149,7 +169,7 @@ def camera_status(
             "lanes": "failing" if failure else "ok",
             "reason": reason,
             "text": as_utf8(text),
-            "since": _rfc3339(since_epoch_ns),
+            "since": rfc3339(since_epoch_ns),
         }
     )
 
@@ -160,15 +180,62 @@ def model_state(name: str, state: str, reason: str) -> bytes:
 
 
 def _finite(lane: Lane) -> bool:
-    return math.isfinite(lane.score) and bool(np.isfinite(lane.points).all())
+    if not (math.isfinite(lane.score) and np.isfinite(lane.points).all()):
+        return False
+    if lane.ground is None:
+        return True
+    polynomial = lane.ground.polynomial
+    numbers = (lane.ground.points, polynomial.coefficients, polynomial.covariance)
+    return all(np.isfinite(each).all() for each in numbers)
 
 
 def _lane(lane: Lane) -> dict[str, Any]:
     # Rounded as float64: a rounded float32 would print as 103.4000015258789.
     x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
-    return {"confidence": round(float(lane.score), 4), "image_points": {"x": x, "y": y}}
+    ground = {} if lane.ground is None else {"ground": _ground(lane.ground)}
+    return {
+        "id": lane.id,
+        "index": lane.index,
+        "confidence": round(float(lane.score), 4),
+        "type": f"MARKING_TYPE_{lane.type.upper()}",
+        "color": f"MARKING_COLOR_{lane.color.upper()}",
+        "image_points": {"x": x, "y": y},
+        **ground,
+        "predicted": lane.predicted,
+    }
 
 
-def _rfc3339(epoch_ns: int) -> str:
+def _ground(ground: GroundLane) -> dict[str, Any]:
+    x, y = np.round(ground.points.T.astype(np.float64), 2).tolist()
+    polynomial = ground.polynomial
+    c0, c1, c2, c3 = polynomial.coefficients.tolist()
+    return {
+        "points": {"x": x, "y": y},
+        "polynomial": {
+            "c0": c0,
+            "c1": c1,
+            "c2": c2,
+            "c3": c3,
+            "x_min_m": round(polynomial.x_min_m, 2),
+            "x_max_m": round(polynomial.x_max_m, 2),
+            "covariance": polynomial.covariance[_UPPER].tolist(),
+        },
+    }
+
+
+def _ego(ego: Ego) -> dict[str, Any]:
+    measured = {
+        "lateral_offset_m": ego.lateral_offset_m,
+        "lateral_offset_std_m": ego.lateral_offset_std_m,
+        "heading_error_rad": ego.heading_error_rad,
+        "curvature_1pm": ego.curvature_1pm,
+        "lane_width_m": ego.lane_width_m,
+    }
+    known = {name: round(value, 6) for name, value in measured.items() if value is not None}
+    return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
+
+
+def rfc3339(epoch_ns: int) -> str:
+    """Return the time as `2026-01-31T12:00:00.000000Z`."""
     seconds, ns = divmod(epoch_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
+    from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
     Listener = Callable[[LaneFrame, Frame | None], None]
@@ -82,6 +84,8 @@ class LanePipeline:
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
+        board: returns what is wrong with the device itself; called for every frame.
+        road: follows the road with the camera's calibration; None where it has none.
 
     Attributes:
         model: the model's name.
@@ -103,6 +107,8 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
+        board: Callable[[], BoardCondition] = BoardCondition,
+        road: RoadFollower | None = None,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -119,6 +125,8 @@ class LanePipeline:
         self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
+        self._board = board
+        self._road = road
         self._found: _Found | None = None
         self._last: LaneFrame | None = None
         self._giving = threading.Lock()  # held while the listeners are called
@@ -146,11 +154,17 @@ class LanePipeline:
             self._use_turn()
         return True
 
+    def _next_frame(self) -> Frame | None:
+        frame = self.camera.next_frame(0.0)
+        if frame is None or self._road is None:
+            return frame
+        return replace(frame, calibration_id=self._road.calibration.id)
+
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
         self._owing_since = None
-        frame = self.camera.next_frame(0.0)
+        frame = self._next_frame()
         if frame is None:
             return
         self.unusable_frames += 1
@@ -160,7 +174,7 @@ class LanePipeline:
     def _use_turn(self) -> None:
         """Give the newest frame and its lanes, unless it is too old for lanes."""
         try:
-            frame = self.camera.next_frame(0.0)
+            frame = self._next_frame()
             if frame is None or self._is_too_old(frame):
                 return
             status = self.camera.status
@@ -172,7 +186,10 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
         self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
-            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
+            reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
+            lane_frame = replace(lane_frame, degraded=reasons)
+        if self._road is not None:
+            lane_frame = self._road.follow(lane_frame)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
@@ -320,6 +337,7 @@ class LanePipeline:
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
+        board = self._board()
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
@@ -331,6 +349,8 @@ class LanePipeline:
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
+            degraded=board.reasons,
+            wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
@@ -397,7 +417,8 @@ class LanePipeline:
             latency_us=StageLatency(),
             failure=failure,
             failure_reason=reason,
-            degraded="",
+            degraded=self._board().reasons,
+            ego=None,
         )
 
     def _note(self, failure: str, reason: str) -> None:

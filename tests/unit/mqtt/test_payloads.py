@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
-from edge_server.lanes.types import Lane, LaneFrame, StageLatency
+from edge_server.board.update_record import UpdateRecord
+from edge_server.board.wall_clock import ClockState
+from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
 from edge_server.mqtt import payloads
 from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
@@ -45,6 +47,7 @@ def frame(*lanes: Lane, epoch_ns: int = 1_790_000_000_123_456_789) -> LaneFrame:
         latency_us=StageLatency(queue=800, preprocess=1900, infer=14200, postprocess=950),
         lanes=lanes,
         clock="rtp",
+        wall_clock="synchronized",
         uncertainty_ns=12_000_000,
         calibration_id="front-2026-09",
     )
@@ -54,9 +57,25 @@ def to_json(value: LaneFrame, *, seq: int = 1187, age_ns: int = 21_500_000) -> A
     return json.loads(payloads.lane_frame(value, IDENTITY, seq, CAPTURE_NS + age_ns))
 
 
-EXAMPLE = frame(
-    lane([412.5, 455.08, 501.32, 548.04], [710, 610, 510, 410], 0.97),
-    lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649),
+GROUND = GroundLane(
+    points=np.array([[6.1, 1.812], [9.4, 1.83], [18.7, 1.9], [48.2, 2.41]], np.float32),
+    polynomial=Polynomial(
+        np.array([1.79, 0.0028, 0.00021, 0.0]), np.diag([4e-4, 1e-5, 1e-8, 0.0]), 6.1, 48.2
+    ),
+)
+EXAMPLE = replace(
+    frame(
+        replace(
+            lane([412.5, 455.08, 501.32, 548.04], [710, 610, 510, 410], 0.97),
+            id=17,
+            index=-1,
+            type="dashed",
+            color="white",
+            ground=GROUND,
+        ),
+        replace(lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649), predicted=True),
+    ),
+    ego=Ego(lateral_offset_m=-0.12, lateral_offset_std_m=0.03, heading_error_rad=0.0021),
 )
 
 
@@ -64,13 +83,20 @@ def check(value: Any, schema: dict[str, Any]) -> None:
     """Hold `value` against a JSON Schema, with the keywords that the published one has."""
     if "$ref" in schema:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "boolean": bool,
+        "integer": int,
+        "number": (int, float),
+    }
     assert isinstance(value, kinds[schema.get("type", "string")])
     assert value in schema.get("enum", [value])
     if isinstance(value, dict):
         assert value.keys() >= set(schema["required"])
-        for key, inner in schema["properties"].items():
-            check(value[key], inner)
+        for key in value:
+            check(value[key], schema["properties"][key])
     elif isinstance(value, list):
         assert len(value) >= schema.get("minItems", 0)
         for item in value:
@@ -230,6 +256,21 @@ def test_state_payloads() -> None:
     }
 
 
+def test_the_update_topic_has_the_version_that_runs_and_what_became_of_the_last_update() -> None:
+    record = UpdateRecord("rolled_back", "B", "A", "A", "9.9", "B did not start", engine="rauc")
+    assert json.loads(payloads.update(IDENTITY, record)) == {
+        "version": "0.1.0",
+        "slot": "A",
+        "state": "rolled_back",
+        "target": "B",
+        "result": "B did not start",
+        "engine": "rauc",
+        "since": "",
+    }
+    since = json.loads(payloads.update(IDENTITY, UpdateRecord(changed_s=1_790_000_000)))["since"]
+    assert since == "2026-09-21T14:13:20.000000Z"
+
+
 def test_a_camera_whose_frames_are_too_old_does_not_blame_its_model() -> None:
     said = json.loads(payloads.camera_status("ok", 900, "too old", failure_reason="too_old"))
     assert (said["reason"], said["text"], said["lanes"]) == ("too_old", "too old", "failing")
@@ -255,7 +296,7 @@ def test_a_frame_of_a_camera_that_shows_no_road_is_invalid_with_the_camera_s_rea
 
 
 def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
-    sent = to_json(replace(EXAMPLE, degraded="blurred: no sharp edges"))
+    sent = to_json(replace(EXAMPLE, degraded=("blurred: no sharp edges",)))
     assert sent["status"] == "FRAME_STATUS_DEGRADED"
     assert sent["reasons"] == ["blurred: no sharp edges"]
     assert sent["lanes"]
@@ -279,3 +320,20 @@ def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
     }
     assert json.loads(payloads.camera_status("ok", 1, name))["text"] == "m\\xff"
     assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\xff"]
+
+
+def test_what_is_wrong_with_the_device_degrades_its_lanes() -> None:
+    board = ("throttled: gpu-throttle-alert", "clock_unsynchronized: wrong")
+    sent = to_json(replace(EXAMPLE, degraded=board, wall_clock="wrong"))
+    assert (sent["status"], sent["reasons"]) == ("FRAME_STATUS_DEGRADED", list(board))
+    assert sent["time"]["wall_clock"] == "WALL_CLOCK_WRONG"
+    assert len(sent["lanes"]) == len(EXAMPLE.lanes)
+    late = to_json(replace(EXAMPLE, degraded=board), age_ns=10**9)
+    assert (late["status"], late["reasons"]) == ("FRAME_STATUS_STALE", [*board, "age"])
+
+
+@pytest.mark.parametrize("state", ClockState)
+def test_each_state_of_the_clock_has_its_name_in_the_proto(state: ClockState) -> None:
+    sent = to_json(replace(EXAMPLE, wall_clock=state.value))
+    assert sent["time"]["wall_clock"] in dict(lanes_pb2.WallClock.items())
+    check(sent, SCHEMA)

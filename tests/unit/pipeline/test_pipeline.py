@@ -471,7 +471,7 @@ def test_lanes_of_a_degraded_camera_say_so() -> None:
     camera_of(loop).become(CameraState.DEGRADED, "blurred", "no sharp edges")
     loop.tick(0.0)
     assert delivered[0].lanes
-    assert (delivered[0].failure, delivered[0].degraded) == ("", "blurred: no sharp edges")
+    assert (delivered[0].failure, delivered[0].degraded) == ("", ("blurred: no sharp edges",))
 
 
 def test_while_no_frames_come_the_reason_does_at_once_and_every_second() -> None:

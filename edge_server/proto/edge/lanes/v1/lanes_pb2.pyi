@@ -18,6 +18,14 @@ class FrameStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_STATUS_STALE: _ClassVar[FrameStatus]
     FRAME_STATUS_INVALID: _ClassVar[FrameStatus]
 
+class WallClock(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WALL_CLOCK_UNSPECIFIED: _ClassVar[WallClock]
+    WALL_CLOCK_SYNCHRONIZED: _ClassVar[WallClock]
+    WALL_CLOCK_UNSYNCHRONIZED: _ClassVar[WallClock]
+    WALL_CLOCK_WRONG: _ClassVar[WallClock]
+    WALL_CLOCK_UNKNOWN: _ClassVar[WallClock]
+
 class ClockSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLOCK_SOURCE_UNSPECIFIED: _ClassVar[ClockSource]
@@ -25,19 +33,57 @@ class ClockSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLOCK_SOURCE_SENSOR: _ClassVar[ClockSource]
     CLOCK_SOURCE_RTP: _ClassVar[ClockSource]
     CLOCK_SOURCE_NTP: _ClassVar[ClockSource]
+
+class MarkingType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MARKING_TYPE_UNSPECIFIED: _ClassVar[MarkingType]
+    MARKING_TYPE_UNKNOWN: _ClassVar[MarkingType]
+    MARKING_TYPE_SOLID: _ClassVar[MarkingType]
+    MARKING_TYPE_DASHED: _ClassVar[MarkingType]
+
+class MarkingColor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MARKING_COLOR_UNSPECIFIED: _ClassVar[MarkingColor]
+    MARKING_COLOR_UNKNOWN: _ClassVar[MarkingColor]
+    MARKING_COLOR_WHITE: _ClassVar[MarkingColor]
+    MARKING_COLOR_YELLOW: _ClassVar[MarkingColor]
+
+class LaneChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_CHANGE_UNSPECIFIED: _ClassVar[LaneChange]
+    LANE_CHANGE_NONE: _ClassVar[LaneChange]
+    LANE_CHANGE_LEFT: _ClassVar[LaneChange]
+    LANE_CHANGE_RIGHT: _ClassVar[LaneChange]
 FRAME_STATUS_UNSPECIFIED: FrameStatus
 FRAME_STATUS_OK: FrameStatus
 FRAME_STATUS_DEGRADED: FrameStatus
 FRAME_STATUS_STALE: FrameStatus
 FRAME_STATUS_INVALID: FrameStatus
+WALL_CLOCK_UNSPECIFIED: WallClock
+WALL_CLOCK_SYNCHRONIZED: WallClock
+WALL_CLOCK_UNSYNCHRONIZED: WallClock
+WALL_CLOCK_WRONG: WallClock
+WALL_CLOCK_UNKNOWN: WallClock
 CLOCK_SOURCE_UNSPECIFIED: ClockSource
 CLOCK_SOURCE_ARRIVAL: ClockSource
 CLOCK_SOURCE_SENSOR: ClockSource
 CLOCK_SOURCE_RTP: ClockSource
 CLOCK_SOURCE_NTP: ClockSource
+MARKING_TYPE_UNSPECIFIED: MarkingType
+MARKING_TYPE_UNKNOWN: MarkingType
+MARKING_TYPE_SOLID: MarkingType
+MARKING_TYPE_DASHED: MarkingType
+MARKING_COLOR_UNSPECIFIED: MarkingColor
+MARKING_COLOR_UNKNOWN: MarkingColor
+MARKING_COLOR_WHITE: MarkingColor
+MARKING_COLOR_YELLOW: MarkingColor
+LANE_CHANGE_UNSPECIFIED: LaneChange
+LANE_CHANGE_NONE: LaneChange
+LANE_CHANGE_LEFT: LaneChange
+LANE_CHANGE_RIGHT: LaneChange
 
 class LaneFrame(_message.Message):
-    __slots__ = ("schema", "device", "camera", "boot_id", "frame_id", "seq", "dropped", "status", "reasons", "time", "latency_us", "image", "model", "lanes", "calib_id")
+    __slots__ = ("schema", "device", "camera", "boot_id", "frame_id", "seq", "dropped", "status", "reasons", "time", "latency_us", "image", "model", "lanes", "ego", "calib_id")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +98,7 @@ class LaneFrame(_message.Message):
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    EGO_FIELD_NUMBER: _ClassVar[int]
     CALIB_ID_FIELD_NUMBER: _ClassVar[int]
     schema: str
     device: str
@@ -67,22 +114,25 @@ class LaneFrame(_message.Message):
     image: ImageSize
     model: ModelVersion
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
+    ego: Ego
     calib_id: str
-    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., camera: _Optional[str] = ..., boot_id: _Optional[str] = ..., frame_id: _Optional[int] = ..., seq: _Optional[int] = ..., dropped: _Optional[int] = ..., status: _Optional[_Union[FrameStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[FrameTime, _Mapping]] = ..., latency_us: _Optional[_Union[StageLatency, _Mapping]] = ..., image: _Optional[_Union[ImageSize, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., calib_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., camera: _Optional[str] = ..., boot_id: _Optional[str] = ..., frame_id: _Optional[int] = ..., seq: _Optional[int] = ..., dropped: _Optional[int] = ..., status: _Optional[_Union[FrameStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[FrameTime, _Mapping]] = ..., latency_us: _Optional[_Union[StageLatency, _Mapping]] = ..., image: _Optional[_Union[ImageSize, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., ego: _Optional[_Union[Ego, _Mapping]] = ..., calib_id: _Optional[str] = ...) -> None: ...
 
 class FrameTime(_message.Message):
-    __slots__ = ("capture_mono_ns", "capture_epoch_ns", "capture_time", "age_us", "clock")
+    __slots__ = ("capture_mono_ns", "capture_epoch_ns", "capture_time", "age_us", "clock", "wall_clock")
     CAPTURE_MONO_NS_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_TIME_FIELD_NUMBER: _ClassVar[int]
     AGE_US_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    WALL_CLOCK_FIELD_NUMBER: _ClassVar[int]
     capture_mono_ns: int
     capture_epoch_ns: int
     capture_time: _timestamp_pb2.Timestamp
     age_us: int
     clock: CaptureClock
-    def __init__(self, capture_mono_ns: _Optional[int] = ..., capture_epoch_ns: _Optional[int] = ..., capture_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., age_us: _Optional[int] = ..., clock: _Optional[_Union[CaptureClock, _Mapping]] = ...) -> None: ...
+    wall_clock: WallClock
+    def __init__(self, capture_mono_ns: _Optional[int] = ..., capture_epoch_ns: _Optional[int] = ..., capture_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., age_us: _Optional[int] = ..., clock: _Optional[_Union[CaptureClock, _Mapping]] = ..., wall_clock: _Optional[_Union[WallClock, str]] = ...) -> None: ...
 
 class CaptureClock(_message.Message):
     __slots__ = ("source", "uncertainty_us")
@@ -121,12 +171,24 @@ class ModelVersion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Lane(_message.Message):
-    __slots__ = ("confidence", "image_points")
+    __slots__ = ("id", "index", "confidence", "type", "color", "image_points", "ground", "predicted")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    COLOR_FIELD_NUMBER: _ClassVar[int]
     IMAGE_POINTS_FIELD_NUMBER: _ClassVar[int]
+    GROUND_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    index: int
     confidence: float
+    type: MarkingType
+    color: MarkingColor
     image_points: ImagePoints
-    def __init__(self, confidence: _Optional[float] = ..., image_points: _Optional[_Union[ImagePoints, _Mapping]] = ...) -> None: ...
+    ground: GroundLane
+    predicted: bool
+    def __init__(self, id: _Optional[int] = ..., index: _Optional[int] = ..., confidence: _Optional[float] = ..., type: _Optional[_Union[MarkingType, str]] = ..., color: _Optional[_Union[MarkingColor, str]] = ..., image_points: _Optional[_Union[ImagePoints, _Mapping]] = ..., ground: _Optional[_Union[GroundLane, _Mapping]] = ..., predicted: bool = ...) -> None: ...
 
 class ImagePoints(_message.Message):
     __slots__ = ("x", "y")
@@ -135,3 +197,53 @@ class ImagePoints(_message.Message):
     x: _containers.RepeatedScalarFieldContainer[float]
     y: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, x: _Optional[_Iterable[float]] = ..., y: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GroundLane(_message.Message):
+    __slots__ = ("points", "polynomial")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    POLYNOMIAL_FIELD_NUMBER: _ClassVar[int]
+    points: GroundPoints
+    polynomial: Polynomial
+    def __init__(self, points: _Optional[_Union[GroundPoints, _Mapping]] = ..., polynomial: _Optional[_Union[Polynomial, _Mapping]] = ...) -> None: ...
+
+class GroundPoints(_message.Message):
+    __slots__ = ("x", "y")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    x: _containers.RepeatedScalarFieldContainer[float]
+    y: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, x: _Optional[_Iterable[float]] = ..., y: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Polynomial(_message.Message):
+    __slots__ = ("c0", "c1", "c2", "c3", "x_min_m", "x_max_m", "covariance")
+    C0_FIELD_NUMBER: _ClassVar[int]
+    C1_FIELD_NUMBER: _ClassVar[int]
+    C2_FIELD_NUMBER: _ClassVar[int]
+    C3_FIELD_NUMBER: _ClassVar[int]
+    X_MIN_M_FIELD_NUMBER: _ClassVar[int]
+    X_MAX_M_FIELD_NUMBER: _ClassVar[int]
+    COVARIANCE_FIELD_NUMBER: _ClassVar[int]
+    c0: float
+    c1: float
+    c2: float
+    c3: float
+    x_min_m: float
+    x_max_m: float
+    covariance: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, c0: _Optional[float] = ..., c1: _Optional[float] = ..., c2: _Optional[float] = ..., c3: _Optional[float] = ..., x_min_m: _Optional[float] = ..., x_max_m: _Optional[float] = ..., covariance: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Ego(_message.Message):
+    __slots__ = ("lateral_offset_m", "lateral_offset_std_m", "heading_error_rad", "curvature_1pm", "lane_width_m", "lane_change")
+    LATERAL_OFFSET_M_FIELD_NUMBER: _ClassVar[int]
+    LATERAL_OFFSET_STD_M_FIELD_NUMBER: _ClassVar[int]
+    HEADING_ERROR_RAD_FIELD_NUMBER: _ClassVar[int]
+    CURVATURE_1PM_FIELD_NUMBER: _ClassVar[int]
+    LANE_WIDTH_M_FIELD_NUMBER: _ClassVar[int]
+    LANE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    lateral_offset_m: float
+    lateral_offset_std_m: float
+    heading_error_rad: float
+    curvature_1pm: float
+    lane_width_m: float
+    lane_change: LaneChange
+    def __init__(self, lateral_offset_m: _Optional[float] = ..., lateral_offset_std_m: _Optional[float] = ..., heading_error_rad: _Optional[float] = ..., curvature_1pm: _Optional[float] = ..., lane_width_m: _Optional[float] = ..., lane_change: _Optional[_Union[LaneChange, str]] = ...) -> None: ...

@@ -1,0 +1,218 @@
+"""Calibration files: TOML with a camera's lens and its mounting, one file for each camera.
+
+[lens]                             # of pictures of this size, or of another size with its shape
+kind = "pinhole"                   # or "fisheye"
+width = 1280
+height = 720
+fx = 1158.2                        # px, as are fy, cx, cy
+fy = 1153.4
+cx = 670.8
+cy = 386.3
+distortion = [-0.24, -0.08, -0.001, 0.0001, 0.02]   # OpenCV's k1 k2 p1 p2 k3; fisheye: k1 to k4
+reprojection_error_px = 0.85       # of the pictures of a board, for people
+
+[mounting]                         # axes of ISO 8855
+height_m = 1.35                    # of the lens above the road
+pitch_deg = 1.2                    # positive looks down
+roll_deg = 0.0                     # positive has its right side lower
+yaw_deg = -0.4                     # positive looks to the left
+x_m = -1.6                         # of the lens, forward of the front axle
+y_m = 0.0                          # of the lens, left of the vehicle's middle
+pitch_std_deg = 0.2                # how certain the angles are
+yaw_std_deg = 0.2
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from edge_server.errors import SettingsError
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.settings.mistakes import in_words
+from edge_server.settings.sections import Section
+from edge_server.settings.text_file import read_text_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    import os
+
+_REMEDY = "edge-server calibrate makes such files"
+_ID_DIGITS = 12
+
+Pixels = Annotated[int, msgspec.Meta(ge=16, le=16384)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+# Bounds keep out nan and inf, which TOML has.
+Finite = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+Angle = Annotated[float, msgspec.Meta(ge=-60, le=60)]
+AngleStd = Annotated[float, msgspec.Meta(gt=0, le=10)]
+Place = Annotated[float, msgspec.Meta(ge=-20, le=20)]
+
+_COEFFICIENTS = {"pinhole": ("k1, k2, p1, p2, k3", 5), "fisheye": ("k1, k2, k3, k4", 4)}
+
+
+class LensTable(Section, frozen=True):
+    """`[lens]`; see the module's docstring."""
+
+    kind: Literal["pinhole", "fisheye"]
+    width: Pixels
+    height: Pixels
+    fx: Positive
+    fy: Positive
+    cx: Finite
+    cy: Finite
+    distortion: tuple[Finite, ...]
+    reprojection_error_px: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+
+    def __post_init__(self) -> None:
+        names, count = _COEFFICIENTS[self.kind]
+        if len(self.distortion) != count:
+            raise ValueError(
+                f"distortion: kind {self.kind} has {count} values ({names}); got "
+                f"{len(self.distortion)}"
+            )
+
+    def lens(self) -> Lens:
+        return Lens(
+            self.kind,
+            self.width,
+            self.height,
+            self.fx,
+            self.fy,
+            self.cx,
+            self.cy,
+            self.distortion,
+        )
+
+
+class MountingTable(Section, frozen=True):
+    """`[mounting]`; see the module's docstring."""
+
+    height_m: Annotated[float, msgspec.Meta(ge=0.1, le=6)]
+    pitch_deg: Angle = 0.0
+    roll_deg: Angle = 0.0
+    yaw_deg: Angle = 0.0
+    x_m: Place = 0.0
+    y_m: Place = 0.0
+    pitch_std_deg: AngleStd = 0.2
+    yaw_std_deg: AngleStd = 0.2
+
+    def mounting(self) -> Mounting:
+        return Mounting(
+            self.height_m,
+            math.radians(self.pitch_deg),
+            math.radians(self.roll_deg),
+            math.radians(self.yaw_deg),
+            self.x_m,
+            self.y_m,
+            math.radians(self.pitch_std_deg),
+            math.radians(self.yaw_std_deg),
+        )
+
+
+class CalibrationTables(Section, frozen=True):
+    """The whole file; one that `calibrate intrinsics` made has no mounting yet."""
+
+    lens: LensTable
+    mounting: MountingTable | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A camera's calibration; two with the same id are equal.
+
+    Attributes:
+        id: 12 hexadecimal digits, made from lens and mounting.
+        model: for pictures of the calibrated size.
+        reprojection_error_px: of the pictures that the lens was calibrated with; None if unknown.
+    """
+
+    id: str
+    model: CameraModel
+    reprojection_error_px: float | None = None
+
+
+def read_calibration(path: str | os.PathLike[str]) -> Calibration:
+    """Return the calibration in a file.
+
+    Raises:
+        SettingsError: the file cannot be read, is damaged, or has no mounting; the text names file
+            and key.
+    """
+    tables = read_tables(path)
+    if tables.mounting is None:
+        raise SettingsError(
+            f"{path}: has no [mounting], so nothing is known of the road; add it with edge-server "
+            f"calibrate mounting {path} --height METRES"
+        )
+    model = CameraModel(tables.lens.lens(), tables.mounting.mounting())
+    return Calibration(calibration_id(model), model, tables.lens.reprojection_error_px)
+
+
+def calibration_id(model: CameraModel) -> str:
+    """Return the same digits for the same lens and mounting, on every machine."""
+    return hashlib.sha256(repr(model).encode()).hexdigest()[:_ID_DIGITS]
+
+
+def read_tables(path: str | os.PathLike[str]) -> CalibrationTables:
+    """Return the tables of a file, with or without a mounting.
+
+    Raises:
+        SettingsError: as `read_calibration`.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(read_text_file(path))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}; {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path}: not TOML: {error}; {_REMEDY}") from error
+    try:
+        return msgspec.convert(table, CalibrationTables, strict=True)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: {_explain(str(error), table)}") from error
+
+
+def text_of(tables: CalibrationTables) -> str:
+    """Return the file's contents."""
+    lines = ["# A camera's calibration; cameras.NAME.calibration in the settings names this file."]
+    for name in tables.__struct_fields__:
+        table = getattr(tables, name)
+        if table is None:
+            continue
+        lines += ["", f"[{name}]"]
+        values = {key: getattr(table, key) for key in table.__struct_fields__}
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(round(value, 9))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _explain(text: str, table: dict[str, Any]) -> str:
+    """Return msgspec's message as `lens.fx: fault`."""
+    message, _, location = text.partition(" - at ")
+    path = location.strip("`").removeprefix("$").lstrip(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", message):
+        return f"{path}.{missing[1]}".lstrip(".") + f": is missing; {_REMEDY}"
+    if unknown := re.search(r"unknown field `([^`]*)`", message):
+        return f"{path}.{unknown[1]}".lstrip(".") + ": unknown key"
+    if message.startswith("Expected `"):
+        message = in_words(message, path, table)
+    return f"{path}: {message}" if path else message

@@ -1,0 +1,321 @@
+"""Lanes on the road: ground points, polynomials with their covariance, and the vehicle among them.
+
+The road is taken to be flat. All angles are in radians, all lengths in metres, axes as in ISO 8855.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edge_server.lanes.types import Ego, GroundLane, Polynomial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.lanes.camera_model import CameraModel, Rays
+    from edge_server.lanes.types import Lane
+
+# Of a lane's image points, as a part of the picture's width: 1.5 px of 1280.
+POINT_STD = 1.2e-3
+# Paint and road are never better known than this.
+_FLOOR_STD_M = 0.02
+# A network's errors vary slowly along a line: so many neighbouring points err alike.
+_POINTS_ALIKE = 6.0
+_FEWEST_POINTS = 4
+_SHORTEST_M = 5.0
+# A shorter line does not show how its curvature changes.
+_SHORTEST_CUBIC_M = 15.0
+# Roads, ramps included: curvature to 1/30 m, its change to 3e-4 per m2.
+_CURVATURE_STD = 1 / 30
+_CURVATURE_CHANGE_STD = 3e-4
+# Conditions the normal equations; no unit of any result.
+_UNIT_M = 30.0
+_SCALE = _UNIT_M ** -np.arange(4.0)
+_POWERS = np.arange(4)
+
+# The ego lane's boundaries are nearer than this: the lane has 4.5 m at most.
+_FARTHEST_EGO_M = 4.2
+_PLAUSIBLE_WIDTH_M = (2.0, 6.0)
+# What is less certain than this is not measured.
+# A lane that begins far ahead still has its place, to half a lane.
+_LARGEST_OFFSET_STD_M = 0.9
+_LARGEST_HEADING_STD_RAD = math.radians(2.0)
+_LARGEST_CURVATURE_STD = 1 / 200
+# The pitch shows where both boundaries are seen for so long, up to that distance.
+_SHORTEST_SHARED_M = 8.0
+_FARTHEST_SHARED_M = 35.0
+_LARGEST_PITCH_STD_RAD = math.radians(1.0)
+
+
+class PitchMeasurement(NamedTuple):
+    """By how much more than the camera model says the camera looks down.
+
+    Attributes:
+        rad: positive nose down.
+        std_rad: of noise in the image points.
+    """
+
+    rad: float
+    std_rad: float
+
+
+@dataclass(frozen=True)
+class Road:
+    """What one frame's lanes say of the road.
+
+    Attributes:
+        lanes: in the order of the input, with index and ground where those are known.
+        ego: the vehicle in its lane.
+        pitch: from the convergence of the ego lane's boundaries; None where it does not show.
+    """
+
+    lanes: tuple[Lane, ...]
+    ego: Ego
+    pitch: PitchMeasurement | None
+
+
+class LaneRays(NamedTuple):
+    """The rays of several lanes' image points; they do not depend on the mounting.
+
+    Attributes:
+        rays: of all points.
+        present: (K, P) bool, which places of a table of K lanes they fill, row by row.
+        std_px: of a point across the picture.
+    """
+
+    rays: Rays
+    present: NDArray[np.bool_]
+    std_px: float
+
+
+def rays_of(lanes: Sequence[Lane], model: CameraModel) -> LaneRays:
+    """Return the rays of the points of `lanes`, which are of frames of the model's size."""
+    counts = np.array([len(lane.points) for lane in lanes])
+    present = np.arange(counts.max(initial=0)) < counts[:, None]
+    points = np.concatenate([lane.points for lane in lanes]) if lanes else np.empty((0, 2))
+    rays = model.lens.rays_of(points.astype(np.float64))
+    return LaneRays(rays, present, POINT_STD * model.lens.width)
+
+
+def road_of(
+    lanes: Sequence[Lane],
+    model: CameraModel,
+    *,
+    pitch_std_rad: float | None = None,
+    rays: LaneRays | None = None,
+) -> Road:
+    """Return the lanes on the road, which of them bound the ego lane, and the vehicle between them.
+
+    A lane of fewer than 4 points within range, or 5 m, has no ground.
+
+    Args:
+        lanes: with image points, px of frames of the model's size.
+        model: the camera.
+        pitch_std_rad: of the model's pitch at this moment; that of its mounting by default.
+        rays: those of `lanes`, where they are known already.
+    """
+    if not lanes:
+        return Road((), Ego(), None)
+    rays = rays_of(lanes, model) if rays is None else rays
+    mounting = model.mounting
+    std_rad = mounting.pitch_std_rad if pitch_std_rad is None else pitch_std_rad
+    fits = _fit(rays, model, std_rad)
+    grounds = [_ground_lane(fits, row) for row in range(len(lanes))]
+    indices = _indices(grounds)
+    located = tuple(
+        replace(lane, ground=ground, index=index)
+        for lane, ground, index in zip(lanes, grounds, indices, strict=True)
+    )
+    pitch = None
+    if -1 in indices and 1 in indices:
+        pitch = _pitch(fits, indices.index(-1), indices.index(1), model)
+    return Road(located, ego_of(located), pitch)
+
+
+class _Fits(NamedTuple):
+    """Fits of K lanes with up to P points; NaN where a lane has no point.
+
+    Attributes:
+        x, y: (K, P).
+        coefficients: (K, 4), NaN for a lane without ground.
+        covariance: (K, 4, 4).
+        noise: (K, 4, 4), the part of the covariance that is not common to all lanes.
+        x_min, x_max: (K,).
+    """
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    coefficients: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    noise: NDArray[np.float64]
+    x_min: NDArray[np.float64]
+    x_max: NDArray[np.float64]
+
+
+def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
+    """Fit all lanes at once: weighted least squares with a wide prior of the curvature.
+
+    The errors of pixels count for each point; those of pitch and yaw are common to all points of a
+    frame, and go into the covariance as such.
+    """
+    ground = model.ground_of_rays(rays.rays)
+    yaw_std_rad = model.mounting.yaw_std_rad
+    shape = rays.present.shape
+
+    def table(values: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
+        filled = np.full(shape, fill)
+        filled[rays.present] = values
+        return filled
+
+    x, y = table(ground.points[:, 0], np.nan), table(ground.points[:, 1], np.nan)
+    is_there = ~np.isnan(x)
+    # Along a row of the picture: which row a point has is known.
+    sideways = table(ground.by_pixel[:, 1, 0], 0.0) * rays.std_px
+    pitch_x, pitch_y = table(ground.by_pitch[:, 0], 0.0), table(ground.by_pitch[:, 1], 0.0)
+    yaw_x, yaw_y = table(ground.by_yaw[:, 0], 0.0), table(ground.by_yaw[:, 1], 0.0)
+    variance = np.where(is_there, sideways**2 + _FLOOR_STD_M**2, 1.0)
+    common = (pitch_y * pitch_std_rad) ** 2 + (yaw_y * yaw_std_rad) ** 2
+    weight = np.where(is_there, 1.0 / (variance + np.where(is_there, common, 0.0)), 0.0)
+
+    scaled = np.where(is_there, x, 0.0) / _UNIT_M
+    powers = scaled[..., None] ** _POWERS
+    weighted = powers * weight[..., None]
+    x_min = np.min(np.where(is_there, x, np.inf), axis=1, initial=np.inf)
+    x_max = np.max(np.where(is_there, x, -np.inf), axis=1, initial=-np.inf)
+    known = (is_there.sum(axis=1) >= _FEWEST_POINTS) & (x_max - x_min >= _SHORTEST_M)
+    prior = np.zeros((len(x), 4))
+    prior[:, 2] = (2.0 / _CURVATURE_STD / _UNIT_M**2) ** 2
+    prior[:, 3] = (6.0 / _CURVATURE_CHANGE_STD / _UNIT_M**3) ** 2
+    prior[x_max - x_min < _SHORTEST_CUBIC_M, 3] = 1e12
+    normal = weighted.transpose(0, 2, 1) @ powers + prior[:, :, None] * np.eye(4)
+    normal[~known] = np.eye(4)
+    inverse = np.linalg.inv(normal)
+    gain = inverse @ weighted.transpose(0, 2, 1)  # (K, 4, P): from y to the coefficients
+    coefficients = (gain @ np.where(is_there, y, 0.0)[..., None])[..., 0]
+
+    residual = np.where(is_there, y - (powers * coefficients[:, None]).sum(axis=2), 0.0)
+    slope = (powers[..., :3] * (coefficients[:, None, 1:] * (1, 2, 3))).sum(axis=2) / _UNIT_M
+    by_pitch = np.where(is_there, pitch_y - slope * pitch_x, 0.0)
+    by_yaw = np.where(is_there, yaw_y - slope * yaw_x, 0.0)
+    # A line that does not have the form of a road is less certain than its points.
+    count = np.maximum(is_there.sum(axis=1), 1)
+    misfit = np.maximum(1.0, (residual**2 / variance).sum(axis=1) / count)
+    spread = variance * (_POINTS_ALIKE * misfit)[:, None]
+    noise = (gain * spread[:, None]) @ gain.transpose(0, 2, 1)
+    noise += inverse @ (prior[:, :, None] * inverse)
+    of_pitch, of_yaw = (gain @ by[..., None] for by in (by_pitch, by_yaw))
+    covariance = noise + pitch_std_rad**2 * (of_pitch @ of_pitch.transpose(0, 2, 1))
+    covariance += yaw_std_rad**2 * (of_yaw @ of_yaw.transpose(0, 2, 1))
+    unit = _SCALE[:, None] * _SCALE
+    coefficients = np.where(known[:, None], coefficients * _SCALE, np.nan)
+    return _Fits(x, y, coefficients, covariance * unit, noise * unit, x_min, x_max)
+
+
+def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
+    coefficients = fits.coefficients[row]
+    if np.isnan(coefficients[0]):
+        return None
+    points = np.stack([fits.x[row], fits.y[row]], axis=1)
+    points = points[np.argsort(points[:, 0])]  # NaN comes last
+    points = points[: np.count_nonzero(~np.isnan(points[:, 0]))]
+    polynomial = Polynomial(
+        coefficients, fits.covariance[row], float(fits.x_min[row]), float(fits.x_max[row])
+    )
+    return GroundLane(points.astype(np.float32), polynomial)
+
+
+def _indices(grounds: Sequence[GroundLane | None]) -> list[int]:
+    """Return the index of each lane, see `Lane.index`, by its place beside the front axle."""
+    indices = [0] * len(grounds)
+    sides: dict[int, list[tuple[float, int]]] = {-1: [], 1: []}
+    for place, ground in enumerate(grounds):
+        if ground is None or ground.polynomial.covariance[0, 0] > _LARGEST_OFFSET_STD_M**2:
+            continue
+        y_m = float(ground.polynomial.coefficients[0])
+        sides[-1 if y_m > 0 else 1].append((abs(y_m), place))
+    for side, lanes in sides.items():
+        lanes.sort()
+        # The ego lane's boundary is not seen where the nearest one is a lane away.
+        first = 1 if lanes and lanes[0][0] <= _FARTHEST_EGO_M else 2
+        for rank, (_, place) in enumerate(lanes):
+            indices[place] = side * (first + rank)
+    return indices
+
+
+def ego_of(lanes: Sequence[Lane]) -> Ego:
+    """Return the vehicle in its lane, from the lanes with index -1 and 1 and their ground.
+
+    Heading and curvature come from both boundaries, weighted by their certainty, or from the one
+    that is seen; offset and width need both.
+    """
+    boundaries = {lane.index: lane.ground.polynomial for lane in lanes if lane.ground is not None}
+    left, right = boundaries.get(-1), boundaries.get(1)
+    seen = [polynomial for polynomial in (left, right) if polynomial is not None]
+    slope, slope_std = _mean(seen, 1)
+    heading = -math.atan(slope) if slope_std <= _LARGEST_HEADING_STD_RAD else None
+    bend, bend_std = _mean(seen, 2)
+    curvature = None
+    if 2.0 * bend_std <= _LARGEST_CURVATURE_STD:
+        curvature = 2.0 * bend / (1.0 + slope * slope) ** 1.5
+    offset = std = width = None
+    if left is not None and right is not None:
+        c0_left, c0_right = float(left.coefficients[0]), float(right.coefficients[0])
+        cosine = math.cos(math.atan(slope))
+        across = (c0_left - c0_right) * cosine
+        if _PLAUSIBLE_WIDTH_M[0] <= across <= _PLAUSIBLE_WIDTH_M[1]:
+            width = across
+            offset = -0.5 * (c0_left + c0_right) * cosine
+            # Their errors may be common: no better than their mean.
+            std = 0.5 * sum(math.sqrt(each.covariance[0, 0]) for each in (left, right))
+    return Ego(offset, std, heading, curvature, width)
+
+
+def _mean(polynomials: Sequence[Polynomial], power: int) -> tuple[float, float]:
+    """Return the weighted mean of one coefficient and its standard deviation, as if all erred
+    alike."""
+    if not polynomials:
+        return 0.0, math.inf
+    values = [float(each.coefficients[power]) for each in polynomials]
+    stds = [math.sqrt(each.covariance[power, power]) for each in polynomials]
+    weights = [std**-2 for std in stds]
+    total = sum(weights)
+    pairs = zip(values, weights, strict=True)
+    mean = sum(value * weight for value, weight in pairs) / total
+    return mean, sum(std * weight for std, weight in zip(stds, weights, strict=True)) / total
+
+
+def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasurement | None:
+    """Return how much further down the camera looks, from how the ego lane widens with distance.
+
+    On a flat road the boundaries are parallel. A camera that looks down by d more than the model
+    says sees the distance between them grow by width * d / height per metre.
+    """
+    mounting = model.mounting
+    begin = max(fits.x_min[left], fits.x_min[right])
+    end = min(fits.x_max[left], fits.x_max[right], _FARTHEST_SHARED_M)
+    if end - begin < _SHORTEST_SHARED_M:
+        return None
+    at = np.array([begin, end])[:, None] ** _POWERS
+    y_left, y_right = at @ fits.coefficients[left], at @ fits.coefficients[right]
+    # Across the road, where it turns away from the vehicle's direction.
+    middle = 0.5 * (fits.coefficients[left] + fits.coefficients[right])
+    slope = (at[:, :3] * middle[1:] * (1, 2, 3)).sum(axis=1)
+    near, far = (y_left - y_right) / np.hypot(1.0, slope)
+    # Extrapolated to the camera, where the pitch has no effect.
+    growth = (far - near) / (end - begin)
+    width = near - growth * (begin - mounting.x_m)
+    if not _PLAUSIBLE_WIDTH_M[0] <= width <= _PLAUSIBLE_WIDTH_M[1]:
+        return None
+    per_m = (at[1] - at[0]) / (end - begin)
+    variance = per_m @ (fits.noise[left] + fits.noise[right]) @ per_m
+    factor = mounting.height_m / width
+    std_rad = factor * math.sqrt(variance)
+    if std_rad > _LARGEST_PITCH_STD_RAD:
+        return None
+    return PitchMeasurement(float(factor * growth), std_rad)

@@ -1,0 +1,92 @@
+"""The pitch of a moment follows the springs; that of a minute is a drift, and braking is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from edge_server.lanes.pitch import PitchDrift, PitchFilter
+from edge_server.lanes.road_geometry import PitchMeasurement, road_of
+from tests.unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
+
+FPS = 2.0
+
+
+def drive(pitch_deg: np.ndarray, seed: int = 0, curvature: float = 0.0) -> PitchDrift:
+    """Drive with that pitch in each frame, through pictures of the road."""
+    rng = np.random.default_rng(seed)
+    drift = PitchDrift()
+    seen = {
+        round(each, 1): lanes_of(
+            FlatRoad(curvature=curvature), CAMERA.pitched(np.radians(each)), (0.5, -0.5)
+        )
+        for each in np.unique(np.round(pitch_deg, 1))
+    }
+    for number, each in enumerate(np.round(pitch_deg, 1)):
+        road = road_of(noisy(seen[round(each, 1)], rng, 1.5), CAMERA)
+        if road.pitch is not None:
+            drift.add(road.pitch.rad, road.ego.curvature_1pm, number / FPS)
+    return drift
+
+
+@pytest.mark.parametrize("degrees", [-1.5, -0.8, 0.8, 1.5])
+def test_a_pitch_that_stays_off_for_a_minute_is_a_drift(degrees: float) -> None:
+    drift = drive(np.full(int(65 * FPS), degrees))
+    assert drift.rad is not None
+    assert np.degrees(drift.rad) == pytest.approx(degrees, rel=0.15)
+
+
+@pytest.mark.parametrize("degrees", [-0.3, 0.0, 0.3])
+def test_a_small_error_is_none(degrees: float) -> None:
+    assert drive(np.full(int(65 * FPS), degrees)).rad is None
+
+
+@given(st.integers(0, 10_000), st.floats(1.0, 2.0))
+def test_braking_is_no_drift(seed: int, degrees: float) -> None:
+    """A drive in town brakes for a third of its time."""
+    rng = np.random.default_rng(seed)
+    pitch = np.repeat(rng.random(30) < 0.33, int(4 * FPS)) * degrees
+    drift = PitchDrift()
+    minute = int(60 * FPS)
+    assume(all(np.mean(pitch[i : i + minute] > 0) < 0.45 for i in range(len(pitch) - minute)))
+    for number, each in enumerate(pitch):
+        drift.add(np.radians(rng.normal(each, 0.15)), 0.0, number / FPS)
+        assert drift.rad is None
+
+
+def test_less_than_a_minute_is_no_drift_and_bends_do_not_count() -> None:
+    assert drive(np.full(int(55 * FPS), 1.0)).rad is None
+    assert drive(np.full(int(65 * FPS), 1.0), curvature=1 / 300).rad is None
+
+
+def test_a_drift_ends_where_the_pitch_is_right_again() -> None:
+    drift = PitchDrift()
+    for number in range(240):
+        drift.add(np.radians(0.8), 0.0, number * 0.5)
+    assert drift.rad == pytest.approx(np.radians(0.8))
+    for number in range(240, 320):
+        drift.add(0.0, 0.0, number * 0.5)
+    assert drift.rad is None
+
+
+def test_the_filter_follows_braking_and_returns_to_rest() -> None:
+    pitch = PitchFilter(np.radians(0.2))
+    resting = pitch.std_rad
+    for number in range(50):
+        pitch.predict(number / 25)
+        pitch.correct(PitchMeasurement(np.radians(1.5) - pitch.rad, np.radians(0.2)))
+    assert np.degrees(pitch.rad) == pytest.approx(1.5, abs=0.1)
+    assert pitch.std_rad < 0.3 * resting
+    for number in range(10):
+        pitch.predict(2.0 + number)
+    assert pitch.rad == pytest.approx(0.0, abs=np.radians(0.05))
+    assert pitch.std_rad == pytest.approx(resting, rel=0.05)
+
+
+def test_lines_that_part_are_no_pitch() -> None:
+    pitch = PitchFilter(np.radians(0.2))
+    pitch.predict(0.0)
+    pitch.correct(PitchMeasurement(np.radians(8.0), np.radians(0.1)))
+    assert pitch.rad == 0.0

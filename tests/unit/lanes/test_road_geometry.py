@@ -1,0 +1,175 @@
+"""Known roads come back from their pictures, with errors that are as large as stated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.cameras.synthetic.road_view import look
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.road_geometry import road_of
+from edge_server.lanes.types import Ego, Lane
+from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of, noisy
+
+
+@given(cameras(), flat_roads())
+def test_a_known_road_comes_back_from_its_picture(camera: CameraModel, road: FlatRoad) -> None:
+    seen = lanes_of(road, camera)
+    located = road_of(seen, camera)
+    ego = located.ego
+    boundaries = {lane.index: lane.ground for lane in located.lanes}
+    left, right = boundaries.get(-1), boundaries.get(1)
+    assume(left is not None and right is not None)
+    assert left is not None
+    assert right is not None
+    reach_m = min(left.polynomial.x_max_m, right.polynomial.x_max_m)
+    near_m = max(left.polynomial.x_min_m, right.polynomial.x_min_m)
+    # Lines that a narrow or high camera sees from far ahead on say little of the front axle.
+    assume(near_m < 10.0 and reach_m > 30.0)
+    assert ego.lateral_offset_m == pytest.approx(road.offset_m, abs=0.05)
+    assert ego.lane_width_m == pytest.approx(road.width_m, abs=0.08)
+    assert ego.heading_error_rad == pytest.approx(road.heading_rad, abs=np.radians(0.3))
+    if ego.curvature_1pm is not None:
+        bend = max(abs(road.curvature), 1 / 500)
+        assert ego.curvature_1pm == pytest.approx(road.curvature, abs=0.1 * bend)
+
+
+@given(cameras(), flat_roads())
+def test_every_ground_point_lies_on_its_line(camera: CameraModel, road: FlatRoad) -> None:
+    for place, lane in zip((0.5, -0.5), lanes_of(road, camera, (0.5, -0.5)), strict=False):
+        (located,) = road_of([lane], camera).lanes
+        if located.ground is None:
+            continue
+        points = located.ground.points.astype(np.float64)
+        assert (np.diff(points[:, 0]) >= 0).all()
+        line = road.boundary(place)
+        nearest = np.abs(points[:, None] - line[None]).max(axis=2).min(axis=1)
+        assert nearest.max() < 0.06
+        polynomial = located.ground.polynomial
+        assert polynomial.x_min_m == pytest.approx(points[0, 0], abs=1e-3)
+        assert polynomial.x_max_m == pytest.approx(points[-1, 0], abs=1e-3)
+
+
+def test_the_ego_lane_is_between_minus_one_and_one() -> None:
+    road = FlatRoad(offset_m=0.3, curvature=1 / 300)
+    lanes = lanes_of(road, CAMERA, (-1.5, 0.5, 1.5, -0.5))
+    assert [lane.index for lane in road_of(lanes, CAMERA).lanes] == [2, -1, -2, 1]
+
+
+def test_a_line_beyond_a_lane_that_is_not_seen_is_not_the_ego_lanes() -> None:
+    lanes = lanes_of(FlatRoad(), CAMERA, (1.5, -0.5))
+    road = road_of(lanes, CAMERA)
+    assert [lane.index for lane in road.lanes] == [-2, 1]
+    assert road.ego.lateral_offset_m is None
+    assert road.ego.lane_width_m is None
+    assert road.ego.heading_error_rad == pytest.approx(0.0, abs=np.radians(0.3))
+
+
+def test_a_short_line_has_no_cubic_term_and_one_of_few_points_no_ground() -> None:
+    (whole,) = lanes_of(FlatRoad(curvature=1 / 400), CAMERA, (0.5,))
+    ground = road_of([whole], CAMERA).lanes[0].ground
+    assert ground is not None
+    assert ground.polynomial.coefficients[3] != 0
+    near = Lane(whole.points[whole.points[:, 1] > 480.0], 0.9)
+    ground = road_of([near], CAMERA).lanes[0].ground
+    assert ground is not None
+    assert ground.polynomial.x_max_m - ground.polynomial.x_min_m < 15.0
+    assert abs(ground.polynomial.coefficients[3]) < 1e-7
+    assert road_of([Lane(whole.points[:3], 0.9)], CAMERA).lanes[0].ground is None
+
+
+def test_no_lanes_are_no_road() -> None:
+    road = road_of([], CAMERA)
+    assert road.lanes == ()
+    assert road.ego == Ego()
+    assert road.pitch is None
+
+
+def test_a_lane_that_is_not_finite_has_no_ground_and_spoils_no_other() -> None:
+    lanes = lanes_of(FlatRoad(), CAMERA, (0.5, -0.5))
+    broken = Lane(np.full_like(lanes[0].points, np.nan), 0.9)
+    located = road_of([broken, lanes[1]], CAMERA).lanes
+    assert located[0].ground is None
+    assert located[1].ground is not None
+
+
+def test_the_stated_deviations_are_those_of_noisy_lines() -> None:
+    """Errors in pixels and in pitch, as the covariance takes them to be: of 300 pictures about 95 %
+    are within two standard deviations."""
+    rng = np.random.default_rng(5)
+    road = FlatRoad(0.2, 0.01, 1 / 600)
+    pitch_std = np.radians(0.3)
+    off: list[tuple[float, float, float]] = []
+    for _ in range(300):
+        actual = CAMERA.pitched(rng.normal(0.0, pitch_std))
+        lanes = noisy(lanes_of(road, actual, (0.5,)), rng, 1.5)
+        (lane,) = road_of(lanes, CAMERA, pitch_std_rad=pitch_std).lanes
+        assert lane.ground is not None
+        polynomial = lane.ground.polynomial
+        true = np.polynomial.polynomial.polyfit(*_near(road.boundary(0.5)).T, 3)
+        error = polynomial.coefficients - true
+        std = np.sqrt(np.diag(polynomial.covariance))
+        off.append(tuple((np.abs(error) / std)[:3]))
+    within = (np.array(off) < 2.0).mean(axis=0)
+    assert (within > 0.9).all(), within
+    # Nor are they so wide that they say nothing.
+    assert (np.median(off, axis=0) > 0.15).all()
+
+
+def _near(line: np.ndarray) -> np.ndarray:
+    return line[(line[:, 0] > 0) & (line[:, 0] < 45)]
+
+
+@given(cameras(), flat_roads(), st.floats(-1.5, 1.5))
+def test_the_pitch_shows_in_how_the_lane_widens(
+    camera: CameraModel, road: FlatRoad, degrees: float
+) -> None:
+    lanes = lanes_of(road, camera.pitched(np.radians(degrees)), (0.5, -0.5))
+    located = road_of(lanes, camera, pitch_std_rad=np.radians(1.0))
+    assume(located.pitch is not None and len(lanes) == 2)
+    assert located.pitch is not None
+    error = np.degrees(located.pitch.rad) - degrees
+    # To first order: 1.5 degrees at 30 m make 40 m of them.
+    assert abs(error) < 0.05 + 0.12 * abs(degrees)
+
+
+def test_a_minutes_drive_stays_within_the_figures() -> None:
+    """The renderer's own projection, which knows nothing of the camera model, is the truth."""
+    scene = RoadScene.for_camera(3)
+    width, height = 1280, 720
+    focal = scene.camera.focal * width
+    lens = Lens(
+        "pinhole", width, height, focal, focal, width / 2, scene.camera.horizon * height, (0.0,) * 5
+    )
+    camera = CameraModel(lens, Mounting(scene.camera.height_m))
+    # Sharper bends than the demo's: down to 250 m.
+    course = replace(scene.course, curvature_per_m=1 / 250)
+    bends = 0
+    for number in range(60 * 10):
+        distance_m = number * 2.5
+        view = look(scene.camera, course, distance_m, width, height)
+        rows = np.linspace(height, 0, 72)
+        rows = rows[(rows > view.row_px[-1]) & (rows < view.row_px[0])]
+        z_m = np.interp(-rows, -view.row_px, view.z_m)
+        lanes = []
+        for line in scene.lines:
+            points = view.project(line.offset_m, z_m)
+            points = points[(points[:, 0] >= 0) & (points[:, 0] < width)]
+            if len(points) > 1:
+                lanes.append(Lane(points.astype(np.float32), 0.9))
+        ego = road_of(lanes, camera).ego
+        phase = 2 * np.pi * distance_m / course.curvature_wavelength_m + course.curvature_phase
+        # The renderer's curvature is positive to the right, and its sway moves the lane left.
+        curvature = -course.curvature_per_m * np.sin(phase)
+        sway = course.sway_m * np.sin(2 * np.pi * distance_m / course.sway_wavelength_m)
+        assert ego.lateral_offset_m == pytest.approx(-sway, abs=0.05)
+        assert ego.heading_error_rad == pytest.approx(course.heading_rad, abs=np.radians(0.3))
+        if abs(curvature) >= 1 / 500:
+            bends += 1
+            assert ego.curvature_1pm == pytest.approx(curvature, rel=0.1)
+    assert bends > 100
