@@ -32,6 +32,15 @@ def skip_where_no_container_can_be_made() -> None:
             pytest.skip(f"{tool} is missing: apt install systemd systemd-container util-linux")
 
 
+def make_root(name: str) -> Path:
+    """A root of another distribution, made by the first test that needs it; see `make_root`."""
+    script = Path(__file__).with_name("integration") / "make_root"
+    made = subprocess.run([script, name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no root {name}: {made.stderr.strip()}")
+    return Path(made.stdout.strip())
+
+
 class Container:
     """A container with systemd as its PID 1; see `systemd_container`."""
 

@@ -36,7 +36,7 @@ _SUBJECTS = {
 
 
 @dataclass(frozen=True)
-class Event:
+class CatalogEntry:
     """An event that a person has to do something about.
 
     Attributes:
@@ -55,21 +55,31 @@ class Event:
 
 
 EVENTS = (
-    Event("model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "),
-    Event("model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"),
-    Event("model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "),
-    Event("model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "),
-    Event(
+    CatalogEntry(
+        "model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "
+    ),
+    CatalogEntry(
+        "model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"
+    ),
+    CatalogEntry(
+        "model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "
+    ),
+    CatalogEntry(
+        "model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "
+    ),
+    CatalogEntry(
         "model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "
     ),
-    Event(
+    CatalogEntry(
         "camera_without_lanes",
         "b0ebf0940db144ae9643f10aa060e807",
         "camera %s: no lanes from now on: ",
     ),
-    Event("settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"),
-    Event("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
-    Event("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
+    CatalogEntry(
+        "settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"
+    ),
+    CatalogEntry("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
+    CatalogEntry("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
 )
 # Errors that end the daemon, by the name of their class, which the record has in `error_classes`.
 ENDING = {

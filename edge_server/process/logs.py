@@ -26,9 +26,12 @@ from edge_server.process.journal import (
     find_send,
     writes_to_journal,
 )
+from edge_server.process.log_limits import LineLimits
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
+    import io
+
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
 
@@ -100,6 +103,19 @@ class LogSwitches(logging.Filter):
             for handler in root.handlers:
                 handler.addFilter(self)  # once, however often it is added
             return settings
+
+    def apply(self, section: LogSection) -> None:
+        """Apply what `[log]` says, except the file."""
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler.formatter, LogFormatter):
+                handler.formatter.json = section.format == "json"
+        self.change(
+            info=section.info,
+            warning=section.warning,
+            error=section.error,
+            verbose_level=section.verbose,
+            iso8601=section.format == "ISO8601",
+        )
 
     def filter(self, record: logging.LogRecord) -> bool:
         settings = self.settings
@@ -222,6 +238,12 @@ class LogFile(logging.FileHandler):
         self._path = path
         self._reasons: set[str] = set()
 
+    def _open(self) -> io.TextIOWrapper:
+        # O_NONBLOCK: neither the open of a pipe nor a line waits for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.baseFilename, flags, 0o666)
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
@@ -264,15 +286,18 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
     send = find_send() if journal and fields and not as_json and writes_to_journal() else None
     if send is not None:
         handler = JournalHandler(send)
-    handler.setFormatter(
-        LogFormatter(switches, json=as_json, journal=journal, prefixed=send is None)
-    )
+    handler.setFormatter(LogFormatter(switches, journal=journal, prefixed=send is None))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    switches.change(
-        info=settings.info,
-        warning=settings.warning,
-        error=settings.error,
-        verbose_level=settings.verbose,
-        iso8601=settings.format == "ISO8601",
-    )
+    switches.apply(settings)
+    # After the switches: what they leave out does not count.
+    handler.addFilter(LineLimits(handler))
     return switches
+
+
+def end_logging() -> None:
+    """Write the counts of repeated lines that are due, and close the log."""
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, LineLimits):
+                each.close()
+    logging.shutdown()

@@ -48,12 +48,9 @@ def sha256(path: Path) -> str:
 
 
 def _is_program(path: Path, root: Path) -> bool:
-    places = ("usr/bin", "DEBIAN", "usr/lib/systemd/system-generators")
-    return path.parent in [root / place for place in places] and path.name in {
-        "edge-server",
-        "edge-server-devices",
-        *("postinst", "prerm", "postrm"),
-    }
+    if path.parent == root / "DEBIAN":
+        return path.name in ("postinst", "prerm", "postrm")
+    return path.parent in (root / "usr/bin", root / "usr/lib/systemd/system-generators")
 
 
 def _md5sums(root: Path) -> str:

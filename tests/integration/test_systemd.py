@@ -142,13 +142,14 @@ def test_the_examples_in_the_shipped_configuration_are_valid(tmp_path: Path) -> 
 
 def test_the_shipped_configuration_starts(unit: Unit) -> None:
     assert unit.start_with(SHIPPED_CONFIG.read_text()) == 0
-    assert "cameras: none" in unit["StatusText"]
+    assert "no camera" in unit["StatusText"]
 
 
 def test_it_is_active_only_when_it_is_ready(unit: Unit) -> None:
     unit.start_with(ROAD)
     assert unit["ActiveState"] == "active"
-    assert "cameras: road" in unit["StatusText"]
+    wait_for(lambda: "serving 4 models, 1 camera, broker off, " in unit["StatusText"])
+    assert unit["StatusText"].endswith(" lanes/s")
     started_us = int(unit["ExecMainStartTimestampMonotonic"])
     active_us = int(unit["ActiveEnterTimestampMonotonic"])
     (loaded_us,) = (
@@ -223,7 +224,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
     unit.container.do("mv", f"{late}.new", late)
     wait_for(lambda: unit["ActiveState"] == "active")
-    assert unit["StatusText"].startswith("1 models")
+    assert unit["StatusText"].startswith("serving 1 model,")
 
 
 def test_the_service_outlives_a_child_that_the_kernel_kills_for_memory(active: Unit) -> None:
@@ -305,9 +306,22 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
     rear = '[cameras.rear]\nuri = "synthetic://road?seed=3&fps=5"\n'
     try:
         for config, seen in (
-            (ROAD + rear, lambda status: "road live" in status and "rear live" in status),
-            ("[cameras", lambda status: "rear live" in status),
-            (ROAD, lambda status: "road live" in status and "rear" not in status),
+            (ROAD + rear, lambda status: ", 2 cameras, " in status),
+            (
+                "[cameras",
+                lambda status: (
+                    ", 2 cameras, " in status
+                    and f"; settings not reloaded: {CONFIG}: not TOML: " in status
+                ),
+            ),
+            (
+                ROAD + "[metrics]\nport = 8003\n",
+                lambda status: (
+                    ", 1 camera, " in status
+                    and status.endswith("; restart needed for metrics.port")
+                ),
+            ),
+            (ROAD, lambda status: ", 1 camera, " in status and ";" not in status),
         ):
             active.container.write(CONFIG, config)
             active.container.do("systemctl", "reload", "edge-server")
