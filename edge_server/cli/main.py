@@ -323,6 +323,10 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
+    from edge_server.settings import LogSection  # noqa: PLC0415
+
+    # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
+    set_up_logging(LogSection())
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:
