@@ -34,10 +34,10 @@ STAND_INS = {
     },
     "noble": {
         "python3.12": "3.12.3-1ubuntu0",
-        "nvidia-l4t-cuda": "39.2.0-20260101000000",
-        "cuda-cudart-13-2": "13.2.10-1",
-        "python3-libnvinfer": "10.16.0.30-1+cuda13.2",
-        "libopencv-python": "4.8.0-1-g6371ee1",
+        "nvidia-l4t-cuda": "39.2.0-20260601141651",
+        "cuda-cudart-13-2": "13.2.75-1",
+        "python3-libnvinfer": "10.16.2.10-1+cuda13.2",
+        "libopencv-python": "4.8.0-1-g52c7569",
     },
 }
 # A board has OpenCV from apt and NumPy 1 for it, and pycuda with what it needs.
