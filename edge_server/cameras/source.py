@@ -142,7 +142,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
-    uri.allow("seed", "fps", "width", "height", "frames")
+    uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres")
     from edge_server.cameras.synthetic.road_renderer import synthetic_road  # noqa: PLC0415
 
     return synthetic_road(
@@ -151,6 +151,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
         width=uri.whole("width", 1280, 64, 4096),
         height=uri.whole("height", 720, 64, 4096),
         frames=uri.whole("frames", 0, 0, 2**32 - 1),
+        manoeuvres=uri.flag("manoeuvres"),
     )
 
 

@@ -14,7 +14,6 @@ from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.process.worker import Worker
     from edge_server.settings import CameraSection
 
@@ -95,6 +95,7 @@ class CameraSet:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
         board: returns what is wrong with the device itself.
+        road: makes what follows the road through the frames of a calibrated camera.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class CameraSet:
         *,
         kinds: Mapping[str, SourceKind] | None = None,
         board: Callable[[], BoardCondition] = BoardCondition,
+        road: Callable[[Calibration], RoadFollower | None] = lambda _: None,
     ) -> None:
         self.models = models
         self._data_plane = data_plane
@@ -114,6 +116,7 @@ class CameraSet:
         self._on_removed = on_removed
         self._kinds = kinds
         self._board = board
+        self._road = road
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
@@ -264,7 +267,7 @@ class CameraSet:
             priority=section.priority,
             max_age_ms=section.max_age_ms,
             board=self._board,
-            locator=None if calibration is None else LaneLocator(calibration),
+            road=None if calibration is None else self._road(calibration),
         )
         return _Entry(section, options, calibration, pipeline)
 

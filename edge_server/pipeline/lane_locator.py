@@ -6,10 +6,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edge_server.lanes.pitch import PitchDrift, PitchFilter
 from edge_server.lanes.road_geometry import road_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
@@ -68,6 +72,13 @@ class LaneLocator:
                 "calibration; calibrate it again",
             )
         return lane_frame
+
+    def to_image(self, ground: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the image points (N, 2), px, of ground points (N, 2), m, in the frame located
+        last; NaN behind the camera."""
+        if self._model is None:
+            return np.full_like(ground, np.nan)
+        return self._model.pitched(self._pitch.rad).image_of(ground)
 
     def _model_for(self, width: int, height: int) -> CameraModel | None:
         if self._size != (width, height):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.config import ModelConfig
-    from edge_server.pipeline.lane_locator import LaneLocator
+    from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
     Listener = Callable[[LaneFrame, Frame | None], None]
@@ -82,7 +82,7 @@ class LanePipeline:
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: returns what is wrong with the device itself; called for every frame.
-        locator: of the camera's calibration; None where it has none.
+        road: follows the road with the camera's calibration; None where it has none.
 
     Attributes:
         model: the model's name.
@@ -105,7 +105,7 @@ class LanePipeline:
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
         board: Callable[[], BoardCondition] = BoardCondition,
-        locator: LaneLocator | None = None,
+        road: RoadFollower | None = None,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -123,7 +123,7 @@ class LanePipeline:
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
-        self._locator = locator
+        self._road = road
         self._found: tuple[ModelConfig, LaneTensors] | None = None
         self._last: LaneFrame | None = None
         self._muted = False
@@ -145,9 +145,9 @@ class LanePipeline:
 
     def _next_frame(self) -> Frame | None:
         frame = self.camera.next_frame(0.0)
-        if frame is None or self._locator is None:
+        if frame is None or self._road is None:
             return frame
-        return replace(frame, calibration_id=self._locator.calibration.id)
+        return replace(frame, calibration_id=self._road.calibration.id)
 
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
@@ -175,8 +175,8 @@ class LanePipeline:
         if status.state is CameraState.DEGRADED:
             reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
             lane_frame = replace(lane_frame, degraded=reasons)
-        if self._locator is not None:
-            lane_frame = self._locator.locate(lane_frame)
+        if self._road is not None:
+            lane_frame = self._road.follow(lane_frame)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:

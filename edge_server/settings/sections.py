@@ -58,6 +58,9 @@ class Repository(Section, frozen=True):
             `paths`; empty is `store` in systemd's state directory, or in the user's. Other modes
             copy to `TMPDIR`.
         store_max_bytes: limit for all copies together, those of other `paths` included.
+        disk_reserve_bytes: free space that copies of models leave on their disk, or a twentieth of
+            a smaller disk. Copies that served earlier are removed for it, oldest first; what serves
+            and what serves after a restart never is.
         memory_reserve_bytes: in mode `poll` no model is loaded that would leave less free memory.
         probation_requests: number of requests for which a replacing model is a canary, for at
             least `probation_s`; if it does worse, the daemon rolls back. 0 disables the canary.
@@ -81,6 +84,7 @@ class Repository(Section, frozen=True):
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0
     store: str = ""
     store_max_bytes: Positive = 8 << 30
+    disk_reserve_bytes: Count = 256 << 20
     memory_reserve_bytes: Count = 256 << 20
     probation_requests: Count = 200
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 30.0
@@ -155,6 +159,43 @@ class CameraSection(Section, frozen=True):
     color_matrix: Literal["bt601", "bt709"] | None = None
     color_range: Literal["limited", "full"] | None = None
     calibration: str | None = None
+
+
+class Vehicle(Section, frozen=True):
+    """`[vehicle]`: the vehicle that carries the cameras.
+
+    Attributes:
+        width_m: between the outer edges of its front wheels.
+    """
+
+    width_m: Annotated[float, msgspec.Meta(ge=0.5, le=4.0)] = 1.9
+
+
+class LaneDeparture(Section, frozen=True):
+    """`[lane_departure]`: when a warning begins; it needs a camera with a calibration.
+
+    Attributes:
+        time_to_line_s: so long before a wheel is on the boundary. ISO 17361 allows 0.75 m inside,
+            at the earliest, where the vehicle drifts at up to 0.5 m/s.
+        min_speed_mps: no warning below; where the vehicle's speed is not known, at every speed.
+    """
+
+    enabled: bool = True
+    time_to_line_s: Annotated[float, msgspec.Meta(ge=0, le=1.5)] = 1.0
+    min_speed_mps: Annotated[float, msgspec.Meta(ge=0, le=50)] = 16.7
+
+
+class EventsSection(Section, frozen=True):
+    """`[events]`: events with their ids, kept for those who may not miss one.
+
+    Attributes:
+        file: SQLite. None is `events.db` in systemd's state directory; without systemd, events are
+            kept in memory alone, and their ids begin at 1 with every start.
+        kept: number of events; the oldest are forgotten.
+    """
+
+    file: str | None = None
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
 
 
 class LogSection(Section, frozen=True):
