@@ -144,6 +144,7 @@ def test_what_no_image_may_have_is_refused(overlay: Overlay, tmp_path: Path) -> 
         (("--ssh-key", SCRIPT), "no public key of ssh"),
         (("--provision-key", SCRIPT), "no Ed25519 public key in PEM"),
         (("--deb", "/no/such.deb"), "no such file"),
+        (("--compatible", "x"), "--compatible and --keyring belong together"),
         (("--bed", "x"), "--bed: unknown"),
     ):
         done = customize(root, *arguments)
