@@ -145,7 +145,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
-    add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
+    health = "whether the daemon serves what is required"
+    add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
