@@ -122,6 +122,7 @@ def drive(
     lens = Lens("pinhole", WIDTH, HEIGHT, focal_px, focal_px, *centre, (0.0,) * 5)
     model = CameraModel(lens, Mounting(camera.height_m))
     log, vehicle = EventLog(), VehicleInputs()
+    log.worker.start()
     follower = RoadFollower(
         LaneLocator(Calibration("drive", model)),
         vehicle,
@@ -148,7 +149,7 @@ def drive(
         by_index = {lane.index: lane.id for lane in followed.lanes}
         ids = by_index.get(-1, 0), by_index.get(1, 0)
         samples.append(Sample(time_s, truth, alone, followed.ego, ids))
-    log._end()
+    log.worker.stop()
     return samples, log.after(0)
 
 

@@ -58,6 +58,9 @@ class Repository(Section, frozen=True):
             `paths`; empty is `store` in systemd's state directory, or in the user's. Other modes
             copy to `TMPDIR`.
         store_max_bytes: limit for all copies together, those of other `paths` included.
+        disk_reserve_bytes: free space that copies of models leave on their disk, or a twentieth of
+            a smaller disk. Copies that served earlier are removed for it, oldest first; what serves
+            and what serves after a restart never is.
         memory_reserve_bytes: in mode `poll` no model is loaded that would leave less free memory.
         probation_requests: number of requests for which a replacing model is a canary, for at
             least `probation_s`; if it does worse, the daemon rolls back. 0 disables the canary.
@@ -81,6 +84,7 @@ class Repository(Section, frozen=True):
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0
     store: str = ""
     store_max_bytes: Positive = 8 << 30
+    disk_reserve_bytes: Count = 256 << 20
     memory_reserve_bytes: Count = 256 << 20
     probation_requests: Count = 200
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 30.0
