@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import random
+import ssl
 import threading
 import time
 from collections import defaultdict
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 # paho does not bound QoS 0 messages: 138 MB in 10 s were measured against a frozen broker.
 WINDOW: Final = 4
 
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
+_OF_ANOTHER_TIME: Final = (9, 10)
 _STEP_S: Final = 0.5
 _FAREWELL_S: Final = 0.8
 # A broker that is unreachable for this long is logged, once; the publisher keeps trying.
@@ -253,7 +256,7 @@ class Publisher:
             with self.worker.allowing(math.inf):
                 connection.open()
         except Exception as error:  # noqa: BLE001
-            reason = getattr(error, "strerror", None) or error
+            reason = _reason(error)
             text = f"cannot reach {self._address}: {reason}; trying again"
             self._log_once(logging.WARNING, text)
             self._retry_at = time.monotonic() + self._backoff.next_s()
@@ -332,3 +335,13 @@ class Publisher:
         if text != self._logged:
             self._logged = text
             log.log(level, "mqtt: %s", text)
+
+
+def _reason(error: Exception) -> str:
+    """Return why no connection was made; the clock may be the reason where a certificate is not
+    valid at this time."""
+    reason = str(getattr(error, "strerror", None) or error)
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OF_ANOTHER_TIME:
+        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        return f"{reason}; is the clock of this device right? It shows {now}"
+    return reason
