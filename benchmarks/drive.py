@@ -32,6 +32,7 @@ from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.road_follower import RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -122,6 +123,7 @@ def drive(
     lens = Lens("pinhole", WIDTH, HEIGHT, focal_px, focal_px, *centre, (0.0,) * 5)
     model = CameraModel(lens, Mounting(camera.height_m))
     log, vehicle = EventLog(), VehicleInputs()
+    log.worker.start()
     follower = RoadFollower(
         LaneLocator(Calibration("drive", model)),
         vehicle,
@@ -143,12 +145,12 @@ def drive(
             vehicle.put(VehicleState(mono_ns, SPEED_MPS, yaw_rate))
         frame = LaneFrame("front", number, 0, mono_ns, mono_ns, WIDTH, HEIGHT, "m", lanes=lanes)
         alone = road_of(lanes, model).ego
-        followed = follower.follow(frame)
+        followed = follower.follow(frame, Image.of_bgr(image))
         assert followed.ego is not None
         by_index = {lane.index: lane.id for lane in followed.lanes}
         ids = by_index.get(-1, 0), by_index.get(1, 0)
         samples.append(Sample(time_s, truth, alone, followed.ego, ids))
-    log._end()
+    log.worker.stop()
     return samples, log.after(0)
 
 

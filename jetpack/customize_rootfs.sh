@@ -20,7 +20,7 @@ rootfs='' debs=() ssh_key='' provision_key=''
 arguments=("$@")
 while [ $# != 0 ]; do
     case $1 in
-    --deb) debs+=("$(realpath "${2:?--deb needs a file}")") && shift ;;
+    --deb) debs+=("$(realpath -m "${2:?--deb needs a file}")") && shift ;;
     --ssh-key) ssh_key=${2:?--ssh-key needs a file} && shift ;;
     --provision-key) provision_key=${2:?--provision-key needs a file} && shift ;;
     -*) fail "$1: unknown; the first lines of $0 list the options" ;;
@@ -30,7 +30,7 @@ while [ $# != 0 ]; do
 done
 [ "$rootfs" ] || fail "ROOTFS is missing: the folder Linux_for_Tegra/rootfs"
 [ "$(id -u)" = 0 ] || fail "needs root: the files of the root file system have owners"
-rootfs=$(realpath "$rootfs")
+rootfs=$(realpath -m "$rootfs")
 [ "$rootfs" != / ] || fail "/ is this machine's own root file system"
 [ -f "$rootfs/var/lib/dpkg/status" ] || fail "$rootfs: no root file system of Debian or Ubuntu"
 [ -s "$rootfs/etc/nv_tegra_release" ] || fail "$rootfs/etc/nv_tegra_release: missing; run apply_binaries.sh first"
@@ -140,7 +140,7 @@ install_packages() {
         name=$(dpkg-deb -f "$deb" Package)
         version=$(dpkg-deb -f "$deb" Version)
         # shellcheck disable=SC2016 # dpkg-query's fields
-        if [ "$(inside dpkg-query -W -f '${db:Status-Abbrev}${Version}' "$name" 2>/dev/null)" != "ii $version" ] ||
+        if [ "$(inside dpkg-query -W -f '${db:Status-Status} ${Version}' "$name" 2>/dev/null)" != "installed $version" ] ||
             ! grep -qs "^$(sha256sum <"$deb" | cut -d' ' -f1)  " "$sums"; then
             cp "$deb" "$rootfs/tmp/"
             wanted+=("/tmp/$(basename "$deb")")
@@ -158,6 +158,7 @@ install_packages() {
         fail "apt cannot install ${wanted[*]}; its last lines are above"
     }
     changed "installed ${wanted[*]}"
+    inside apt-get -q clean
     mkdir -p "$(dirname "$sums")"
     for deb in "${debs[@]}"; do
         echo "$(sha256sum <"$deb" | cut -d' ' -f1)  $(basename "$deb")"

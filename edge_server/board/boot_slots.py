@@ -152,8 +152,8 @@ class BootSlots:
             return None
         except OSError as error:
             raise Unavailable(f"{self._path(name, vendor)}: {error.strerror}") from error
-        # efivarfs: 4 bytes of attributes, then the value.
-        return int.from_bytes(data[4:12], "little")
+        # efivarfs: 4 bytes of attributes, then the value; a file without a write is no variable.
+        return int.from_bytes(data[4:12], "little") if data else None
 
     def _write(self, name: str, value: int) -> None:
         """Write in one call, as efivarfs demands: a second one would be another variable."""

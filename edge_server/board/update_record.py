@@ -108,7 +108,8 @@ class RecordFile:
             # The daemon owns the directory above: what it may have put here is not followed.
             if not directory.is_dir() or directory.is_symlink() or status.st_uid != os.geteuid():
                 raise SettingsError(f"{directory}: is no directory of this user; remove it")
-            atomic_write(self.path, msgspec.json.encode(record), mode=0o644)
+            beside = directory / "record.json.new"
+            atomic_write(self.path, msgspec.json.encode(record), mode=0o644, beside=beside)
         except OSError as error:
             raise Unavailable(f"{self.path}: {error.strerror}") from error
 

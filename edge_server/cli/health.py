@@ -170,7 +170,8 @@ def _print(arguments: argparse.Namespace, stability: Stability, *, healthy: bool
         report = {"healthy": healthy, "restarts": stability.restarts, "requirements": rows}
         print(json.dumps(report, indent=2))
         return
-    for name in names:
+    # Reports of scripts keep the last line: what is wrong.
+    for name in sorted(names, key=unmet.__contains__):
         print(f"{name}: {unmet.get(name, 'ok')}")
     if not healthy and not unmet:
         print(f"healthy, but not yet for {stability.stable_s:g} s in a row")

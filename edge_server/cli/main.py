@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
@@ -27,7 +28,13 @@ from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.update import add_verbs as add_update_verbs
-from edge_server.process.logs import end_logging, journal_prefix, logs_json, set_up_logging
+from edge_server.process.logs import (
+    end_logging,
+    journal_prefix,
+    logs_fields,
+    logs_json,
+    set_up_logging,
+)
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
@@ -101,11 +108,15 @@ def _report(error: errors.EdgeServerError) -> int:
     """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
     for line in masked(str(error)).splitlines():
-        if logs_json():
-            log.error("%s", line)
+        if logs_json() or logs_fields():
+            log.error("%s", line, extra={"error_classes": _class_names(error)})
         else:
             print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
     return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+
+
+def _class_names(error: errors.EdgeServerError) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
     add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
+
+    add_calibrate_verbs(
+        verbs.add_parser("calibrate", help="put a camera's lanes on the road, in metres")
+    )
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
@@ -25,9 +26,10 @@ from edge_server.daemon.model_parts import (
     python_of,
     store_directory,
 )
-from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.reload import Part, SettingsReload
 from edge_server.daemon.road_parts import event_log, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
+from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
@@ -42,6 +44,7 @@ from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
+from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
@@ -50,9 +53,8 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
-    from edge_server.process.logs import LogSwitches
     from edge_server.process.worker import Worker
-    from edge_server.settings import Settings
+    from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +112,8 @@ class Daemon:
         )
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
-        trace_rule = TraceRule(
-            "TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency
-        )
+        tracer = Tracer(_trace_rule(trace), self._traces)
+        log_switches = log_switches or LogSwitches()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -120,13 +121,15 @@ class Daemon:
             VERSION,
             control=self.control,
             client_shared_memory=serving.client_shared_memory,
-            tracer=Tracer(trace_rule, self._traces),
+            tracer=tracer,
             log_switches=log_switches,
         )
-        self._publisher = publisher = _publisher(settings)
-        if publisher is not None:
-            listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
+        # Later a file may be absent while it is replaced; at the start that is a mistake.
+        _check_broker(settings)
+        identity = Identity.of_this_host(settings.device.id, VERSION)
+        self._publisher = publisher = Publisher(settings.mqtt, identity)
         latency = LaneLatency()
+        lane_rate = LaneRate()
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
@@ -135,7 +138,12 @@ class Daemon:
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
-            (*listeners, latency),
+            (
+                *listeners,
+                lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+                latency,
+                lane_rate,
+            ),
             camera_models,
             latency.forget,
             board=lambda: board.condition,
@@ -143,6 +151,10 @@ class Daemon:
                 settings, calibration, self.vehicle, self.events
             ),
         )
+        self._reload = None
+        if read_settings is not None and reload_requested is not None:
+            parts = self._live_parts(tracer, log_switches)
+            self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
         disks = partial(_free_bytes, _directories(settings))
         self._metrics = None
         if settings.metrics.enabled:
@@ -157,6 +169,7 @@ class Daemon:
                 board,
                 free_bytes=disks,
                 gpu=settings.metrics.gpu,
+                settings=self._reload,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
@@ -165,15 +178,48 @@ class Daemon:
             self._cameras.pipelines,
             publisher,
             board=board,
+            line=StatusLine(
+                self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
+            ),
+            reload=self._reload,
             free_bytes=disks,
             events=self.events,
         )
-        self._reload = None
-        if read_settings is not None and reload_requested is not None:
-            self._reload = SettingsReload(settings, read_settings, reload_requested, self._cameras)
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
+
+    def _live_parts(self, tracer: Tracer, log_switches: LogSwitches) -> dict[str, Part]:
+        """Return what changes while the daemon runs, by the names in `live_settings.TABLE`."""
+        cameras, publisher, grpc = self._cameras, self._publisher, self._grpc
+
+        def change_grpc(_: Settings, wanted: Settings) -> str:
+            grpc.change(wanted.grpc)
+            return ""
+
+        def change_trace(before: Settings, wanted: Settings) -> str:
+            if _trace_rule(before.trace) != _trace_rule(wanted.trace):
+                tracer.begin_anew(_trace_rule(wanted.trace))
+            return ""
+
+        def change_log(before: Settings, wanted: Settings) -> str:
+            # What clients have set stays until the file says something else.
+            if before.log != wanted.log:
+                log_switches.apply(wanted.log)
+            return ""
+
+        def change_stop(_: Settings, wanted: Settings) -> str:
+            self._exit_timeout_s = wanted.serving.exit_timeout_s
+            return ""
+
+        return {
+            "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
+            "broker": Part(lambda _, wanted: publisher.change(wanted.mqtt), _check_broker),
+            "grpc": Part(change_grpc, _check_certificates),
+            "trace": Part(change_trace),
+            "log": Part(change_log),
+            "stop": Part(change_stop),
+        }
 
     @property
     def pipelines(self) -> Sequence[LanePipeline]:
@@ -213,6 +259,9 @@ class Daemon:
         gc.freeze()
         if not stop.is_set():
             log.info("edge-server %s: ready, %s", VERSION, self._status.report("READY=1"))
+            # systemd accepts RELOADING=1 only of a service that is ready.
+            if self._reload is not None:
+                self._reload.worker.start()
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
@@ -228,8 +277,7 @@ class Daemon:
         if (metrics := self._metrics) is not None:
             yield metrics.start, lambda: metrics.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
-        if (publisher := self._publisher) is not None:
-            yield publisher.start, publisher.stop
+        yield self._publisher.start, self._publisher.stop
         yield lambda: self._load(stop), _nothing
         yield lambda: self._serve(stop), self._drain
 
@@ -264,7 +312,7 @@ class Daemon:
         """
         # systemd's own stop timeout may be shorter than the configured one.
         timeout_us = round(1e6 * (self._exit_timeout_s + FAREWELL_S))
-        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={timeout_us}")
+        notify("STOPPING=1", "STATUS=stopping", f"EXTEND_TIMEOUT_USEC={timeout_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
@@ -282,8 +330,6 @@ class Daemon:
         if not stop.is_set():
             self._cameras.start()
             self.data_plane.open()
-            if self._reload is not None:
-                self._reload.worker.start()
 
     def _drain(self) -> None:
         """Request every part to stop before waiting for any of them."""
@@ -299,8 +345,8 @@ class Daemon:
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = [*self._cameras.workers(), self.events.worker]
-        parts = (self._publisher, self._metrics, self._grpc.self_call, self._reload)
+        workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
+        parts = (self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
@@ -330,10 +376,15 @@ def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
     return found
 
 
-def _publisher(settings: Settings) -> Publisher | None:
-    if settings.mqtt is None:
-        return None
-    # Later a file may be absent while it is replaced; at the start that is a mistake.
-    if faults := faults_of(settings.mqtt):
+def _trace_rule(trace: TraceSection) -> TraceRule:
+    return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
+
+
+def _check_broker(settings: Settings) -> None:
+    if settings.mqtt is not None and (faults := faults_of(settings.mqtt)):
         raise SettingsError("\n".join(faults))
-    return Publisher(settings.mqtt, Identity.of_this_host(settings.device.id, VERSION))
+
+
+def _check_certificates(settings: Settings) -> None:
+    if settings.grpc.enabled and settings.grpc.tls.on:
+        check_certificates(settings.grpc.tls)

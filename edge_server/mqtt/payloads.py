@@ -107,7 +107,9 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
         identity: of this device.
         state: `starting` while the daemon loads its first models; `online` until it stops, with
             `no_lanes`, the cameras without lanes at present.
-        more: further fields.
+        more: further fields: `restart_needed`, the settings that wait for a restart, and
+            `not_reloaded`, why the last reload of the settings changed nothing; each where it is
+            so.
     """
     return _encode({"state": state, "version": identity.version, **more})
 

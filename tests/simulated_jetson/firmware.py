@@ -100,7 +100,10 @@ class Firmware:
         path = self._path(name, vendor)
         if not path.exists():
             return None
-        attributes, value = struct.unpack("<II", path.read_bytes())
+        data = path.read_bytes()
+        if not data:
+            return None  # efivarfs: a file without a write is no variable
+        attributes, value = struct.unpack("<II", data)
         assert attributes == 7, f"{name} was written with the attributes {attributes}"
         return int(value)
 

@@ -124,6 +124,7 @@ class ApplianceMetrics:
         yield from self._cameras()
         yield from self._latencies()
         yield from self._broker()
+        yield from self._settings()
         yield from self._repository()
 
     def _models(self) -> Iterator[Metric]:
@@ -239,9 +240,22 @@ class ApplianceMetrics:
             latency.end_to_end(),
         )
 
+    def _settings(self) -> Iterator[Metric]:
+        settings = self._sources.settings
+        if settings is None:
+            return
+        yield GaugeMetricFamily(
+            "edge_settings_reloaded", "0 while the last reload was refused", not settings.fault
+        )
+        yield GaugeMetricFamily(
+            "edge_settings_restart_needed",
+            "Settings that wait for a restart",
+            len(settings.restart_needed),
+        )
+
     def _broker(self) -> Iterator[Metric]:
         broker = self._sources.broker
-        if broker is None:
+        if broker is None or not broker.on:
             return
         yield GaugeMetricFamily("edge_mqtt_connected", "1 while a broker listens", broker.connected)
         yield GaugeMetricFamily("edge_mqtt_queue_depth", "Messages that wait", broker.waiting)

@@ -27,7 +27,10 @@ BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 
 
 
 class Broker(Protocol):
-    """The state of the connection to the broker."""
+    """The state of the connection to the broker; it is not `on` where nothing is published."""
+
+    @property
+    def on(self) -> bool: ...
 
     @property
     def connected(self) -> bool: ...
@@ -37,6 +40,16 @@ class Broker(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+
+class SettingsState(Protocol):
+    """What became of the last reload of the settings."""
+
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def restart_needed(self) -> Sequence[str]: ...
 
 
 class FollowedRepository(Protocol):
@@ -60,6 +73,7 @@ class Sources:
         board: None if nothing watches the board.
         free_bytes: returns directory → free space of those that the daemon writes to.
         gpu: Triton's metrics of the GPU are on.
+        settings: None if settings are never read again.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 
@@ -73,6 +87,7 @@ class Sources:
     board: BoardWatch | None = None
     free_bytes: Callable[[], Mapping[str, int]] = dict
     gpu: bool = True
+    settings: SettingsState | None = None
     started_s: float = field(default_factory=time.monotonic)
 
 

@@ -114,7 +114,8 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
     paths = arguments.model_repository
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
-    set_up_logging(settings.log)
+    # Its progress is for the console, too.
+    set_up_logging(settings.log, fields=False)
     refreshed = refresh_for_unit(settings, version("edge-server"), arguments.hold)
     print(f"plans: {refreshed}")
     for failure in refreshed.failures:

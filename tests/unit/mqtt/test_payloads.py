@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
+from edge_server.board.update_record import UpdateRecord
 from edge_server.board.wall_clock import ClockState
 from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
 from edge_server.mqtt import payloads
@@ -253,6 +254,21 @@ def test_state_payloads() -> None:
         "state": "UNAVAILABLE",
         "reason": "no file",
     }
+
+
+def test_the_update_topic_has_the_version_that_runs_and_what_became_of_the_last_update() -> None:
+    record = UpdateRecord("rolled_back", "B", "A", "A", "9.9", "B did not start", engine="rauc")
+    assert json.loads(payloads.update(IDENTITY, record)) == {
+        "version": "0.1.0",
+        "slot": "A",
+        "state": "rolled_back",
+        "target": "B",
+        "result": "B did not start",
+        "engine": "rauc",
+        "since": "",
+    }
+    since = json.loads(payloads.update(IDENTITY, UpdateRecord(changed_s=1_790_000_000)))["since"]
+    assert since == "2026-09-21T14:13:20.000000Z"
 
 
 def test_a_camera_whose_frames_are_too_old_does_not_blame_its_model() -> None:

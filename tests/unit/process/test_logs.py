@@ -187,6 +187,21 @@ def test_json_in_the_journal_has_its_priority(
     assert json.loads(output[3:])["text"] == "it warns"
 
 
+def test_other_settings_apply_to_the_lines_from_then_on(root: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(LogSection(file=str(path)))
+    log.debug("left out")
+    switches.apply(LogSection(verbose=1, warning=False, format="json"))
+    log.debug("debug")
+    log.warning("left out")
+    switches.apply(LogSection())
+    log.warning("warning")
+    first, second = path.read_text().splitlines()
+    assert json.loads(first)["text"] == "debug"
+    assert second.endswith("WARNING warning")
+    assert root.level == logging.INFO
+
+
 def test_a_log_file_that_is_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -64,20 +64,33 @@ OWN = {
     "edge_mqtt_connected",
     "edge_mqtt_queue_depth",
     "edge_mqtt_dropped_total",
+    "edge_settings_reloaded",
+    "edge_settings_restart_needed",
 }
 
 
 class Broker:
+    on = True
     connected = True
     dropped = 7
     waiting = 2
+
+
+class SettingsState:
+    fault = ""
+    restart_needed = ("grpc.port", "metrics.port")
 
 
 def sources(entries: Sequence[ModelEntry] = (), **changed: Any) -> Sources:
     pipeline = LanePipeline(
         Camera("front", "synthetic://road"), DataPlane(ModelRegistry()), "lanes", ()
     )
-    parts = {"broker": Broker(), "processors": ProcessorUse(), **changed}
+    parts = {
+        "broker": Broker(),
+        "processors": ProcessorUse(),
+        "settings": SettingsState(),
+        **changed,
+    }
     return Sources("1.2.3", lambda: entries, [pipeline], LaneLatency(), **parts)
 
 
@@ -147,8 +160,21 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
 
 
 def test_a_missing_part_has_no_metrics() -> None:
-    found = {name for name, _ in samples(sources(broker=None, processors=None))}
-    assert not any(name.startswith(("edge_mqtt", "nv_cpu")) for name in found)
+    off = Broker()
+    off.on = False
+    for broker in (None, off):
+        missing = sources(broker=broker, processors=None, settings=None)
+        found = {name for name, _ in samples(missing)}
+        assert not any(name.startswith(("edge_mqtt", "nv_cpu", "edge_settings")) for name in found)
+
+
+def test_a_reload_that_was_refused_and_what_waits_for_a_restart_are_counted() -> None:
+    found = samples(sources())
+    assert found["edge_settings_reloaded", frozenset()] == 1
+    assert found["edge_settings_restart_needed", frozenset()] == 2
+    refused = SettingsState()
+    refused.fault = "config.toml: grpc.prot: unknown key"
+    assert samples(sources(settings=refused))["edge_settings_reloaded", frozenset()] == 0
 
 
 @pytest.mark.parametrize(
