@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from edge_server.mqtt import payloads
-from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.process.backoff import Backoff
@@ -200,7 +200,7 @@ class Link:
                 self._contents = contents_of(self.mqtt)
                 connection.open()
         except Exception as error:  # noqa: BLE001
-            self.trouble = str(getattr(error, "strerror", None) or error)
+            self.trouble = reason_of(error)
             text = f"cannot reach {self.address}: {self.trouble}; trying again{self._meanwhile}"
             self._log_once(logging.WARNING, text)
             self._retry_at = time.monotonic() + self._backoff.next_s()

@@ -194,7 +194,7 @@ def _open(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return _connect(path)
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
@@ -222,12 +222,27 @@ def _connect(path: Path) -> sqlite3.Connection:
         file.execute("PRAGMA synchronous=FULL")
         file.execute("CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, event BLOB)")
         file.execute("CREATE TABLE IF NOT EXISTS readers (name TEXT PRIMARY KEY, id INTEGER)")
-        for (row,) in file.execute("SELECT event FROM events"):
-            _decode(row)
+        _check(file)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _check(file: sqlite3.Connection) -> None:
+    """Read all of the file: a brown-out leaves pages whose damage only their reader finds.
+
+    Raises:
+        sqlite3.DatabaseError, msgspec.MsgspecError, TypeError: the file is damaged.
+    """
+    ((found,),) = file.execute("PRAGMA integrity_check(1)").fetchall()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+    for (row,) in file.execute("SELECT event FROM events"):
+        _decode(row)
+    for name, id_ in file.execute("SELECT name, id FROM readers"):
+        if not (isinstance(name, str) and isinstance(id_, int)):
+            raise sqlite3.DatabaseError("a reader is no name with a number")
 
 
 @contextlib.contextmanager
