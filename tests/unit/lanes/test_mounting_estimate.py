@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
@@ -35,6 +35,7 @@ def drive(
     return estimator
 
 
+@settings(max_examples=8)  # a drive each
 @given(cameras(), st.integers(0, 1000))
 def test_a_drive_shows_pitch_yaw_and_height(camera: CameraModel, seed: int) -> None:
     estimator = drive(camera, seed=seed)
