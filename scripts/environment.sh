@@ -56,6 +56,12 @@ install_packages() {
     echo "$wanted is missing; to have it: apt install $*" >&2
 }
 
+# need_journal: systemd's own library, for the system's own Python, with which the package runs.
+need_journal() {
+    /usr/bin/python3 -c "import systemd.journal" 2>/dev/null ||
+        install_packages "systemd's Python library" python3-systemd
+}
+
 # need_gstreamer: GStreamer, its codecs, and PyGObject, which belongs to the system's own Python.
 need_gstreamer() {
     local probe="import gi; gi.require_version('GstRtspServer', '1.0'); gi.require_version('GstVideo', '1.0'); from gi.repository import Gst; Gst.init(None); assert all(map(Gst.ElementFactory.find, ('x264enc', 'x265enc', 'avdec_h265', 'rtspsrc', 'h265parse')))"

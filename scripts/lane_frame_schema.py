@@ -1,18 +1,22 @@
-"""The JSON Schema of the lane message on MQTT, made from `edge/lanes/v1/lanes.proto`.
+"""The JSON Schemas of messages on MQTT, made from `edge/lanes/v1/lanes.proto` and `health.proto`.
 
-The message is the proto3 JSON mapping of `LaneFrame` with every field present; what the types of
-the proto cannot express stands in the tables here.
+    lane_frame_schema.py lane_frame|health
+
+A message is the proto3 JSON mapping with every field present that is not optional; what the types
+of the proto cannot express stands in the tables here.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
+from edge_server.mqtt.health import SCHEMA as HEALTH_SCHEMA
 from edge_server.mqtt.payloads import SCHEMA
-from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -45,11 +49,21 @@ _DESCRIPTIONS = {
     "GroundPoints": "x[i] belongs to y[i]: metres, the nearest first.",
     "Polynomial": "y(x) = c0 + c1 x + c2 x^2 + c3 x^3 in metres, for x_min_m <= x <= x_max_m.",
     "Ego": "The vehicle in its lane; a field is absent where it cannot be measured.",
+    "DeviceHealth": "The health of the device's hardware; what is not known is absent.",
+    "HealthTime": "When the message was made, and how far its wall clock can be believed.",
+    "HealthEngine": "A CPU cluster, the GPU or an NVDLA core.",
+    "HealthTemperature": "One thermal zone.",
+    "HealthRail": "The power of one monitored rail.",
+    "HealthMemory": "CPU and GPU of a Jetson share it.",
+    "HealthStorage": "One drive.",
+    "HealthCounter": "Throttlings by the supply since boot.",
+    "HealthDisk": "The free space of a directory that the daemon writes to.",
 }
 # Messages that are absent where there is nothing to say.
 _OPTIONAL = {"LaneFrame.ego", "Lane.ground"}
 _NARROWER: dict[str, dict[str, Any]] = {
     "LaneFrame.schema": {"enum": [SCHEMA]},
+    "DeviceHealth.schema": {"enum": [HEALTH_SCHEMA]},
     "Lane.confidence": {"type": "number", "minimum": 0, "maximum": 1},
     "ImagePoints.x": {"minItems": 2},
     "ImagePoints.y": {"minItems": 2},
@@ -58,12 +72,21 @@ _NARROWER: dict[str, dict[str, Any]] = {
 
 
 def lane_frame_schema() -> dict[str, Any]:
-    """Return the schema of one message."""
+    """Return the schema of the lane message."""
+    return _schema(lanes_pb2.LaneFrame.DESCRIPTOR)
+
+
+def health_schema() -> dict[str, Any]:
+    """Return the schema of the health message."""
+    return _schema(health_pb2.DeviceHealth.DESCRIPTOR)
+
+
+def _schema(message: Descriptor) -> dict[str, Any]:
     found: dict[str, Descriptor] = {}
-    _gather(lanes_pb2.LaneFrame.DESCRIPTOR, found)
+    _gather(message, found)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$ref": "#/$defs/LaneFrame",
+        "$ref": f"#/$defs/{message.name}",
         "$defs": {name: _message(descriptor) for name, descriptor in found.items()},
     }
 
@@ -111,4 +134,5 @@ def _field(field: Field, narrower: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(lane_frame_schema(), indent=1))
+    schemas = {"lane_frame": lane_frame_schema, "health": health_schema}
+    print(json.dumps(schemas[sys.argv[1]](), indent=1))

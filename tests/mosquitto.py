@@ -70,6 +70,11 @@ class Mosquitto:
             self._process.communicate()
             self._process = None
 
+    def reload(self) -> None:
+        """Have it read its files of users again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
     def freeze(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)

@@ -9,12 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from debian_package.tree import _lay_out_systemd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,17 +32,26 @@ def skip_where_no_container_can_be_made() -> None:
             pytest.skip(f"{tool} is missing: apt install systemd systemd-container util-linux")
 
 
+def make_root(name: str) -> Path:
+    """A root of another distribution, made by the first test that needs it; see `make_root`."""
+    script = Path(__file__).with_name("integration") / "make_root"
+    made = subprocess.run([script, name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no root {name}: {made.stderr.strip()}")
+    return Path(made.stdout.strip())
+
+
 class Container:
     """A container with systemd as its PID 1; see `systemd_container`."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, root: Path = Path("/")) -> None:
         self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
         self._console = folder / "console"
         (folder / "mount").mkdir()
         script = Path(__file__).with_name("integration") / "systemd_container"
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
-                ["bash", script, self.name, folder / "mount", *arguments],
+                ["bash", script, self.name, folder / "mount", root, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -107,26 +118,80 @@ class Container:
         return _children(self._init())[0]
 
 
-class Unit:
-    """edge-server.service in a container."""
+CHECKOUT = Path(__file__).parents[1]
+SHIPPED_MODELS = "/usr/share/edge_server/models"
+# The units are run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its
+# Python may lie in a home, which ProtectHome=yes hides; an installed package lies in /usr.
+DROP_IN = """
+[Service]
+WatchdogSec=2
+ProtectHome=tmpfs
+BindReadOnlyPaths={seen}
+"""
 
-    def __init__(self, container: Container) -> None:
+
+def checkout_binds() -> list[str]:
+    """Arguments of systemd-nspawn, by which a container sees what the daemon is made of here."""
+    models = f"--bind-ro={CHECKOUT / 'models'}:{SHIPPED_MODELS}"
+    return [*(f"--bind-ro={path}" for path in _seen_paths()), models]
+
+
+def install_units(container: Container, root: Path) -> None:
+    """Put all files of systemd/, the user and the command where the package puts them.
+
+    Args:
+        container: a machine that sees `checkout_binds`.
+        root: an empty folder.
+    """
+    _lay_out_systemd(root)
+    for file in filter(Path.is_file, (root / "usr").rglob("*")):
+        container.write(f"/{file.relative_to(root)}", file.read_text())
+    container.do("chmod", "755", "/usr/lib/systemd/system-generators/edge-server-devices")
+    for name in ("edge-server", "edge-server@", "edge-server-plans", "edge-server-power"):
+        drop_in = DROP_IN.format(seen=" ".join(_seen_paths()))
+        container.write(f"/etc/systemd/system/{name}.service.d/test.conf", drop_in)
+    container.do("systemd-sysusers", "edge-server.conf")
+    container.do("systemd-tmpfiles", "--create", "edge-server.conf")
+    container.do("journalctl", "--update-catalog")
+    command = Path(sys.executable).parent / "edge-server"
+    container.do("ln", "-sf", str(command), "/usr/bin/edge-server")
+    container.do("systemctl", "daemon-reload")
+
+
+def _seen_paths() -> list[str]:
+    """What the daemon is made of here; outside /usr, which it always sees."""
+    paths = {str(CHECKOUT), sys.prefix, sys.base_prefix, *_environments()}
+    outside = {path for path in paths if not path.startswith("/usr")}
+    inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
+    return sorted(outside - inside)
+
+
+def _environments() -> set[str]:
+    """Where packages lie that another environment shares with this one."""
+    return {path for path in sys.path if Path(path).name == "site-packages"}
+
+
+class Unit:
+    """A service in a container."""
+
+    def __init__(self, container: Container, name: str = "edge-server") -> None:
         self.container = container
+        self.name = name
 
     def __getitem__(self, name: str) -> str:
         """A property, as `systemctl show` knows it."""
-        return self.container.do("systemctl", "show", "--value", "-p", name, "edge-server")
+        return self.container.do("systemctl", "show", "--value", "-p", name, self.name)
 
     def start_with(self, config: str) -> int:
         """Start it anew with a configuration; the return code of `systemctl`."""
         self.container.write(CONFIG, config)
-        self.container.run("systemctl", "stop", "edge-server")
-        self.container.run("systemctl", "reset-failed", "edge-server")
-        return self.container.run("systemctl", "start", "edge-server").returncode
+        self.container.run("systemctl", "stop", self.name)
+        self.container.run("systemctl", "reset-failed", self.name)
+        return self.container.run("systemctl", "start", self.name).returncode
 
     def kill(self, name: str) -> None:
         """Send a signal to the daemon."""
-        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", "edge-server")
+        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", self.name)
 
     def restarted(self, before: str) -> bool:
         """Whether it is active again, as another process than `before`."""
@@ -135,7 +200,7 @@ class Unit:
     def journal(self) -> list[tuple[int, str]]:
         """Microseconds of the monotonic clock and text of each line."""
         self.container.do("journalctl", "--sync")
-        lines = self.container.do("journalctl", "-u", "edge-server", "-o", "json").splitlines()
+        lines = self.container.do("journalctl", "-u", self.name, "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
 

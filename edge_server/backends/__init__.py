@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
+from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +34,5 @@ def find_backend(name: str) -> Backend:
         return cast("Backend", importlib.import_module(BACKENDS[name]))
     except ImportError as error:
         raise ModelConfigError(
-            f"backend '{name}' cannot be used here: {error}; on a desktop install "
-            "'edge-server[onnxruntime]', on a Jetson JetPack's own packages"
+            f"backend '{name}' cannot be used here: {error}; {remedy(error.name or '')}"
         ) from error

@@ -1,4 +1,4 @@
-"""Facts of the board, read from its files: a Jetson, a desktop, a container."""
+"""What a board is, by its files: a Jetson, a desktop, a container."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edge_server.board.device_nodes import (
     read_gpu_nodes,
     this_account,
 )
+from edge_server.board.facts import BoardFacts, read_within
 from edge_server.board.jetson import (
     JetPack,
     L4tRelease,
@@ -26,17 +27,8 @@ from edge_server.board.jetson import (
     read_l4t,
 )
 from edge_server.board.kernel_files import is_directory, is_there, listed, read_text
-from edge_server.board.operating_state import (
-    ClockRate,
-    Heat,
-    PowerModes,
-    WallClock,
-    read_clock_rates,
-    read_heat,
-    read_power_modes,
-    read_wall_clock,
-)
-from edge_server.board.resources import BoardMemory, GroupLimits, read_group_limits, read_memory
+from edge_server.board.resources import GroupLimits, read_group_limits
+from edge_server.board.wall_clock import WallClock, read_wall_clock
 
 # /proc/device-tree is a link to the second path, and leaves a root that is not the system's own.
 _DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")
@@ -45,7 +37,8 @@ _NVDLA_COMPILERS = (
     "usr/lib/aarch64-linux-gnu/tegra",
     "usr/lib/aarch64-linux-gnu",
 )
-
+# A sensor on a broken bus may hold its reader for ever.
+_SENSORS_S = 5.0
 
 UNIT = "edge-server.service"
 # In systemd's order: the first unit hides the others.
@@ -62,8 +55,8 @@ class UnitFile:
 
 
 @dataclass(frozen=True)
-class BoardFacts:
-    """The facts of a board that need no program run; None where the files do not give a fact.
+class Board:
+    """What a board is and how it runs; None where the files do not give a fact.
 
     Attributes:
         account: the account whose rights `gpu_nodes` and `cameras` state.
@@ -73,6 +66,7 @@ class BoardFacts:
         l4t: the installed Linux for Tegra, and `jetpack` the JetPack of that release.
         cuda: the version of the toolkit, if one is installed.
         nvdla_compiler: path of libnvdla_compiler.so.
+        facts: how it runs now; None where a file of its sensors does not let itself be read.
         argus: the daemon of CSI cameras has its socket in /tmp.
         systemd: systemd started this system.
         unit: the daemon's.
@@ -87,11 +81,8 @@ class BoardFacts:
     kernel: str | None
     cuda: str | None
     nvdla_compiler: str | None
-    memory: BoardMemory
+    facts: BoardFacts | None
     limits: GroupLimits
-    power_modes: PowerModes | None
-    clock_rates: tuple[ClockRate, ...]
-    heat: Heat
     gpu_nodes: tuple[DeviceNode, ...]
     cameras: tuple[DeviceNode, ...]
     argus: bool
@@ -104,8 +95,8 @@ class BoardFacts:
         return _is_jetson(self.chip, self.l4t)
 
 
-def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts:
-    """Read the facts of the system below `root`; run no program, and never raise for a missing
+def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
+    """Read the board whose system is below `root`; run no program, and never raise for a missing
     file.
 
     Rights are those of the user of the daemon's unit if that is installed, otherwise of this
@@ -121,7 +112,7 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
     compatible = tuple((_device_tree(root, "compatible") or "").split("\0"))
     chip = chip_of(compatible)
     l4t = read_l4t(root)
-    return BoardFacts(
+    return Board(
         account=account,
         model=_device_tree(root, "model"),
         chip=chip,
@@ -131,11 +122,8 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         cuda=_cuda(root),
         nvdla_compiler=_nvdla_compiler(root),
-        memory=read_memory(root),
+        facts=read_within(_SENSORS_S, root),
         limits=read_group_limits(root),
-        power_modes=read_power_modes(root),
-        clock_rates=read_clock_rates(root),
-        heat=read_heat(root),
         gpu_nodes=read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
         cameras=read_cameras(root, account),
         argus=is_there(root / "tmp/argus_socket"),

@@ -23,6 +23,8 @@ class BoardMemory:
 
     total_bytes: int | None = None
     available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,13 @@ class GroupLimits:
 
 def read_memory(root: Path) -> BoardMemory:
     """Read /proc/meminfo below `root`."""
-    kib: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         words = value.split()
         if words and words[0].isdecimal():
-            kib[name] = int(words[0])
-    total, available = kib.get("MemTotal"), kib.get("MemAvailable")
-    return BoardMemory(
-        None if total is None else total * 1024, None if available is None else available * 1024
-    )
+            sizes[name] = int(words[0]) * 1024  # in kB, which are KiB
+    return BoardMemory(*map(sizes.get, ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")))
 
 
 def read_group_limits(root: Path) -> GroupLimits:

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edge_server.board.installation import remedy
 from edge_server.cameras.gstreamer_faults import CameraPlace
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.gstreamer_modes import best_mode, parse_modes
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
 SCHEMES = ("csi", "v4l2", "rtsp", "rtsps", "http", "https", "gst")
 _CLOCKS = {"csi": "sensor", "v4l2": "sensor", "rtsp": "rtp", "rtsps": "rtp"}
 # `format` of a v4l2 URI.
@@ -66,20 +66,19 @@ def gstreamer_missing(scheme: str = "") -> str:
         if error.name != "gi":
             raise
         version = "{}.{}".format(*sys.version_info)
-        return (
-            f"PyGObject is not there for Python {version}; apt install {BINDINGS}, and make the "
-            "virtual environment with the system's own Python and --system-site-packages"
-        )
+        return f"PyGObject is not there for Python {version}; {remedy('gi')}"
     except ImportError as error:
-        return (
-            f"PyGObject cannot be imported: {error}; it belongs to the system's own Python: make "
-            "the virtual environment with that one and --system-site-packages"
-        )
+        return f"PyGObject cannot be imported: {error}; {remedy('gi')}"
     except ValueError as error:
-        return f"GStreamer's bindings are incomplete: {error}; apt install {BINDINGS}"
+        return f"GStreamer's bindings are incomplete: {error}; {remedy('gi')}"
     if not registry_has("appsink"):
         return "GStreamer has no appsink; apt install gstreamer1.0-plugins-base"
     return missing_elements(scheme, registry_has) if scheme else ""
+
+
+def decodes_jpeg_in_hardware() -> bool:
+    """Return whether GStreamer, which is there, has an element for it."""
+    return first_decoder("JPEG", registry_has).startswith("nv")
 
 
 def report() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from edge_server.api.grpc.credentials import server_credentials
+from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
@@ -112,7 +112,7 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
     if settings.grpc.enabled and (path := settings.grpc.socket):
         yield partial(check_path, path), f"grpc: the socket can be at {path}"
     if tls.on:
-        yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
+        yield partial(check_certificates, tls), f"grpc: {tls.certificate} is shown to clients"
     if trace.file:
         yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
     if repository.signatures != "off":

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,9 +22,19 @@ from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
+from edge_server.cli.health import add_health
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
+from edge_server.cli.power import add_power
+from edge_server.cli.provision.verb import add_provision
+from edge_server.cli.update import add_verbs as add_update_verbs
+from edge_server.process.logs import (
+    end_logging,
+    journal_prefix,
+    logs_fields,
+    logs_json,
+    set_up_logging,
+)
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
@@ -41,6 +52,7 @@ ALREADY_RUNNING = 75
 CONFIGURATION = 78
 DEVICE_LOST = 86
 RESTART_ME = 87
+INTERRUPTED = 130
 
 # systemd does not restart a process that ended with 2 or 78: those codes are for permanent errors.
 # Temporary errors have one of the others. An error class that is missing has its parent's code.
@@ -96,11 +108,15 @@ def _report(error: errors.EdgeServerError) -> int:
     """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
     for line in masked(str(error)).splitlines():
-        if logs_json():
-            log.error("%s", line)
+        if logs_json() or logs_fields():
+            log.error("%s", line, extra={"error_classes": _class_names(error)})
         else:
             print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
     return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+
+
+def _class_names(error: errors.EdgeServerError) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,11 +154,43 @@ def _parser() -> argparse.ArgumentParser:
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
+    add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
+
     add_calibrate_verbs(
         verbs.add_parser("calibrate", help="put a camera's lanes on the road, in metres")
     )
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
+
+    bundle = verbs.add_parser(
+        "support-bundle",
+        help="one archive that a vendor can be sent, without secrets",
+        description="Gathers settings, versions, doctor's findings, models, metrics, logs, plans "
+        "and the board's state into one archive, without passwords, keys and tokens. The daemon "
+        "need not run. Run as root to have the unit's journal and the files of its user.",
+        allow_abbrev=False,
+    )
+    bundle.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
+    )
+    bundle.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: edge-server-support-DEVICE-TIME.tar.gz in this directory",
+    )
+    bundle.add_argument(
+        "--anonymous", action="store_true", help="without the names of device and host"
+    )
+    bundle.set_defaults(verb=_support_bundle, flags=("--config", "-o", "--output", "--anonymous"))
+    add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
+
+    add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
+    add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(
@@ -295,7 +343,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     except errors.EdgeServerError as error:
         code = _report(error)
     daemon.stop()
-    logging.shutdown()
+    end_logging()
     # A thread that hangs in a model or a driver would keep the interpreter from exiting.
     os._exit(code)
 
@@ -315,6 +363,15 @@ def _check(arguments: argparse.Namespace) -> int:
     if findings.faults:
         code = _report(errors.SettingsError("\n".join(findings.faults)))
     return code
+
+
+def _support_bundle(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.support_bundle.bundle import make_bundle  # noqa: PLC0415
+
+    try:
+        return make_bundle(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _demo(arguments: argparse.Namespace) -> int:

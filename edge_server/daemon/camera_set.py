@@ -7,13 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.process.worker import Worker
     from edge_server.settings import CameraSection
 
@@ -92,7 +93,9 @@ class CameraSet:
         listeners: receive every LaneFrame.
         models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
+        road: makes what follows the road through the frames of a calibrated camera.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
+        board: returns what is wrong with the device itself.
     """
 
     def __init__(
@@ -103,13 +106,17 @@ class CameraSet:
         models: set[str],
         on_removed: Callable[[str], None] = lambda _: None,
         *,
+        road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
+        board: Callable[[], BoardCondition] = BoardCondition,
     ) -> None:
         self.models = models
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
         self._on_removed = on_removed
         self._kinds = kinds
+        self._board = board
+        self._road = road
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
@@ -259,7 +266,8 @@ class CameraSet:
             shares=self._shares[section.model],
             priority=section.priority,
             max_age_ms=section.max_age_ms,
-            locator=None if calibration is None else LaneLocator(calibration),
+            board=self._board,
+            road=None if calibration is None else self._road(calibration),
         )
         return _Entry(section, options, calibration, pipeline)
 

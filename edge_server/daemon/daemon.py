@@ -5,22 +5,31 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.state_directory import state_directory
+from edge_server.board.wall_clock import ClockWatch
+from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
     following_control,
     python_of,
+    store_directory,
 )
-from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.reload import Part, SettingsReload
+from edge_server.daemon.road_parts import event_log, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
+from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
@@ -32,7 +41,10 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import free_bytes
+from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
@@ -41,9 +53,8 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
-    from edge_server.process.logs import LogSwitches
     from edge_server.process.worker import Worker
-    from edge_server.settings import Settings
+    from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +112,8 @@ class Daemon:
         )
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
-        trace_rule = TraceRule(
-            "TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency
-        )
+        tracer = Tracer(_trace_rule(trace), self._traces)
+        log_switches = log_switches or LogSwitches()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -111,20 +121,41 @@ class Daemon:
             VERSION,
             control=self.control,
             client_shared_memory=serving.client_shared_memory,
-            tracer=Tracer(trace_rule, self._traces),
+            tracer=tracer,
             log_switches=log_switches,
         )
-        self._publisher = publisher = _publisher(settings)
-        if publisher is not None:
-            listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
+        # Later a file may be absent while it is replaced; at the start that is a mistake.
+        _check_broker(settings)
+        identity = Identity.of_this_host(settings.device.id, VERSION)
+        self._publisher = publisher = Publisher(settings.mqtt, identity)
         latency = LaneLatency()
+        lane_rate = LaneRate()
+        self._board = board = BoardWatch(
+            clock=ClockWatch(required=settings.device.clock == "synchronized")
+        )
+        self.vehicle = VehicleInputs()
+        self.events = event_log(settings)
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
-            (*listeners, latency),
+            (
+                *listeners,
+                lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+                latency,
+                lane_rate,
+            ),
             camera_models,
             latency.forget,
+            board=lambda: board.condition,
+            road=lambda calibration: road_follower(
+                settings, calibration, self.vehicle, self.events
+            ),
         )
+        self._reload = None
+        if read_settings is not None and reload_requested is not None:
+            parts = self._live_parts(tracer, log_switches)
+            self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
+        disks = partial(_free_bytes, _directories(settings))
         self._metrics = None
         if settings.metrics.enabled:
             sources = Sources(
@@ -135,17 +166,60 @@ class Daemon:
                 publisher,
                 ProcessorUse() if settings.metrics.cpu else None,
                 self.control if isinstance(self.control, PollControl) else None,
+                board,
+                free_bytes=disks,
+                gpu=settings.metrics.gpu,
+                settings=self._reload,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(
-            self.data_plane, self.control, self._cameras.pipelines, publisher
+            self.data_plane,
+            self.control,
+            self._cameras.pipelines,
+            publisher,
+            board=board,
+            line=StatusLine(
+                self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
+            ),
+            reload=self._reload,
+            free_bytes=disks,
+            events=self.events,
         )
-        self._reload = None
-        if read_settings is not None and reload_requested is not None:
-            self._reload = SettingsReload(settings, read_settings, reload_requested, self._cameras)
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
+
+    def _live_parts(self, tracer: Tracer, log_switches: LogSwitches) -> dict[str, Part]:
+        """Return what changes while the daemon runs, by the names in `live_settings.TABLE`."""
+        cameras, publisher, grpc = self._cameras, self._publisher, self._grpc
+
+        def change_grpc(_: Settings, wanted: Settings) -> str:
+            grpc.change(wanted.grpc)
+            return ""
+
+        def change_trace(before: Settings, wanted: Settings) -> str:
+            if _trace_rule(before.trace) != _trace_rule(wanted.trace):
+                tracer.begin_anew(_trace_rule(wanted.trace))
+            return ""
+
+        def change_log(before: Settings, wanted: Settings) -> str:
+            # What clients have set stays until the file says something else.
+            if before.log != wanted.log:
+                log_switches.apply(wanted.log)
+            return ""
+
+        def change_stop(_: Settings, wanted: Settings) -> str:
+            self._exit_timeout_s = wanted.serving.exit_timeout_s
+            return ""
+
+        return {
+            "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
+            "broker": Part(lambda _, wanted: publisher.change(wanted.mqtt), _check_broker),
+            "grpc": Part(change_grpc, _check_certificates),
+            "trace": Part(change_trace),
+            "log": Part(change_log),
+            "stop": Part(change_stop),
+        }
 
     @property
     def pipelines(self) -> Sequence[LanePipeline]:
@@ -185,21 +259,25 @@ class Daemon:
         gc.freeze()
         if not stop.is_set():
             log.info("edge-server %s: ready, %s", VERSION, self._status.report("READY=1"))
+            # systemd accepts RELOADING=1 only of a service that is ready.
+            if self._reload is not None:
+                self._reload.worker.start()
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
+        yield self._board.start, self._board.stop
         yield _nothing, self.devices.close
         yield _nothing, self._scheduling.close
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
         if (metrics := self._metrics) is not None:
             yield metrics.start, lambda: metrics.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
-        if (publisher := self._publisher) is not None:
-            yield publisher.start, publisher.stop
+        yield self._publisher.start, self._publisher.stop
         yield lambda: self._load(stop), _nothing
         yield lambda: self._serve(stop), self._drain
 
@@ -234,7 +312,7 @@ class Daemon:
         """
         # systemd's own stop timeout may be shorter than the configured one.
         timeout_us = round(1e6 * (self._exit_timeout_s + FAREWELL_S))
-        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={timeout_us}")
+        notify("STOPPING=1", "STATUS=stopping", f"EXTEND_TIMEOUT_USEC={timeout_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
@@ -252,8 +330,6 @@ class Daemon:
         if not stop.is_set():
             self._cameras.start()
             self.data_plane.open()
-            if self._reload is not None:
-                self._reload.worker.start()
 
     def _drain(self) -> None:
         """Request every part to stop before waiting for any of them."""
@@ -269,8 +345,8 @@ class Daemon:
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = self._cameras.workers()
-        parts = (self._publisher, self._metrics, self._grpc.self_call, self._reload)
+        workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
+        parts = (self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
@@ -281,10 +357,34 @@ def _nothing() -> None:
     """What a part does that needs no start, or no stop."""
 
 
-def _publisher(settings: Settings) -> Publisher | None:
-    if settings.mqtt is None:
-        return None
-    # Later a file may be absent while it is replaced; at the start that is a mistake.
-    if faults := faults_of(settings.mqtt):
+def _directories(settings: Settings) -> list[Path]:
+    """Return the directories that the daemon writes to."""
+    found = [state_directory()]
+    if settings.repository.mode == "poll":
+        found.append(store_directory(settings.repository))
+    if settings.trace.file:
+        found.append(Path(settings.trace.file).absolute().parent)
+    return found
+
+
+def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
+    """Return the free space of the directories that exist."""
+    found = {}
+    for directory in directories:
+        with suppress(OSError):
+            found[str(directory)] = free_bytes(directory)
+    return found
+
+
+def _trace_rule(trace: TraceSection) -> TraceRule:
+    return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
+
+
+def _check_broker(settings: Settings) -> None:
+    if settings.mqtt is not None and (faults := faults_of(settings.mqtt)):
         raise SettingsError("\n".join(faults))
-    return Publisher(settings.mqtt, Identity.of_this_host(settings.device.id, VERSION))
+
+
+def _check_certificates(settings: Settings) -> None:
+    if settings.grpc.enabled and settings.grpc.tls.on:
+        check_certificates(settings.grpc.tls)

@@ -74,7 +74,7 @@ def chosen_completion(
 def python_of(settings: Settings) -> Python:
     """Return the paths and sockets open to Python models, without the daemon's own files."""
     private = (
-        str(_store_directory(settings.repository)),
+        str(store_directory(settings.repository)),
         str(state_directory()),
         settings.grpc.tls.key,
         settings.grpc.socket or "",
@@ -139,7 +139,7 @@ def _paths(settings: Repository) -> list[Path]:
     return [Path(path) for path in settings.paths]
 
 
-def _store_directory(settings: Repository) -> Path:
+def store_directory(settings: Repository) -> Path:
     return Path(settings.store) if settings.store else state_directory() / "store"
 
 
@@ -161,8 +161,9 @@ def following_control(
     paths = _paths(settings)
     signatures = chosen_signatures(settings)
     store = ModelStore(
-        _store_directory(settings),
+        store_directory(settings),
         most_bytes=settings.store_max_bytes,
+        reserve_bytes=settings.disk_reserve_bytes,
         signatures=signatures,
         repositories=paths,
     )

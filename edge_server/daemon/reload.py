@@ -1,52 +1,68 @@
-"""Settings are read again at SIGHUP: the cameras change to them, and the rest needs a restart."""
+"""Settings are read again at SIGHUP: what differs is applied, or is named for a restart."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
+from edge_server.daemon.live_settings import POWER, RESTART, differences
 from edge_server.daemon.status import notify
 from edge_server.errors import EdgeServerError
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
-    from edge_server.daemon.camera_set import CameraSet
+    from edge_server.daemon.live_settings import Difference
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# The sections that change while the daemon runs.
-_LIVE = frozenset({"cameras"})
 _LOOK_S = 1.0
 # An editor, or a script with another request, may still write: a file that was emptied to be
 # written anew is valid, and has no cameras.
 _SETTLE_S = 0.1
+# Their parts say what becomes of them; the values of cameras are long.
+_WORDED = frozenset({"cameras", "mqtt"})
 _NOT_RELOADED = "settings: not reloaded, everything stays as it is"
+
+
+class Part(NamedTuple):
+    """How a part of the daemon takes other settings while it runs.
+
+    Attributes:
+        change: applies the settings of this part, given those before and the new ones; returns
+            what has changed, in words, where the difference of the settings does not say it. The
+            EdgeServerError of the first part says that nothing has changed; the others raise none.
+        check: raises an EdgeServerError where the new settings, or the files that they name, have a
+            fault; changes nothing.
+    """
+
+    change: Callable[[Settings, Settings], str]
+    check: Callable[[Settings], object] = lambda _: None
 
 
 class SettingsReload:
     """Reads the settings again where `requested` is set, and applies what can change in a run.
 
     The file is read until it no longer changes. Settings with a fault change nothing, and the log
-    says why. Those that need a restart are named in one line, and the running ones stay. Requests
+    says why. Each one that needs a restart is named in a line, and the running one stays. Requests
     that come during a reload lead to one more reload after it, so the last file wins.
 
     Attributes:
         worker: waits for requests. A reload has no time limit: it waits for models and files, and
             while one of them hangs, nothing but further reloads waits for it.
+        fault: why the last reload changed nothing; empty after one that did its work.
+        restart_needed: the settings whose last reading waits for a restart.
 
     Args:
         running: the settings of this run.
         read: reads the settings again; may raise SettingsError.
         requested: set at each request, also before `worker` has started.
-        cameras: are changed.
+        parts: by their names in `live_settings.TABLE`; the first one alone may fail to change.
     """
 
     def __init__(
@@ -54,12 +70,15 @@ class SettingsReload:
         running: Settings,
         read: Callable[[], Settings],
         requested: threading.Event,
-        cameras: CameraSet,
+        parts: Mapping[str, Part],
     ) -> None:
         self.worker = Worker("settings", self.tick)
-        self._running = running
+        self.fault = ""
+        self.restart_needed: tuple[str, ...] = ()
+        self._at_start = running
+        self._applied = running
         self._read = read
-        self._cameras = cameras
+        self._parts = parts
         self._requested = requested
         self._stopping = False
 
@@ -87,20 +106,37 @@ class SettingsReload:
 
     def _reload(self) -> None:
         try:
-            settings = self._read_settled()
-        except Exception as error:
-            # The trace of our own errors would say nothing that they do not.
-            trace = None if isinstance(error, EdgeServerError) else error
-            log.error("%s: %s", _NOT_RELOADED, error, exc_info=trace)  # noqa: TRY400
+            wanted = self._read_settled()
+        except Exception as error:  # noqa: BLE001  # a reading that fails ends nothing
+            self._refuse(error)
             return
         try:
-            changes = self._cameras.change(settings.cameras)
+            for part in self._parts.values():
+                part.check(wanted)
+            texts = {name: part.change(self._applied, wanted) for name, part in self._parts.items()}
         except EdgeServerError as error:
-            log.error("%s: %s", _NOT_RELOADED, error)  # noqa: TRY400
+            self._refuse(error)
             return
-        log.info("settings: reloaded; cameras: %s", changes or "as before")
-        if names := restart_needed(self._running, settings):
-            log.warning("settings: need a restart, and stay as they are: %s", ", ".join(names))
+        self.fault = ""
+        found = differences(self._applied, wanted)
+        log.info("settings: reloaded; %s", "; ".join(_changes(found, texts)) or "nothing differs")
+        for line in wanted.without_effect():
+            if line not in self._applied.without_effect():
+                log.warning("%s", line)
+        for each in found:
+            if each.part == POWER:
+                log.warning("settings: %s: systemctl restart %s applies it", each, POWER)
+        self._applied = wanted
+        waiting = [each for each in differences(self._at_start, wanted) if each.part == RESTART]
+        self.restart_needed = tuple(each.name for each in waiting)
+        for each in waiting:
+            log.warning("settings: %s: restart needed, %s stays until then", each, each.old)
+
+    def _refuse(self, error: Exception) -> None:
+        self.fault = str(error)
+        # The trace of our own errors would say nothing that they do not.
+        trace = None if isinstance(error, EdgeServerError) else error
+        log.error("%s: %s", _NOT_RELOADED, error, exc_info=trace)
 
     def _read_settled(self) -> Settings:
         """Return the settings once two readings in a row agree.
@@ -123,19 +159,11 @@ class SettingsReload:
             self.worker.wait(_SETTLE_S)
 
 
-def restart_needed(running: Settings, wanted: Settings) -> list[str]:
-    """Return the names (`grpc.port`) of the settings of `wanted` that need a restart."""
-    return [
-        name
-        for field in running.__struct_fields__
-        if field not in _LIVE
-        for name in _differing(getattr(running, field), getattr(wanted, field), field)
+def _changes(found: list[Difference], texts: Mapping[str, str]) -> list[str]:
+    """Return what has changed: in the words of the part, or else as old and new values."""
+    worded = [f"{part}: {text}" for part, text in texts.items() if text]
+    return worded + [
+        str(each)
+        for each in found
+        if each.part not in {RESTART, POWER} and each.name not in _WORDED
     ]
-
-
-def _differing(one: Any, other: Any, name: str) -> Iterator[str]:
-    if isinstance(one, msgspec.Struct) and type(one) is type(other):
-        for field in one.__struct_fields__:
-            yield from _differing(getattr(one, field), getattr(other, field), f"{name}.{field}")
-    elif one != other:
-        yield name

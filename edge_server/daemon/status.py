@@ -9,7 +9,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.board.state_directory import state_directory
+from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
+from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
@@ -18,16 +21,21 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from edge_server.board.watch import BoardCondition, BoardWatch
     from edge_server.cameras.status import CameraStatus
+    from edge_server.daemon.reload import SettingsReload
+    from edge_server.daemon.status_line import StatusLine
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 log = logging.getLogger(__name__)
 
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
+HEALTH_S = 10.0
 NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
@@ -38,26 +46,44 @@ _TOPIC_STATES: Mapping[CameraState, Literal["ok", "degraded", "stalled", "frozen
     CameraState.STALLED: "stalled",
     CameraState.FROZEN: "frozen",
 }
-# Characters of a model's error in systemd's status.
-_LONGEST_STATUS = 200
 
 
 class StatusReport:
-    """Reports the state of models and cameras; a failure to do so ends nothing that works."""
+    """Reports the state of models, cameras and board; a failure to do so ends nothing that works.
+
+    Args:
+        free_bytes: returns directory → free space, for the health of the board.
+    """
 
     def __init__(
         self,
         data_plane: DataPlane,
         control: RepositoryControl | PollControl,
         pipelines: Sequence[LanePipeline],
-        publisher: Publisher | None,
+        publisher: Publisher,
+        *,
+        board: BoardWatch,
+        line: StatusLine,
+        reload: SettingsReload | None = None,
+        events: EventLog,
+        free_bytes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._board = board
+        self._events = DeviceEvents(events)
+        self._free_bytes = free_bytes
+        self._health_due_s = 0.0
+        self._health_of: BoardCondition | None = None
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
         self._publisher = publisher
-        self._published: dict[str, tuple[CameraStatus, str]] = {}
+        self._reload = reload
+        self._line = line
+        self._notified = ""
+        # With the number of steps of the clock: `since` is published anew after one.
+        self._published: dict[str, tuple[CameraStatus, str, int]] = {}
         self._faults: dict[str, str] = {}
+        self._update = RecordFile(state_directory())
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -65,7 +91,9 @@ class StatusReport:
         built."""
 
         def tick(_now: float) -> None:
+            self._attempt(self._publish_update)
             self._attempt(self._publish_models)
+            self._attempt(self._publish_health)
             self._attempt(self._extend_start)
             worker.wait(LOOK_S)
 
@@ -79,11 +107,16 @@ class StatusReport:
             self._attempt(self._publish_models)
 
     def report(self, event: str) -> str:
-        """Publish all states that changed, and notify systemd of `event` (`READY=1`); return the
-        status line."""
+        """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
+        status line where it differs from the last one; return that line."""
+        self._board.check()
         self._attempt(self._publish_states)
+        self._attempt(self._publish_health)
+        self._attempt(self._see_events)
         status = self._attempt(self._status)
-        notify(event, f"STATUS={status}")
+        changed = status != self._notified
+        if notify(event, *([f"STATUS={status}"] if changed else [])):
+            self._notified = status
         return status
 
     def _extend_start(self) -> None:
@@ -95,11 +128,10 @@ class StatusReport:
         ]
         if builds:
             status = "; ".join(builds).replace("\n", " ")
+            self._notified = status
             notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
 
     def _publish_states(self) -> None:
-        if self._publisher is None:
-            return
         now = time.monotonic()
         no_lanes = []
         pipelines = tuple(self._pipelines)
@@ -111,8 +143,9 @@ class StatusReport:
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)
-            if self._published.get(camera.name) != (status, failure):
-                self._published[camera.name] = status, failure
+            published = status, failure, self._board.condition.clock_steps
+            if self._published.get(camera.name) != published:
+                self._published[camera.name] = published
                 self._publisher.publish_camera_status(
                     camera.name,
                     _TOPIC_STATES.get(status.state, "lost"),
@@ -121,14 +154,36 @@ class StatusReport:
                     failure_reason=pipeline.failure_reason,
                     reason=status.reason,
                     text=status.text,
-                    since_epoch_ns=status.since_epoch_ns,
+                    # By the wall clock of now: that of then may have been in 1970.
+                    since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
                 )
         self._publish_models()
-        self._publisher.publish_online(no_lanes)
+        self._publish_update()
+        settings: dict[str, object] = {}
+        if self._reload is not None and self._reload.restart_needed:
+            settings["restart_needed"] = self._reload.restart_needed
+        if self._reload is not None and self._reload.fault:
+            settings["not_reloaded"] = self._reload.fault
+        self._publisher.publish_online(no_lanes, **settings)
+
+    def _see_events(self) -> None:
+        self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
+        self._events.see_models(self._data_plane.index(only_ready=False))
+        self._events.see_device(self._board.condition.reasons)
+
+    def _publish_health(self) -> None:
+        """Publish the health of the board every `HEALTH_S`, and where its condition changes."""
+        now_s, condition = time.monotonic(), self._board.condition
+        if now_s < self._health_due_s and condition == self._health_of:
+            return
+        self._health_due_s, self._health_of = now_s + HEALTH_S, condition
+        self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
+
+    def _publish_update(self) -> None:
+        # An update engine writes it at any time: before this daemon starts, and when it commits.
+        self._publisher.publish_update(self._update.read())
 
     def _publish_models(self) -> None:
-        if self._publisher is None:
-            return
         entries = self._data_plane.index(only_ready=False)
         if isinstance(self._control, PollControl):
             # The model was removed from the repository; on request, an unloaded one may come back.
@@ -136,19 +191,9 @@ class StatusReport:
         self._publisher.publish_models(entries)
 
     def _status(self) -> str:
-        cameras = ", ".join(
-            f"{p.camera.name} {_spelt(p.camera.status)}, {p.camera.captured} frames, "
-            f"{p.camera.dropped} dropped, {p.failed_frames} failed"
-            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
-            for p in tuple(self._pipelines)
-        )
-        broker = "off"
-        if self._publisher is not None:
-            state = "connected" if self._publisher.connected else "away"
-            broker = f"{state}, {self._publisher.dropped} lanes dropped"
-        ready = len(self._data_plane.index(only_ready=True))
-        # systemd reads a second line as another assignment.
-        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
+        # The words alone: a temperature beside them would change the line again and again.
+        board = "".join(f"; {each.partition(':')[0]}" for each in self._board.condition.reasons)
+        return self._line.text(time.monotonic()) + board
 
     def _attempt(self, report: Callable[[], str | None]) -> str:
         """Return the text of `report`; its failure is logged once per fault."""
@@ -162,22 +207,16 @@ class StatusReport:
             return "cannot be reported"
 
 
-def _spelt(status: CameraStatus) -> str:
-    """Return a camera's state with its reason, where it has one that the state does not say."""
-    state, reason = status.state.value, status.reason
-    return state if reason in {"", state} else f"{state} ({reason})"
-
-
-def notify(*assignments: str) -> None:
+def notify(*assignments: str) -> bool:
     """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
-    raises.
+    raises, and returns whether they were sent.
 
     Waits at most `NOTIFY_TIMEOUT_S` for a service manager that does not read: lanes continue
     without the notification, and systemd's own timeouts apply.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
+        return False
     if address.startswith("@"):
         address = "\0" + address[1:]
     try:
@@ -186,6 +225,8 @@ def notify(*assignments: str) -> None:
             sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
     except OSError as error:
         log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
+        return False
+    return True
 
 
 def watchdog_period_s() -> float | None:

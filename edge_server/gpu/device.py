@@ -9,6 +9,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from edge_server.board.installation import remedy
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.libcuda import Failures, Libcuda, version_text
 
@@ -62,12 +63,12 @@ def load_driver(libcuda: Libcuda) -> Any:
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"no {error.name}: the CUDA driver is here, Python's way to it is not; "
-            "build it with scripts/install_pycuda"
+            f"{remedy('pycuda')}"
         ) from None
     except ImportError as error:
         raise Unavailable(
             f"pycuda does not fit this driver (CUDA {version_text(libcuda.driver_version)}): "
-            f"{error}; build it anew with scripts/install_pycuda"
+            f"{error}; {remedy('pycuda')}"
         ) from None
     driver.init()
     return driver

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edge_server.board.installation import remedy
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -88,9 +89,7 @@ def _bindings() -> Any:
         # Imported only for a graph: the module is large, and nothing else needs it.
         from cuda.bindings import driver  # noqa: PLC0415
     except ImportError as error:
-        raise Unavailable(
-            f"no CUDA graphs: {error}; pip install cuda-bindings, of the driver's major version"
-        ) from None
+        raise Unavailable(f"no CUDA graphs: {error}; {remedy('cuda.bindings')}") from None
     return driver
 
 

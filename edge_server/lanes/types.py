@@ -133,9 +133,10 @@ class LaneFrame:
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
         failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
             state.
-        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`,
-            a line each; empty where it is nothing.
+        degraded: what is wrong though lanes are detected, each as `reason: text`: with the camera,
+            its calibration, or the device.
         clock: how the capture time is known; see `Frame`.
+        wall_clock: how far `capture_epoch_ns` can be believed; see `ClockState`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.
         ego: the vehicle in its lane; None without a calibration.
@@ -155,7 +156,8 @@ class LaneFrame:
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
     failure_reason: str = "model_failed"
-    degraded: str = ""
+    degraded: tuple[str, ...] = ()
+    wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
     clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""

@@ -1,17 +1,20 @@
-"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`."""
+"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`, the
+state of a program that runs before the daemon."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
 from contextlib import closing
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.errors import Unavailable
-from edge_server.mqtt.broker import address_of
+from edge_server.errors import SettingsError, Unavailable
+from edge_server.mqtt.broker import address_of, faults_of, password_of, tls_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
@@ -20,10 +23,13 @@ if TYPE_CHECKING:
 
     from edge_server.settings import Mqtt
 
+log = logging.getLogger(__name__)
+
 # Time limit for CONNACK, once the connection is open.
 TIMEOUT_S = 5.0
 _STEP_S = 0.2
 _KEEPALIVE_S = 5
+_FAREWELL_S = 1.0
 
 
 class BrokerTest(NamedTuple):
@@ -64,6 +70,48 @@ def try_broker(mqtt: Mqtt, client_id: str, *, timeout_s: float = TIMEOUT_S) -> B
     return BrokerTest()
 
 
+def read_retained(mqtt: Mqtt, topic: str, *, timeout_s: float) -> bytes | None:
+    """Return the payload of the first message of `topic`; None if none comes in time.
+
+    Raises:
+        Unavailable: the broker cannot be reached, or refuses us.
+        SettingsError: a file that the settings name cannot be used.
+    """
+    if faults := faults_of(mqtt):
+        raise SettingsError("; ".join(faults))
+    received: SimpleQueue[bytes | str] = SimpleQueue()
+    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    if (context := tls_of(mqtt)) is not None:
+        client.tls_set_context(context)
+    if mqtt.username is not None:
+        client.username_pw_set(mqtt.username, password_of(mqtt))
+
+    def subscribe(client: paho.Client, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
+        if code.is_failure:
+            received.put(f"refuses this device: {code}")
+        else:
+            client.subscribe(topic, qos=1)
+
+    client.on_connect = subscribe
+    client.on_message = lambda _c, _d, message: received.put(bytes(message.payload))
+    try:
+        client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
+    except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
+        reason = getattr(error, "strerror", None) or error
+        raise Unavailable(f"MQTT broker {address_of(mqtt)} cannot be reached: {reason}") from error
+    client.loop_start()
+    try:
+        got = received.get(timeout=timeout_s)
+    except Empty:
+        return None
+    finally:
+        client.disconnect()
+        client.loop_stop()
+    if isinstance(got, str):
+        raise Unavailable(f"MQTT broker {address_of(mqtt)} {got}")
+    return got
+
+
 class LaneSubscriber:
     """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
 
@@ -98,3 +146,52 @@ class LaneSubscriber:
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
+
+
+class RetainedState:
+    """Keeps one retained topic at the newest payload; no caller waits for the broker, or fails.
+
+    A broker that cannot be reached is tried again until `close`; only the newest payload is kept
+    for it.
+
+    Args:
+        mqtt: the broker.
+        client_id: other than a connected publisher's.
+        topic: the topic.
+    """
+
+    def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:
+        self._topic = topic
+        self._payload = b""
+        self._sent: paho.MQTTMessageInfo | None = None
+        self._client = client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5
+        )
+        client.on_connect = lambda *_: self._send()
+        try:
+            if mqtt.username is not None:
+                client.username_pw_set(mqtt.username, password_of(mqtt))
+            if (tls := tls_of(mqtt)) is not None:
+                client.tls_set_context(tls)
+            client.connect_async(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
+        except (OSError, ValueError) as error:
+            log.warning("mqtt: %s is not told: %s", address_of(mqtt), error)
+            return
+        client.loop_start()
+
+    def publish(self, payload: bytes) -> None:
+        self._payload = payload
+        if self._client.is_connected():
+            self._send()
+
+    def close(self) -> None:
+        """Wait up to `_FAREWELL_S` for the newest payload to arrive, and disconnect."""
+        until = time.monotonic() + _FAREWELL_S
+        while not (self._sent and self._sent.is_published()) and time.monotonic() < until:
+            time.sleep(_STEP_S / 10)
+        # paho's thread ends with the process; a join would wait for a connect that hangs.
+        self._client.disconnect()
+
+    def _send(self) -> None:
+        if self._payload:
+            self._sent = self._client.publish(self._topic, self._payload, qos=1, retain=True)

@@ -19,6 +19,7 @@ import numpy as np
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
+    from edge_server.board.update_record import UpdateRecord
     from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
     from edge_server.mqtt.topics import Identity
 
@@ -31,6 +32,7 @@ DeviceState = Literal["starting", "online", "offline"]
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame
 _UPPER = np.triu_indices(4)
+_OF_UPDATE = ("slot", "state", "target", "result", "engine")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -56,7 +58,7 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
         reasons.append("lane_not_finite")
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons += [as_utf8(line[:_LONGEST_REASON]) for line in frame.degraded.splitlines()]
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
@@ -80,12 +82,13 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
             "time": {
                 "capture_mono_ns": str(frame.capture_mono_ns),
                 "capture_epoch_ns": str(frame.capture_epoch_ns),
-                "capture_time": _rfc3339(frame.capture_epoch_ns),
+                "capture_time": rfc3339(frame.capture_epoch_ns),
                 "age_us": min(age_us, _UINT32 - 1),
                 "clock": {
                     "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
                     "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
                 },
+                "wall_clock": f"WALL_CLOCK_{frame.wall_clock.upper()}",
             },
             "latency_us": frame.latency_us,
             "image": {"width": frame.width, "height": frame.height},
@@ -104,7 +107,9 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
         identity: of this device.
         state: `starting` while the daemon loads its first models; `online` until it stops, with
             `no_lanes`, the cameras without lanes at present.
-        more: further fields.
+        more: further fields: `restart_needed`, the settings that wait for a restart, and
+            `not_reloaded`, why the last reload of the settings changed nothing; each where it is
+            so.
     """
     return _encode({"state": state, "version": identity.version, **more})
 
@@ -119,6 +124,18 @@ def meta(identity: Identity) -> bytes:
             "schemas": [SCHEMA],
         }
     )
+
+
+def update(identity: Identity, record: UpdateRecord) -> bytes:
+    """Return the version that runs, its slot, and what became of the last update.
+
+    Args:
+        identity: of this device; `version` is the one that runs.
+        record: `slot` is empty on a device without slots; `changed_s` is 0 before any update.
+    """
+    since = rfc3339(record.changed_s * 1_000_000_000) if record.changed_s else ""
+    fields = {name: as_utf8(getattr(record, name)) for name in _OF_UPDATE}
+    return _encode({"version": identity.version, **fields, "since": since})
 
 
 def camera_status(
@@ -152,7 +169,7 @@ def camera_status(
             "lanes": "failing" if failure else "ok",
             "reason": reason,
             "text": as_utf8(text),
-            "since": _rfc3339(since_epoch_ns),
+            "since": rfc3339(since_epoch_ns),
         }
     )
 
@@ -218,6 +235,7 @@ def _ego(ego: Ego) -> dict[str, Any]:
     return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
 
 
-def _rfc3339(epoch_ns: int) -> str:
+def rfc3339(epoch_ns: int) -> str:
+    """Return the time as `2026-01-31T12:00:00.000000Z`."""
     seconds, ns = divmod(epoch_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"

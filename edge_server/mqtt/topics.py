@@ -75,6 +75,26 @@ class Topics:
         """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
+    @property
+    def health(self) -> str:
+        """Retained: temperatures, power, clocks and drives of the board."""
+        return f"{PREFIX}/{self.device}/health"
+
+    @property
+    def update(self) -> str:
+        """Retained: version, slot, and what became of the last update."""
+        return f"{PREFIX}/{self.device}/update"
+
+    @property
+    def provision(self) -> str:
+        """Retained: the signed provisioning file that somebody published for this device."""
+        return f"{PREFIX}/{self.device}/provision"
+
+    @property
+    def plans(self) -> str:
+        """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
+        return f"{PREFIX}/{self.device}/plans"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"

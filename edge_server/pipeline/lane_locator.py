@@ -6,11 +6,15 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edge_server.lanes.marking import with_markings
 from edge_server.lanes.pitch import PitchDrift, PitchFilter
 from edge_server.lanes.road_geometry import road_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
@@ -74,6 +78,13 @@ class LaneLocator:
             )
         return lane_frame
 
+    def to_image(self, ground: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the image points (N, 2), px, of ground points (N, 2), m, in the frame located
+        last; NaN behind the camera."""
+        if self._model is None:
+            return np.full_like(ground, np.nan)
+        return self._model.pitched(self._pitch.rad).image_of(ground)
+
     def _model_for(self, width: int, height: int) -> CameraModel | None:
         if self._size != (width, height):
             self._size = (width, height)
@@ -84,6 +95,4 @@ class LaneLocator:
 
 
 def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
-    """Return the frame with one more reason; the camera's own comes first."""
-    reasons = f"{lane_frame.degraded}\n{reason}" if lane_frame.degraded else reason
-    return replace(lane_frame, degraded=reasons)
+    return replace(lane_frame, degraded=(*lane_frame.degraded, reason))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
@@ -23,7 +24,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import FairShares, frames_at_once
-from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors
 from edge_server.pixels import Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
-    from edge_server.pipeline.lane_locator import LaneLocator
+    from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
     Listener = Callable[[LaneFrame, Frame | None], None]
@@ -80,7 +82,8 @@ class LanePipeline:
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
-        locator: of the camera's calibration; None where it has none.
+        board: returns what is wrong with the device itself; called for every frame.
+        road: follows the road with the camera's calibration; None where it has none.
 
     Attributes:
         model: the model's name.
@@ -102,7 +105,8 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
-        locator: LaneLocator | None = None,
+        board: Callable[[], BoardCondition] = BoardCondition,
+        road: RoadFollower | None = None,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -119,8 +123,9 @@ class LanePipeline:
         self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
-        self._locator = locator
-        self._found: tuple[ModelConfig, LaneTensors] | None = None
+        self._board = board
+        self._road = road
+        self._found: _Found | None = None
         self._last: LaneFrame | None = None
         self._muted = False
         self._absence: CameraStatus | None = None  # that the listeners got, or will get
@@ -141,9 +146,9 @@ class LanePipeline:
 
     def _next_frame(self) -> Frame | None:
         frame = self.camera.next_frame(0.0)
-        if frame is None or self._locator is None:
+        if frame is None or self._road is None:
             return frame
-        return replace(frame, calibration_id=self._locator.calibration.id)
+        return replace(frame, calibration_id=self._road.calibration.id)
 
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
@@ -169,9 +174,10 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
         self._note(lane_frame.failure, lane_frame.failure_reason)
         if status.state is CameraState.DEGRADED:
-            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
-        if self._locator is not None:
-            lane_frame = self._locator.locate(lane_frame, frame.image)
+            reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
+            lane_frame = replace(lane_frame, degraded=reasons)
+        if self._road is not None:
+            lane_frame = self._road.follow(lane_frame, frame.image)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
@@ -235,7 +241,7 @@ class LanePipeline:
         """
         queue_ns = time.monotonic_ns() - frame.capture_mono_ns
         with self._data_plane.lease() as snapshot:
-            tensors = self._tensors_of(snapshot.find(self.model).config)
+            tensors = self._tensors_of(snapshot)
             image, parameters = tensors.input_of(frame.image)
             response = snapshot.infer(
                 InferRequest(
@@ -265,7 +271,7 @@ class LanePipeline:
             model_name=response.model_name,
             model_version=response.model_version,
             latency_us=_stage_latency(queue_ns, response.timings),
-            lanes=lanes_from_rows(points[0], scores[0]),
+            lanes=lanes_from_rows(_in_picture(points[0], frame), scores[0]),
         )
 
     def validate(self) -> None:
@@ -295,29 +301,44 @@ class LanePipeline:
         pixel_format = PixelFormat.BGR
         if self.camera.is_live:
             with self._data_plane.lease() as snapshot:
-                tensors = self._tensors_of(snapshot.find(self.model).config)
+                tensors = self._tensors_of(snapshot)
             pixel_format = tensors.pixel_format or pixel_format
         return Image.grey(pixel_format, 1280, 720)
 
-    def _tensors_of(self, config: ModelConfig) -> LaneTensors:
-        """Return the model's tensors, found once for each version that serves."""
-        if self._found is None or self._found[0] is not config:
-            self._found = config, LaneTensors.of(config)
-        return self._found[1]
+    def _tensors_of(self, snapshot: Snapshot) -> LaneTensors:
+        """Return the model's tensors, found once for each version that serves; the camera learns
+        how small its images may be."""
+        config = snapshot.find(self.model).config
+        found = self._found
+        if found is None or found.config is not config:
+            tensors = LaneTensors.of(config)
+            found = self._found = _Found(config, tensors, tensors.step_of(config))
+        step = snapshot.find(found.step).config if found.step else config
+        if found.step_config is not step:
+            needs = ImageNeeds.of(step)
+            tensors = found.tensors
+            if tensors.pixel_format is not None and needs.pixel_format is not None:
+                tensors = replace(tensors, pixel_format=needs.pixel_format)
+            found = self._found = _Found(config, tensors, found.step, step)
+            self.camera.useful.size = needs.size
+        return found.tensors
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
+        board = self._board()
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
             dropped=self.camera.dropped + self.too_old_frames,
             capture_mono_ns=frame.capture_mono_ns,
             capture_epoch_ns=frame.capture_epoch_ns,
-            width=frame.image.width,
-            height=frame.image.height,
+            width=frame.size[0],
+            height=frame.size[1],
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
+            degraded=board.reasons,
+            wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
@@ -358,7 +379,7 @@ class LanePipeline:
             latency_us=StageLatency(),
             failure=status.text,
             failure_reason=status.reason,
-            degraded="",
+            degraded=self._board().reasons,
         )
         self._give(absent, None)
 
@@ -388,6 +409,16 @@ def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
     )
 
 
+def _in_picture(points: NDArray[Any], frame: Frame) -> NDArray[Any]:
+    """Return points of the frame's image in px of the camera's picture, which may be larger."""
+    if frame.picture_size is None:
+        return points
+    image = frame.image
+    ratio = frame.picture_size[0] / image.width, frame.picture_size[1] / image.height
+    scaled: NDArray[Any] = points * np.array(ratio, points.dtype)
+    return scaled
+
+
 def _too_late(lane_frame: LaneFrame) -> str:
     """Return why nobody may act upon new lanes; empty where they are not too old for that."""
     age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
@@ -397,6 +428,20 @@ def _too_late(lane_frame: LaneFrame) -> str:
         f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
         f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
     )
+
+
+class _Found(NamedTuple):
+    """The tensors of one version of the model.
+
+    Attributes:
+        step: the model that takes the image; "" where that is the model itself.
+        step_config: from which `tensors` and the camera's useful size come.
+    """
+
+    config: ModelConfig
+    tensors: LaneTensors
+    step: str
+    step_config: ModelConfig | None = None
 
 
 class _NoLanes(InternalError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,12 @@ class LaneTensors:
     scores: str
     pixel_format: PixelFormat | None
     batched: bool
+
+    def step_of(self, config: ModelConfig) -> str:
+        """Return the name of the model that takes the image in an ensemble; "" without such a one,
+        or with several."""
+        takers = [step.model_name for step in config.steps if self.image in step.input_map.values()]
+        return takers[0] if len(takers) == 1 else ""
 
     @staticmethod
     def of(config: ModelConfig) -> LaneTensors:
@@ -99,6 +105,35 @@ class LaneTensors:
             "color_range": image.colour.range.value,
         }
         return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+
+
+class ImageNeeds(NamedTuple):
+    """What a model needs of its images.
+
+    Attributes:
+        pixel_format: where dims do not tell it: NV12 and I420 have the same.
+        size: width and height in px of what the model makes of them; None where it cannot be
+            known, or where regions or the lens are given in px of whole images.
+    """
+
+    pixel_format: PixelFormat | None = None
+    size: tuple[int, int] | None = None
+
+    @staticmethod
+    def of(config: ModelConfig) -> ImageNeeds:
+        """Return the needs of the step that takes the image."""
+        if config.backend != "image_preprocess":
+            return ImageNeeds()
+        # It needs OpenCV, and so does the model.
+        from edge_server.backends.vision.image_preprocess_config import (  # noqa: PLC0415
+            FrameParameters,
+        )
+
+        frame = FrameParameters.of(config)
+        planes = [spec.shape for spec in config.outputs if len(spec.shape) == 3]
+        if frame.crop is not None or frame.lens is not None or not planes:
+            return ImageNeeds(frame.pixel_format)
+        return ImageNeeds(frame.pixel_format, (planes[0][2], planes[0][1]))
 
 
 def check_replacement(old: ModelConfig, new: ModelConfig) -> None:

@@ -99,7 +99,8 @@ def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
     """Create a directory that only its owner may enter, and lock it.
 
     The directory has no name with that prefix before it is locked, so that one which is not locked
-    has lost its process: see `orphans`.
+    has lost its process: see `orphans`. Another process may take the new directory for an orphan
+    until it is locked; then another one is made.
 
     Returns:
         The directory, and the descriptor that holds the lock.
@@ -107,21 +108,53 @@ def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
     Raises:
         OSError: the directory cannot be created or locked.
     """
-    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
-    lock = lock_directory(new)
-    return new.rename(new.with_name(new.name[1:])), lock
+    while True:
+        new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+        try:
+            lock = lock_directory(new)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        try:
+            return new.rename(new.with_name(new.name[1:])), lock
+        except FileNotFoundError:
+            os.close(lock)
 
 
 def orphans(parent: Path, prefix: str) -> Iterator[tuple[Path, int]]:
     """Return the directories with `prefix` of this user whose process is gone, each with the
-    descriptor of its lock, which is closed before the next one."""
-    for path in parent.glob(f"{prefix}*"):
+    descriptor of its lock, which is closed before the next one; those of a process that died before
+    it had named them are removed."""
+    for path in (*parent.glob(f"{prefix}*"), *parent.glob(f".{prefix}*")):
         with suppress(OSError):
             lock = lock_directory(path)
             try:
-                yield path, lock
+                if path.name.startswith("."):
+                    path.rmdir()
+                else:
+                    yield path, lock
             finally:
                 os.close(lock)
+
+
+def free_bytes(directory: Path) -> int:
+    """Return the space below `directory` that is free for users other than root.
+
+    Raises:
+        OSError: the file system does not report it.
+    """
+    numbers = os.statvfs(directory)
+    return numbers.f_bavail * numbers.f_frsize
+
+
+def floor_bytes(directory: Path, reserve_bytes: int) -> int:
+    """Return the space that shall stay free on the disk of `directory`: the reserve, but at most a
+    twentieth of a small disk.
+
+    Raises:
+        OSError: the file system does not report its size.
+    """
+    numbers = os.statvfs(directory)
+    return min(reserve_bytes, numbers.f_blocks * numbers.f_frsize // 20)
 
 
 def lock_directory(directory: Path) -> int:

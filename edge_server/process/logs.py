@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
+from edge_server.process.journal import (
+    PRIORITIES,
+    JournalHandler,
+    find_send,
+    writes_to_journal,
+)
+from edge_server.process.log_limits import LineLimits
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
+    import io
+
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
-
-_PRIORITY = {
-    logging.DEBUG: 7,
-    logging.INFO: 6,
-    logging.WARNING: 4,
-    logging.ERROR: 3,
-    logging.CRITICAL: 2,
-}
-
 
 # A traceback has some thousand characters.
 _LONGEST_TEXT = 16_384
@@ -49,7 +49,7 @@ def journal_listens() -> bool:
 
 def journal_prefix(level: int) -> str:
     """Return the journal's priority prefix `<N>`; empty when stderr is not the journal."""
-    return f"<{_PRIORITY.get(level, 6)}>" if journal_listens() else ""
+    return f"<{PRIORITIES.get(level, 6)}>" if journal_listens() else ""
 
 
 def _shortened(text: str) -> str:
@@ -104,6 +104,19 @@ class LogSwitches(logging.Filter):
                 handler.addFilter(self)  # once, however often it is added
             return settings
 
+    def apply(self, section: LogSection) -> None:
+        """Apply what `[log]` says, except the file."""
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler.formatter, LogFormatter):
+                handler.formatter.json = section.format == "json"
+        self.change(
+            info=section.info,
+            warning=section.warning,
+            error=section.error,
+            verbose_level=section.verbose,
+            iso8601=section.format == "ISO8601",
+        )
+
     def filter(self, record: logging.LogRecord) -> bool:
         settings = self.settings
         if record.levelno >= logging.ERROR:
@@ -128,17 +141,26 @@ class LogFormatter(logging.Formatter):
         switches: whether times are ISO8601 now.
         json: objects instead of texts.
         journal: the lines go to the journal, each with its priority.
+        prefixed: the priority is a prefix of the line; False where it is sent beside the text.
     """
 
-    def __init__(self, switches: LogSwitches, *, json: bool = False, journal: bool = False) -> None:
+    def __init__(
+        self,
+        switches: LogSwitches,
+        *,
+        json: bool = False,
+        journal: bool = False,
+        prefixed: bool = True,
+    ) -> None:
         super().__init__(datefmt="%H:%M:%S")
         self.json = json
         self._switches = switches
         self._journal = journal
+        self._prefixed = prefixed
 
     def format(self, record: logging.LogRecord) -> str:
         text = self._object(record) if self.json else self._text(record)
-        if not self._journal:
+        if not (self._journal and self._prefixed):
             return text
         prefix = journal_prefix(record.levelno)
         return "\n".join(prefix + line for line in text.split("\n"))
@@ -173,6 +195,11 @@ def logs_json() -> bool:
     """Return whether the log is JSON, for programs."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return any(isinstance(each, LogFormatter) and each.json for each in formatters)
+
+
+def logs_fields() -> bool:
+    """Return whether records reach the journal with their fields."""
+    return any(isinstance(each, JournalHandler) for each in logging.getLogger().handlers)
 
 
 def check_log_file(path: str) -> None:
@@ -211,6 +238,12 @@ class LogFile(logging.FileHandler):
         self._path = path
         self._reasons: set[str] = set()
 
+    def _open(self) -> io.TextIOWrapper:
+        # O_NONBLOCK: neither the open of a pipe nor a line waits for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.baseFilename, flags, 0o666)
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
@@ -229,9 +262,14 @@ class LogFile(logging.FileHandler):
                 )
 
 
-def set_up_logging(settings: LogSection) -> LogSwitches:
+def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
     """Log as `settings` say; return the switches that change them, except the file, while the
     process runs.
+
+    Args:
+        settings: the section `[log]`.
+        fields: the journal gets fields with each record, where systemd's Python library is
+            installed; such records do not reach a console beside the journal.
 
     Raises:
         SettingsError: the file cannot be opened, and will not be; Unavailable if it may be later.
@@ -244,13 +282,22 @@ def set_up_logging(settings: LogSection) -> LogSwitches:
         except OSError as error:
             raise _not_writable(settings.file, error) from error
     journal = settings.file is None and journal_listens()
-    handler.setFormatter(LogFormatter(switches, json=settings.format == "json", journal=journal))
+    as_json = settings.format == "json"
+    send = find_send() if journal and fields and not as_json and writes_to_journal() else None
+    if send is not None:
+        handler = JournalHandler(send)
+    handler.setFormatter(LogFormatter(switches, journal=journal, prefixed=send is None))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    switches.change(
-        info=settings.info,
-        warning=settings.warning,
-        error=settings.error,
-        verbose_level=settings.verbose,
-        iso8601=settings.format == "ISO8601",
-    )
+    switches.apply(settings)
+    # After the switches: what they leave out does not count.
+    handler.addFilter(LineLimits(handler))
     return switches
+
+
+def end_logging() -> None:
+    """Write the counts of repeated lines that are due, and close the log."""
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, LineLimits):
+                each.close()
+    logging.shutdown()

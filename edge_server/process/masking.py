@@ -50,12 +50,22 @@ def masked(text: str) -> str:
 
 def masked_by_place(text: str) -> str:
     """Return `text` with `MASK` where a URI or a pipeline has a password, and remember those."""
-    for key in _KEYED.finditer(text):
-        remember_secret(key[2].strip("\"'"))
-    for login in _USERINFO.finditer(text):
-        if login[2]:
-            remember_login(unquote(login[1]), unquote(login[3]))
+    for user, secret in secrets_by_place(text):
+        if user is None:
+            remember_secret(secret)
+        else:
+            remember_login(user, secret)
     return masked(_KEYED.sub(rf"\1={MASK}", _USERINFO.sub(f"://{MASK}@", text)))
+
+
+def secrets_by_place(text: str) -> list[tuple[str | None, str]]:
+    """Return the passwords where a URI or a pipeline has them, each with the user if that is beside
+    it."""
+    found: list[tuple[str | None, str]] = [
+        (None, key[2].strip("\"'")) for key in _KEYED.finditer(text)
+    ]
+    logins = (login for login in _USERINFO.finditer(text) if login[2])
+    return found + [(unquote(login[1]), unquote(login[3])) for login in logins]
 
 
 def _any_form(secret: str) -> str:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError, SettingsError
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
@@ -19,10 +20,6 @@ log = logging.getLogger(__name__)
 
 # A raw Ed25519 signature, as `openssl pkeyutl -verify -rawin` accepts it.
 SIGNATURE_BYTES = 64
-NEEDS_EXTRA = (
-    "signatures need the package 'cryptography', which is not installed; install edge-server with "
-    "its extra: pip install 'edge-server[signing]'"
-)
 _BROUGHT = (
     "is loaded with a configuration or files that a client sent, which nobody signed; put the "
     "model into the repository, signed, and load it without parameters"
@@ -247,5 +244,8 @@ def _cryptography() -> tuple[ModuleType, ModuleType]:
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError:
-        raise SettingsError(NEEDS_EXTRA) from None
+        raise SettingsError(
+            "signatures need the package 'cryptography', which is not installed: "
+            f"{remedy('cryptography')}"
+        ) from None
     return ed25519, serialization

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.process.disk import error_of_place
+from edge_server.process.disk import error_of_place, floor_bytes, free_bytes
 from edge_server.process.threads import run_parallel
 from edge_server.repository.content import (
     copy_model,
@@ -49,6 +49,7 @@ class ModelStore:
         directory: the directory of the store alone; created if missing.
         most_bytes: the limit of all copies together, in bytes. Copies that served earlier are
             removed first, oldest first.
+        reserve_bytes: free space that copies leave on the disk, or a twentieth of a smaller disk.
         signatures: checks every model when it is copied, and again at every start.
         boot: distinguishes one start of the board from another; empty uses the kernel's boot ID.
         repositories: the repositories whose models the store keeps. For other repositories than
@@ -61,6 +62,7 @@ class ModelStore:
         directory: Path,
         *,
         most_bytes: int = 8 << 30,
+        reserve_bytes: int = 0,
         signatures: SignaturePolicy | None = None,
         boot: str = "",
         repositories: Collection[Path] = (),
@@ -74,6 +76,7 @@ class ModelStore:
         """
         self._directory = directory
         self._most_bytes = most_bytes
+        self._reserve_bytes = reserve_bytes
         self._signatures = signatures
         self._boot = boot or _boot_id()
         self._lock = threading.Lock()
@@ -164,11 +167,22 @@ class ModelStore:
     def forget(self, name: str) -> None:
         """Remove all copies of `name`, which was removed from the repository.
 
+        On a full disk the copies go first, to make room for the state: a copy that the state
+        mentions and that is not there is one that is dropped at the next start.
+
         Raises:
             InternalError: the store cannot be written.
         """
         with self._lock, self._writing():
-            self._save(self._state.forgotten(name))
+            state = self._state.forgotten(name)
+            try:
+                self._save(state)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self._state = state
+                self._tidy()
+                self._save(state)
             self._tidy()
 
     def last_good(self) -> dict[str, StagedModel]:
@@ -327,17 +341,27 @@ class ModelStore:
         """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies
         that served before, oldest first, those of other repositories before those of these."""
         self._tidy()
-        excess = self._copies.size_bytes + size_bytes - self._most_bytes
+        beyond = self._copies.size_bytes + size_bytes - self._most_bytes
+        lacking = size_bytes + self._floor_bytes() - free_bytes(self._directory)
         spare = [*self._state.unclaimed, *(kept.key for kept in self._state.spare)]
-        going = self._copies.oldest(spare, excess)
-        if going is None:
+        going = self._copies.oldest(spare, max(beyond, lacking))
+        if going is None and beyond >= lacking:
             raise InternalError(
                 f"model store {self._directory}: no room for {size_bytes} bytes beside what "
                 f"serves, of {self._most_bytes} in all; let it take more, or serve less"
             )
+        if going is None:
+            raise InternalError(
+                f"model store {self._directory}: no room for {size_bytes} bytes: the disk has "
+                f"{free_bytes(self._directory)} left, of which {self._floor_bytes()} stay free "
+                "(repository.disk_reserve_bytes); make room there, or serve less"
+            )
         if going:
             self._save(self._state.without(going))
             self._tidy()
+
+    def _floor_bytes(self) -> int:
+        return floor_bytes(self._directory, self._reserve_bytes) if self._reserve_bytes else 0
 
 
 def _boot_id() -> str:

@@ -4,24 +4,31 @@ from edge_server.settings.read import Settings, read_settings
 from edge_server.settings.sections import (
     CameraSection,
     DeviceSection,
+    EventsSection,
+    LaneDeparture,
     LogSection,
     Metrics,
     Mqtt,
+    Power,
     Python,
     RateLimitResourceSection,
     Repository,
     Serving,
     TraceSection,
+    Vehicle,
 )
 from edge_server.settings.transport import Grpc, Restriction, Tls
 
 __all__ = [
     "CameraSection",
     "DeviceSection",
+    "EventsSection",
     "Grpc",
+    "LaneDeparture",
     "LogSection",
     "Metrics",
     "Mqtt",
+    "Power",
     "Python",
     "RateLimitResourceSection",
     "Repository",
@@ -30,5 +37,6 @@ __all__ = [
     "Settings",
     "Tls",
     "TraceSection",
+    "Vehicle",
     "read_settings",
 ]

@@ -20,12 +20,34 @@ _KINDS = {
     "array": "a list",
     "object": "a table",
 }
+_HEADER = re.compile(r"\s*\[\[?([^\[\]#]+)\]")
+_KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
+_UNQUOTED = re.compile(r"[\s\"']")
 _STEP = re.compile(r"[^.\[\]]+")
 
 
 def without_logins(text: str) -> str:
     """Return `text` without the user names and passwords of URIs in it."""
     return _LOGIN.sub("://…@", text)
+
+
+def line_of(text: str, path: str) -> int | None:
+    """Return the line of TOML, from 1, with the setting at `path` (`grpc.port`), or the nearest
+    table around it; None if there is neither."""
+    wanted = re.sub(r"\[\d+\]", "", path)
+    table, nearest, line = "", "", None
+    for number, content in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(content):
+            name = table = _UNQUOTED.sub("", header[1])
+        elif key := _KEY.match(content):
+            name = f"{table}.{_UNQUOTED.sub('', key[1])}".lstrip(".")
+        else:
+            continue
+        if name == wanted:
+            return number
+        if wanted.startswith(f"{name}.") and len(name) > len(nearest):
+            nearest, line = name, number
+    return line
 
 
 def value_mistake(text: str, table: Mapping[str, Any]) -> str:

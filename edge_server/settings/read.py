@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import msgspec
 
 from edge_server.errors import SettingsError
-from edge_server.settings.mistakes import in_words, without_logins
+from edge_server.settings.mistakes import in_words, line_of, without_logins
 from edge_server.settings.sections import (
     NAME,
     CameraSection,
     DeviceSection,
+    EventsSection,
+    LaneDeparture,
     LogSection,
     Metrics,
     Mqtt,
     Name,
+    Power,
     Python,
     Repository,
     Section,
     Serving,
     TraceSection,
+    Vehicle,
 )
 from edge_server.settings.text_file import read_text_file
 from edge_server.settings.transport import Grpc, Tls
@@ -52,6 +56,10 @@ class Settings(Section, frozen=True):
     trace: TraceSection = TraceSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    vehicle: Vehicle = Vehicle()
+    lane_departure: LaneDeparture = LaneDeparture()
+    events: EventsSection = EventsSection()
+    power: Power = Power()
     log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
@@ -91,13 +99,16 @@ def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: the file is unreadable or not TOML, or has an unknown key or a bad value.
     """
-    below = {} if path is None else _read_toml(path)
+    text = "" if path is None else _read_text(path)
+    below = {} if path is None else _parse(path, text)
     merged = _merge(below, overrides)
     if (fault := _fault(merged)) is None:
         return msgspec.convert(merged, Settings, strict=True)
     # A fault that the file has on its own is not the command line's.
-    blamed = path if path is not None and fault == _fault(below) else "command line"
-    raise SettingsError(f"{blamed}: {fault}")
+    if path is None or fault != _fault(below):
+        raise SettingsError(f"command line: {fault}")
+    line = line_of(text, fault.partition(":")[0])
+    raise SettingsError(f"{path}: {fault}" + (f" (line {line})" if line else ""))
 
 
 def _fault(table: Mapping[str, Any]) -> str | None:
@@ -109,13 +120,18 @@ def _fault(table: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
     try:
-        table: dict[str, Any] = tomllib.loads(read_text_file(path))
+        return read_text_file(path)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from error
     except ValueError as error:

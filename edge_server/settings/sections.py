@@ -34,9 +34,16 @@ def _host_name() -> str:
 
 
 class DeviceSection(Section, frozen=True):
-    """`[device]`: the name of this appliance; its id is part of every topic."""
+    """`[device]`: the name of this appliance; its id is part of every topic.
+
+    Attributes:
+        clock: `synchronized` where a time daemon keeps the clock: messages are degraded
+            (`clock_unsynchronized`) until it does. `any` degrades only those that are made while
+            the clock shows a time before this software was made.
+    """
 
     id: Name = msgspec.field(default_factory=_host_name)
+    clock: Literal["any", "synchronized"] = "any"
 
 
 class Repository(Section, frozen=True):
@@ -51,6 +58,9 @@ class Repository(Section, frozen=True):
             `paths`; empty is `store` in systemd's state directory, or in the user's. Other modes
             copy to `TMPDIR`.
         store_max_bytes: limit for all copies together, those of other `paths` included.
+        disk_reserve_bytes: free space that copies of models leave on their disk, or a twentieth of
+            a smaller disk. Copies that served earlier are removed for it, oldest first; what serves
+            and what serves after a restart never is.
         memory_reserve_bytes: in mode `poll` no model is loaded that would leave less free memory.
         probation_requests: number of requests for which a replacing model is a canary, for at
             least `probation_s`; if it does worse, the daemon rolls back. 0 disables the canary.
@@ -74,6 +84,7 @@ class Repository(Section, frozen=True):
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0
     store: str = ""
     store_max_bytes: Positive = 8 << 30
+    disk_reserve_bytes: Count = 256 << 20
     memory_reserve_bytes: Count = 256 << 20
     probation_requests: Count = 200
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 30.0
@@ -150,6 +161,43 @@ class CameraSection(Section, frozen=True):
     calibration: str | None = None
 
 
+class Vehicle(Section, frozen=True):
+    """`[vehicle]`: the vehicle that carries the cameras.
+
+    Attributes:
+        width_m: between the outer edges of its front wheels.
+    """
+
+    width_m: Annotated[float, msgspec.Meta(ge=0.5, le=4.0)] = 1.9
+
+
+class LaneDeparture(Section, frozen=True):
+    """`[lane_departure]`: when a warning begins; it needs a camera with a calibration.
+
+    Attributes:
+        time_to_line_s: so long before a wheel is on the boundary. ISO 17361 allows 0.75 m inside,
+            at the earliest, where the vehicle drifts at up to 0.5 m/s.
+        min_speed_mps: no warning below; where the vehicle's speed is not known, at every speed.
+    """
+
+    enabled: bool = True
+    time_to_line_s: Annotated[float, msgspec.Meta(ge=0, le=1.5)] = 1.0
+    min_speed_mps: Annotated[float, msgspec.Meta(ge=0, le=50)] = 16.7
+
+
+class EventsSection(Section, frozen=True):
+    """`[events]`: events with their ids, kept for those who may not miss one.
+
+    Attributes:
+        file: SQLite. None is `events.db` in systemd's state directory; without systemd, events are
+            kept in memory alone, and their ids begin at 1 with every start.
+        kept: number of events; the oldest are forgotten.
+    """
+
+    file: str | None = None
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
+
+
 class LogSection(Section, frozen=True):
     """`[log]`: which lines are logged and where; `verbose` 1 and more adds debug lines.
 
@@ -166,6 +214,19 @@ class LogSection(Section, frozen=True):
     error: bool = True
     format: Literal["default", "ISO8601", "json"] = "default"
     file: str | None = None
+
+
+class Power(Section, frozen=True):
+    """`[power]`: what `edge-server power apply` sets on a Jetson, at boot; None leaves it as it is.
+
+    Attributes:
+        mode: name or number of a mode of nvpmodel: `MAXN`, `15W`, 0.
+        clocks: `max` pins all clocks to the highest of the mode (jetson_clocks); `auto` leaves them
+            to the kernel.
+    """
+
+    mode: Annotated[str, msgspec.Meta(min_length=1)] | Count | None = None
+    clocks: Literal["auto", "max"] | None = None
 
 
 class RateLimitResourceSection(Section, frozen=True):
@@ -227,7 +288,8 @@ class TraceSection(Section, frozen=True):
 class Metrics(Section, frozen=True):
     """`[metrics]`: the address that Prometheus scrapes; port 0 takes a free one.
 
-    `insecure` allows another address than the loopback; metrics have no encryption.
+    `insecure` allows another address than the loopback; metrics have no encryption. `cpu` and `gpu`
+    add Triton's metrics of processor and GPU.
     """
 
     enabled: bool = True
@@ -235,6 +297,7 @@ class Metrics(Section, frozen=True):
     port: Port = 8002
     insecure: bool = False
     cpu: bool = True
+    gpu: bool = True
 
     def __post_init__(self) -> None:
         if self.enabled and not self.insecure and not is_loopback(self.host):

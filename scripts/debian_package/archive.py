@@ -48,10 +48,9 @@ def sha256(path: Path) -> str:
 
 
 def _is_program(path: Path, root: Path) -> bool:
-    return path.parent in (root / "usr/bin", root / "DEBIAN") and path.name in {
-        "edge-server",
-        *("postinst", "prerm", "postrm"),
-    }
+    if path.parent == root / "DEBIAN":
+        return path.name in ("postinst", "prerm", "postrm")
+    return path.parent in (root / "usr/bin", root / "usr/lib/systemd/system-generators")
 
 
 def _md5sums(root: Path) -> str:

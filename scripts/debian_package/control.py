@@ -52,7 +52,14 @@ def write_control(target: Target, root: Path, version: str) -> None:
     (folder / "control").write_text("".join(f"{name}: {text}\n" for name, text in fields.items()))
     conffiles = sorted(path for path in (root / "etc").rglob("*") if path.is_file())
     (folder / "conffiles").write_text("".join(f"/{path.relative_to(root)}\n" for path in conffiles))
-    values = {"UNITS": " ".join(units(root)), "HOME": f"/{HOME}", "PYTHON": target.python}
+    daemon = f"{PACKAGE}.service"
+    values = {
+        "UNITS": " ".join(units(root)),
+        "OTHERS": " ".join(name for name in units(root) if name != daemon),
+        "DAEMON": daemon,
+        "TEMPLATE": f"{PACKAGE}@*.service",
+        "HOME": f"/{HOME}",
+    }
     for name in _SCRIPTS:
         (folder / name).write_text(_filled(name, values))
 

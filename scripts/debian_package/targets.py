@@ -25,8 +25,10 @@ _JETSON = {
 # would bring 150 packages with it (VTK, Qt) and hold NumPy at 1.
 _DESKTOP = ("onnxruntime>=1.20,<2", "opencv-python-headless>=4.8,<6")
 
-# GStreamer reads live cameras with PyGObject, which belongs to the system's own Python.
+# GStreamer reads live cameras with PyGObject, which belongs to the system's own Python; so does the
+# library with which records reach the journal with their fields.
 RECOMMENDS = (
+    "python3-systemd",
     "python3-gi",
     "python3-gst-1.0",
     "gir1.2-gst-plugins-base-1.0",

@@ -41,7 +41,12 @@ _SYSTEMD = {
     ".sysusers": "usr/lib/sysusers.d",
     ".tmpfiles": "usr/lib/tmpfiles.d",
     ".preset": "usr/lib/systemd/system-preset",
+    ".generator": "usr/lib/systemd/system-generators",
+    ".catalog": "usr/lib/systemd/catalog",
+    ".devices": "usr/share/edge_server/devices",
 }
+# What systemd wants of their names.
+_NAMED = {".sysusers": ".conf", ".tmpfiles": ".conf", ".devices": ".conf", ".generator": ""}
 
 
 def lay_out(target: Target, root: Path) -> None:
@@ -94,9 +99,8 @@ def _lay_out_systemd(root: Path) -> None:
             place = root / "etc/edge_server/config.toml"
         elif path.suffix not in _SYSTEMD:
             raise SystemExit(f"build_deb: systemd/{path.name}: no place is known for {path.suffix}")
-        elif path.suffix in (".sysusers", ".tmpfiles"):
-            place = root / _SYSTEMD[path.suffix] / f"{path.stem}.conf"
         else:
-            place = root / _SYSTEMD[path.suffix] / path.name
+            name = path.stem + _NAMED.get(path.suffix, path.suffix)
+            place = root / _SYSTEMD[path.suffix] / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)

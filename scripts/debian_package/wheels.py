@@ -93,6 +93,9 @@ def install_wheels(target: Target, site: Path) -> None:
                 shutil.rmtree(path)
         elif any(path.match(pattern) for pattern in _SUPERFLUOUS_FILES) and not _is_own(path, site):
             path.unlink()
+    (own,) = site.glob("edge_server-*.dist-info")
+    # edge_server reads it when it names a remedy: apt's, not pip's.
+    (own / "INSTALLER").write_text("dpkg\n")
 
 
 def _is_own(path: Path, site: Path) -> bool:

@@ -31,6 +31,7 @@ from mosquitto import Mosquitto, mosquitto_binary
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
+from tests.integration.settings_drive import Drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,6 +148,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield start_process
     for process in started:
         process.close()
+
+
+@pytest.fixture
+def drive(
+    tmp_path: Path, start: Callable[..., Process], mosquitto: Mosquitto
+) -> Iterator[Callable[..., Drive]]:
+    """Starts a daemon with a broker and these cameras; see `Drive`."""
+    made: list[Drive] = []
+
+    def make(*cameras: str, flags: tuple[str, ...] = ()) -> Drive:
+        made.append(Drive(tmp_path, start, mosquitto, *cameras, flags=flags))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.subscriber.close()
 
 
 @pytest.fixture(scope="module")

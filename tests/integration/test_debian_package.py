@@ -1,4 +1,5 @@
-"""The Debian package of this machine's own suite, from a signed repository, under real systemd."""
+"""The Debian package, from a signed repository, under the real systemd of its distribution: of this
+machine's own, and as a long test of Ubuntu 22.04 (systemd 249) and 24.04 (255)."""
 
 from __future__ import annotations
 
@@ -18,16 +19,19 @@ from systemd_machine import (
     CONFIG,
     Container,
     Unit,
+    make_root,
     skip_where_no_container_can_be_made,
     wait_for,
 )
 
-from tests.mosquitto import mosquitto_binary
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from debian_package.targets import Target
+
 CHECKOUT = Path(__file__).parents[2]
+UBUNTUS = ("jammy", "noble")
+MOSQUITTO = "/usr/sbin/mosquitto"
 PYTHON = "/usr/lib/edge-server/bin/python3"
 ROAD = """
 [repository]
@@ -59,11 +63,13 @@ client.on_message = seen
 client.connect("127.0.0.1")
 client.loop_forever()
 """
+# What dpkg says of an edited conffile.
+CHANGED_SETTINGS = f"??5?????? c {CONFIG}\n"
 # What changes in a machine that installs anything at all; and /var/tmp of the machine below, on
-# which others work.
+# others work on
 OTHERS = (
     *("/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/cache/debconf", "/var/cache/man"),
-    *("/var/log", "/var/tmp"),  # noqa: S108 - nothing is written there
+    *("/var/log", "/var/lib/systemd", "/var/tmp"),  # noqa: S108 - nothing is written there
 )
 
 pytestmark = pytest.mark.serial
@@ -90,16 +96,34 @@ def revised(deb: Path, revision: int, folder: Path) -> Path:
     return later
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module",
+    params=["here", *(pytest.param(f"{each}-amd64", marks=pytest.mark.long) for each in UBUNTUS)],
+)
+def target(request: pytest.FixtureRequest) -> Target:
     for tool in ("dpkg-deb", "apt-get"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing: this is no Debian or Ubuntu")
     try:
-        target = target_named("here")
+        return target_named(request.param)
     except SystemExit as none:
         pytest.skip(str(none))
+
+
+@pytest.fixture(scope="module")
+def root(target: Target) -> Path:
+    """A root of the target's distribution."""
+    own = f"VERSION_CODENAME={target.suite}\n" in Path("/etc/os-release").read_text()
+    return Path("/") if own else make_root(target.name)
+
+
+@pytest.fixture(scope="module")
+def built(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("built"), "--target", target.name)
+
+
+def version_of(deb: Path) -> str:
+    return deb.name.split("_")[1]
 
 
 @pytest.fixture(scope="module")
@@ -176,20 +200,22 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def bare(
-    repository: Repository, tmp_path_factory: pytest.TempPathFactory
+    target: Target, root: Path, repository: Repository, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Machine, set[str]]]:
     """A machine without the package, and its files."""
     skip_where_no_container_can_be_made()
     booted = Container(
-        tmp_path_factory.mktemp("machine"), f"--bind-ro={repository.folder}:/srv/repository"
+        tmp_path_factory.mktemp("machine"),
+        f"--bind-ro={repository.folder}:/srv/repository",
+        root=root,
     )
     try:
         booted.wait_until_up()
         machine = Machine(booted)
         # Only the test's own source; and services start, which images of containers forbid.
         booted.do("sh", "-c", "rm -rf /etc/apt/sources.list* /usr/sbin/policy-rc.d")
-        suite = target_named("here").suite
-        booted.write("/etc/apt/sources.list.d/edge.sources", SOURCES.format(suite=suite))
+        sources = SOURCES.format(suite=target.suite)
+        booted.write("/etc/apt/sources.list.d/edge.sources", sources)
         machine.apt("update")
         yield machine, machine.files()
     finally:
@@ -226,10 +252,10 @@ def test_an_installation_serves_at_once_with_nothing_of_this_checkout(machine: M
 def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     machine: Machine, repository: Repository, built: Path, tmp_path: Path
 ) -> None:
-    if not mosquitto_binary():
-        pytest.skip("mosquitto is missing: apt install mosquitto")
     container, unit = machine.container, machine.unit
-    container.do("systemd-run", "--quiet", "--unit=broker", mosquitto_binary(), "-p", "1883")
+    if container.run("test", "-x", MOSQUITTO).returncode:
+        pytest.skip("mosquitto is missing: apt install mosquitto")
+    container.do("systemd-run", "--quiet", "--unit=broker", MOSQUITTO, "-p", "1883")
     container.write(CONFIG, ROAD)
     container.write("/root/watch_lanes.py", WATCH_LANES)
     container.do("systemctl", "restart", "edge-server")
@@ -254,7 +280,40 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     print(f"longest time without lanes: {gap_s:.1f} s")
     # The old version serves while the new one is unpacked and compiled.
     assert gap_s < 20
+    before = unit["MainPID"]
+    machine.apt("install", "--allow-downgrades", f"edge-server={version_of(built)}")
+    assert unit.restarted(before)
+    assert container.do("cat", CONFIG) == ROAD.strip()
+    after = len(seen())
+    wait_for(lambda: len(seen()) > after + 5)
     container.do("systemctl", "stop", "watch", "broker")
+
+
+def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_it(
+    machine: Machine, repository: Repository, built: Path, tmp_path: Path
+) -> None:
+    container, unit = machine.container, machine.unit
+    # Settings as they were shipped: apt asks nothing.
+    container.do("systemctl", "restart", "edge-server")
+    later = revised(built, 3, tmp_path)
+    repository.publish(built, later)
+    deb = next((repository.folder / "apt").glob(f"pool/*/{later.name}"))
+    seen = deb.relative_to(repository.folder)
+    states = set()
+    # While it is unpacked, while its own script runs, and after.
+    for seconds in ("0.3", "1", "2", "3"):
+        cut = ("timeout", "--signal=KILL", seconds, "dpkg", "--install", "--force-confold")
+        container.run(*cut, f"/srv/repository/{seen}")
+        assert unit["ActiveState"] in ("active", "activating"), seconds
+        states.add(container.do("dpkg-query", "-Wf", "${db:Status-Status}", "edge-server"))
+    assert states & {"half-installed", "unpacked", "half-configured"}, states
+    container.run("dpkg", "--force-confold", "--configure", "-a")
+    machine.apt("update")
+    machine.apt("install", "--reinstall", "edge-server")
+    assert container.do("dpkg-query", "-Wf", "${db:Status-Abbrev}", "edge-server") == "ii"
+    assert container.run("dpkg", "--verify", "edge-server").stdout in ("", CHANGED_SETTINGS)
+    wait_for(lambda: unit["ActiveState"] == "active")
+    assert container.do("dpkg-query", "-Wf", "${Version}", "edge-server") == version_of(later)
 
 
 def test_a_unit_that_the_operator_disabled_stays_so(machine: Machine) -> None:

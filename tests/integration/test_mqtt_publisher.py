@@ -24,7 +24,8 @@ from google.protobuf import json_format
 
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
-from edge_server.mqtt.publisher import WINDOW, Publisher
+from edge_server.mqtt.link import WINDOW
+from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import Mqtt
@@ -117,8 +118,8 @@ def publishing(broker: Mosquitto, **more: Any) -> Iterator[Publisher]:
         yield publisher
     finally:
         publisher.stop()
-    assert not publisher.worker.alive
-    assert publisher.worker.failure is None
+    assert not any(worker.alive for worker in publisher.workers())
+    assert [worker.failure for worker in publisher.workers()] == [None]
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def line(level: str, part: str) -> Callable[[tuple[str, str]], bool]:
 
 def publish_until_full(publisher: Publisher, fed: Iterator[int], now_ns: int) -> None:
     """Publish until the sockets to a frozen broker take no more for now, or it was given up."""
-    connection = publisher._connection
+    connection = publisher._link._connection
     assert connection is not None
     give_up = time.monotonic() + TIMEOUT_S
     while connection.in_flight < WINDOW and connection.end is None:
@@ -176,7 +177,9 @@ def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
         assert message.properties.MessageExpiryInterval == 1
         assert message.properties.ContentType == "application/json"
         assert message.properties.PayloadFormatIndicator == 1
-        assert not select.select([publisher._wake], [], [], 0)[0], "a bell that rings on spins"
+        assert not select.select([publisher._link._wake], [], [], 0)[0], (
+            "a bell that rings on spins"
+        )
         lanes = json_format.Parse(message.payload, lanes_pb2.LaneFrame())
         assert len(lanes.lanes) == 4
         assert len(lanes.lanes[0].image_points.x) == 72
@@ -316,7 +319,7 @@ def test_a_frozen_broker_costs_lanes_and_nothing_else(mosquitto: Mosquitto) -> N
     ):
         inbox.wait_for(ONLINE)
         mosquitto.freeze()
-        connection = publisher._connection
+        connection = publisher._link._connection
         assert connection is not None
         fed = itertools.count()
         publish_until_full(publisher, fed, now_ns)
@@ -504,7 +507,7 @@ def test_something_that_is_no_broker_is_left_and_tried_again(answer: bytes, log:
                 peer.shutdown(socket.SHUT_WR)
                 log.wait_for(line("WARNING", "mqtt: cannot reach"))
         publisher.stop()
-    assert publisher.worker.failure is None
+    assert [worker.failure for worker in publisher.workers()] == [None]
     assert len(log.matching(line("WARNING", ""))) == 1, "one line per change of state"
 
 

@@ -55,5 +55,5 @@ def test_a_pycuda_for_another_driver_is_told(
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
     assert reason(environment) == (
         "pycuda does not fit this driver (CUDA 12.6): undefined symbol: cuCtxCreate_v4; "
-        "build it anew with scripts/install_pycuda"
+        "build it with scripts/install_pycuda"
     )

@@ -9,15 +9,18 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from onnx import TensorProto, helper
 from systemd_machine import (
+    CHECKOUT,
     CONFIG,
+    SHIPPED_MODELS,
     Container,
     Unit,
+    checkout_binds,
+    install_units,
     skip_where_no_container_can_be_made,
     wait_for,
 )
@@ -28,11 +31,9 @@ from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-CHECKOUT = Path(__file__).parents[2]
-COMMAND = Path(sys.executable).parent / "edge-server"
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
-SHIPPED_MODELS = "/usr/share/edge_server/models"
 
 ROAD = f"""
 [repository]
@@ -60,15 +61,36 @@ with triton.InferenceServerClient("127.0.0.1:8001") as client:
     print(client.infer("m", [x]).as_numpy("y")[0])
 """
 
-# The unit is run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its Python
-# may lie in a home, which ProtectHome=yes hides; an installed package lies in /usr.
-DROP_IN = """
-[Service]
-WatchdogSec=2
-ProtectHome=tmpfs
-BindReadOnlyPaths={seen}
+# Stand-ins for NVIDIA's programs, which only a Jetson has; what they print is as published. The
+# mode 3 needs a reboot, and without a yes nothing happens.
+NVPMODEL_CONF = """\
+< POWER_MODEL ID=0 NAME=MAXN >
+< POWER_MODEL ID=1 NAME=10W >
+< POWER_MODEL ID=3 NAME=25W >
+< PM_CONFIG DEFAULT=1 >
 """
-
+STAND_INS = {
+    "/usr/sbin/nvpmodel": """\
+#!/bin/sh
+status=/var/lib/nvpmodel/status
+case "$1" in
+-q) echo "NV Power Mode: SOME"; sed -n 's/pmode:0*\\([0-9]\\)$/\\1/p' $status 2>/dev/null || true
+    [ -e $status ] || echo 1 ;;
+-m) if [ "$2" = 3 ]; then
+        echo "NVPM WARN: Reboot required for changing to this power mode: 3"
+        read -r answer && [ "$answer" = YES ] && touch /rebooted
+        exit 1
+    fi
+    printf 'pmode:%04d\\n' "$2" >$status ;;
+esac
+""",
+    "/usr/bin/jetson_clocks": """\
+#!/bin/sh
+case "$1" in
+--store) echo stored >"$2" ;;
+esac
+""",
+}
 
 pytestmark = pytest.mark.serial
 
@@ -78,8 +100,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     skip_where_no_container_can_be_made()
     booted = Container(
         tmp_path_factory.mktemp("systemd"),
-        *(f"--bind-ro={path}" for path in _seen_paths()),
-        f"--bind-ro={CHECKOUT / 'models'}:{SHIPPED_MODELS}",
+        *checkout_binds(),
     )
     try:
         booted.wait_until_up()
@@ -89,22 +110,9 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 
 @pytest.fixture(scope="module")
-def installed(container: Container) -> Unit:
-    """The unit, its user and its command, where a package puts them."""
-    shipped = CHECKOUT / "systemd"
-    container.write(
-        "/usr/lib/systemd/system/edge-server.service", (shipped / "edge-server.service").read_text()
-    )
-    container.write(
-        "/etc/systemd/system/edge-server.service.d/test.conf",
-        DROP_IN.format(seen=" ".join(_seen_paths())),
-    )
-    container.write(
-        "/usr/lib/sysusers.d/edge-server.conf", (shipped / "edge-server.sysusers").read_text()
-    )
-    container.do("systemd-sysusers", "edge-server.conf")
-    container.do("ln", "-sf", str(COMMAND), "/usr/bin/edge-server")
-    container.do("systemctl", "daemon-reload")
+def installed(container: Container, tmp_path_factory: pytest.TempPathFactory) -> Unit:
+    """All files of systemd/, the user and the command, where the package puts them."""
+    install_units(container, tmp_path_factory.mktemp("root"))
     return Unit(container)
 
 
@@ -134,13 +142,14 @@ def test_the_examples_in_the_shipped_configuration_are_valid(tmp_path: Path) -> 
 
 def test_the_shipped_configuration_starts(unit: Unit) -> None:
     assert unit.start_with(SHIPPED_CONFIG.read_text()) == 0
-    assert "cameras: none" in unit["StatusText"]
+    assert "no camera" in unit["StatusText"]
 
 
 def test_it_is_active_only_when_it_is_ready(unit: Unit) -> None:
     unit.start_with(ROAD)
     assert unit["ActiveState"] == "active"
-    assert "cameras: road" in unit["StatusText"]
+    wait_for(lambda: "serving 4 models, 1 camera, broker off, " in unit["StatusText"])
+    assert unit["StatusText"].endswith(" lanes/s")
     started_us = int(unit["ExecMainStartTimestampMonotonic"])
     active_us = int(unit["ActiveEnterTimestampMonotonic"])
     (loaded_us,) = (
@@ -161,9 +170,31 @@ def test_it_runs_as_its_own_user_without_privileges(active: Unit) -> None:
     assert {"video", "render"} < set(active.container.do("id", "-nG", "edge-server").split())
     assert numbers["NoNewPrivs"] == "1"
     assert int(numbers["CapBnd"], 16) == 0
+    # Filtered system calls.
+    assert numbers["Seccomp"] == "2"
 
 
-@pytest.mark.parametrize("how", ["SEGV", "KILL"])
+def test_it_sees_a_system_that_it_cannot_write_and_no_home(active: Unit) -> None:
+    container, pid = active.container, active["MainPID"]
+
+    def inside(*command: str) -> int:
+        return container.run("nsenter", "-t", pid, "-m", *command).returncode
+
+    # Root itself cannot, in that mount namespace; outside it can.
+    for path in ("/etc/x", "/usr/x", "/tmp/x", "/proc/sys/kernel/x", "/sys/fs/cgroup/x"):  # noqa: S108
+        assert inside("touch", path) != 0, path
+    assert inside("touch", "/var/lib/edge_server/x") == 0
+    assert inside("rm", "/var/lib/edge_server/x") == 0
+    mounts = container.do("cat", f"/proc/{pid}/mountinfo").splitlines()
+    (root,) = (line.split()[5] for line in mounts if line.split()[4] == "/")
+    assert "ro" in root.split(",")
+    assert container.do("stat", "-c", "%a", f"/proc/{pid}/root/var/lib/edge_server") == "700"
+    # The kernel's side of the list of devices needs its controller in the container.
+    assert active["DevicePolicy"] == "closed"
+    assert "char-video4linux rw" in active["DeviceAllow"]
+
+
+@pytest.mark.parametrize("how", ["SEGV", "ABRT", "KILL"])
 def test_a_crash_is_restarted(active: Unit, how: str) -> None:
     before = active["MainPID"]
     active.kill(how)
@@ -193,7 +224,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
     unit.container.do("mv", f"{late}.new", late)
     wait_for(lambda: unit["ActiveState"] == "active")
-    assert unit["StatusText"].startswith("1 models")
+    assert unit["StatusText"].startswith("serving 1 model,")
 
 
 def test_the_service_outlives_a_child_that_the_kernel_kills_for_memory(active: Unit) -> None:
@@ -275,9 +306,22 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
     rear = '[cameras.rear]\nuri = "synthetic://road?seed=3&fps=5"\n'
     try:
         for config, seen in (
-            (ROAD + rear, lambda status: "road live" in status and "rear live" in status),
-            ("[cameras", lambda status: "rear live" in status),
-            (ROAD, lambda status: "road live" in status and "rear" not in status),
+            (ROAD + rear, lambda status: ", 2 cameras, " in status),
+            (
+                "[cameras",
+                lambda status: (
+                    ", 2 cameras, " in status
+                    and f"; settings not reloaded: {CONFIG}: not TOML: " in status
+                ),
+            ),
+            (
+                ROAD + "[metrics]\nport = 8003\n",
+                lambda status: (
+                    ", 1 camera, " in status
+                    and status.endswith("; restart needed for metrics.port")
+                ),
+            ),
+            (ROAD, lambda status: ", 1 camera, " in status and ";" not in status),
         ):
             active.container.write(CONFIG, config)
             active.container.do("systemctl", "reload", "edge-server")
@@ -288,6 +332,128 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
         assert any(f"not reloaded, everything stays as it is: {CONFIG}" in text for text in texts)
     finally:
         active.container.write(CONFIG, ROAD)
+
+
+def test_secrets_come_as_credentials_that_only_the_daemon_reads(unit: Unit) -> None:
+    container = unit.container
+    container.write("/root/mqtt_password", "sesame")
+    container.do("chmod", "600", "/root/mqtt_password")
+    drop_in = "/etc/systemd/system/edge-server.service.d/secrets.conf"
+    container.write(drop_in, "[Service]\nLoadCredential=mqtt_password:/root/mqtt_password\n")
+    container.do("systemctl", "daemon-reload")
+    credential = "/run/credentials/edge-server.service/mqtt_password"
+    mqtt = f'[mqtt]\nhost = "127.0.0.1"\nusername = "truck"\npassword_file = "{credential}"\n'
+    try:
+        # A password file that cannot be read ends the daemon.
+        assert unit.start_with(ROAD + mqtt) == 0
+        seen = f"/proc/{unit['MainPID']}/root{credential}"
+        assert container.do("stat", "-c", "%a", seen) in {"400", "440"}
+        reader = ("setpriv", "--reuid=nobody", "--clear-groups", "cat", seen)
+        assert container.run(*reader).returncode != 0
+        assert "sesame" not in str(unit.journal())
+        # A secret that is missing is systemd's to name: no daemon starts without it.
+        container.do("rm", "/root/mqtt_password")
+        container.run("systemctl", "restart", "--no-block", "edge-server")
+        wait_for(lambda: unit["ExecMainStatus"] == "243")
+        assert unit["Result"] == "exit-code"
+    finally:
+        container.do("rm", drop_in)
+        container.do("systemctl", "daemon-reload")
+        container.do("systemctl", "stop", "edge-server")
+
+
+def test_a_second_instance_serves_beside_the_first_with_ports_of_its_own(active: Unit) -> None:
+    container = active.container
+    rear = Unit(container, "edge-server@rear")
+    ports = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n"
+    container.write("/etc/edge_server/rear.toml", ROAD + ports)
+    container.do("systemctl", "start", "edge-server@rear")
+    try:
+        assert rear["ActiveState"] == active["ActiveState"] == "active"
+        for state in ("/var/lib/edge_server-rear", "/run/edge_server-rear"):
+            assert container.do("stat", "-c", "%U", state) == "edge-server"
+        before = active["MainPID"]
+        # The same ports as the first: its end, with their name, and no harm to the first.
+        container.write("/etc/edge_server/rear.toml", ROAD)
+        assert container.run("systemctl", "restart", "edge-server@rear").returncode != 0
+        assert any("127.0.0.1:8001" in text for _, text in rear.journal())
+        assert rear["ExecMainStatus"] == "69"
+        assert (active["MainPID"], active["ActiveState"]) == (before, "active")
+    finally:
+        container.do("systemctl", "stop", "edge-server@rear")
+
+
+def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Unit) -> None:
+    container, plans = unit.container, Unit(unit.container, "edge-server-plans")
+    container.write(CONFIG, ROAD)
+    container.do("systemctl", "restart", "edge-server-plans")
+    wait_for(lambda: plans["SubState"] == "exited")
+    assert (plans["ActiveState"], plans["Result"]) == ("active", "success")
+    assert any("no model of" in text for _, text in plans.journal())
+    assert "edge-server.service" in plans["Before"]
+    # One that needs a GPU, which this machine has not: said, and no unit in red.
+    network = 'platform: "tensorrt_plan"\ninstance_group [ { kind: KIND_GPU } ]\n'
+    container.write("/srv/plans/m/config.pbtxt", network)
+    container.write_bytes("/srv/plans/m/1/model.onnx", _network(1))
+    container.write(CONFIG, '[repository]\npaths = ["/srv/plans"]\n')
+    container.do("systemctl", "restart", "edge-server-plans")
+    wait_for(lambda: plans["ExecMainStatus"] == "69")
+    assert (plans["ActiveState"], plans["Result"]) == ("active", "success")
+    assert any("no plan can be built here" in text for _, text in plans.journal())
+
+
+def test_the_power_mode_of_the_settings_is_set_by_a_stand_in_for_nvpmodel(unit: Unit) -> None:
+    container, power = unit.container, Unit(unit.container, "edge-server-power")
+    container.write(CONFIG, ROAD + '[power]\nmode = "MAXN"\nclocks = "max"\n')
+    container.do("systemctl", "start", "edge-server-power")
+    assert (power["ActiveState"], power["ConditionResult"]) == ("inactive", "no")
+    container.write("/etc/nvpmodel.conf", NVPMODEL_CONF)
+    for path, text in STAND_INS.items():
+        container.write(path, text)
+        container.do("chmod", "755", path)
+    container.do("mkdir", "-p", "/var/lib/nvpmodel")
+    container.do("systemctl", "restart", "edge-server-power")
+    said = [text for _, text in power.journal()]
+    assert (power["ActiveState"], power["SubState"]) == ("active", "exited")
+    assert "power: power mode MAXN (0) set" in said
+    assert "power: clocks at their highest" in said
+    assert container.do("cat", "/var/lib/nvpmodel/status") == "pmode:0000"
+    # It asks for a reboot: said, the unit fails, the board stays up and lanes start all the same.
+    container.write(CONFIG, ROAD + '[power]\nmode = "25W"\n')
+    assert container.run("systemctl", "restart", "edge-server-power").returncode != 0
+    assert power["ExecMainStatus"] == "69"
+    assert any("25W needs a reboot" in text for _, text in power.journal())
+    assert unit.start_with(ROAD + '[power]\nmode = "25W"\n') == 0
+
+
+@pytest.mark.parametrize(
+    ("release", "allowed"),
+    [
+        pytest.param("# R36 (release), REVISION: 4.3, GCID: 1", "/dev/nvmap rw", id="JetPack-6"),
+        pytest.param("# R39 (release), REVISION: 2.0, GCID: 1", "/dev/nvmap rw", id="JetPack-7"),
+        pytest.param("# R52 (release), REVISION: 0.0, GCID: 1", "", id="unknown"),
+        pytest.param("", "char-nvidia* rw", id="PC"),
+    ],
+)
+def test_the_linux_of_a_jetson_chooses_what_devices_are_allowed(
+    unit: Unit, release: str, allowed: str
+) -> None:
+    container = unit.container
+    if release:
+        container.write("/etc/nv_tegra_release", f"{release}\n")
+    try:
+        container.do("systemctl", "daemon-reload")
+        for name in ("edge-server", "edge-server@rear", "edge-server-plans"):
+            one = Unit(container, name)
+            assert one["DevicePolicy"] == ("closed" if allowed else "auto")
+            assert allowed in one["DeviceAllow"]
+            assert ("/dev/nvmap" in one["DeviceAllow"]) == ("nvmap" in allowed)
+        if "R36" in release:
+            # Files that this machine does not have are skipped.
+            assert unit.start_with(ROAD) == 0
+    finally:
+        container.run("rm", "-f", "/etc/nv_tegra_release")
+        container.do("systemctl", "daemon-reload")
 
 
 def test_doctor_tells_how_the_unit_is(active: Unit) -> None:
@@ -362,11 +528,3 @@ def _doctor(container: Container) -> tuple[dict[str, Any], dict[str, list[str]]]
     """All that it tells, and level and remedy of each check."""
     told = json.loads(container.run("edge-server", "doctor", "--json").stdout)
     return told, {each["name"]: [each["level"], each["remedy"]] for each in told["checks"]}
-
-
-def _seen_paths() -> list[str]:
-    """What the daemon is made of here; outside /usr, which it always sees."""
-    paths = {str(CHECKOUT), sys.prefix, sys.base_prefix}
-    outside = {path for path in paths if not path.startswith("/usr")}
-    inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
-    return sorted(outside - inside)

@@ -239,7 +239,9 @@ def test_an_unknown_key_ends_with_78_and_the_nearest_one(tmp_path: Path) -> None
     config.write_text("[grpc]\nprot = 8001\n")
     done = run_to_its_end("run", "--config", str(config))
     assert done.returncode == 78
-    assert done.stderr == (f'edge-server: {config}: grpc.prot: unknown key; did you mean "port"?\n')
+    assert done.stderr == (
+        f'edge-server: {config}: grpc.prot: unknown key; did you mean "port"? (line 2)\n'
+    )
 
 
 def test_with_json_every_line_is_an_object_the_last_one_too() -> None:

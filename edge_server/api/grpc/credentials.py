@@ -26,23 +26,14 @@ log = logging.getLogger(__name__)
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 
-def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Return the server's certificate, and the clients' authority if `tls` is mutual.
-
-    Every new connection gets the present contents of the files, once they match each other; until
-    then it gets the previous contents, and the log gives the reason. Open connections stay.
+def check_certificates(tls: Tls) -> None:
+    """Check that the files of `tls` can be presented now.
 
     Raises:
         SettingsError: a file is missing, unreadable, no PEM, open to everyone, or does not fit
             the others; the text names it and the remedy.
     """
-    files = _Files.read(tls)
-    _try(tls, files)
-    return grpc.dynamic_ssl_server_credentials(
-        files.configuration,
-        _Renewal(tls, files),  # type: ignore[arg-type]  # the stub forgets None, for no change
-        require_client_authentication=tls.mutual,
-    )
+    _try(tls, _Files.read(tls))
 
 
 class _Files(NamedTuple):
@@ -68,17 +59,39 @@ class _Files(NamedTuple):
         )
 
 
-class _Renewal:
-    """Called by gRPC before each handshake, on its threads: returns new certificates, or None."""
+class Certificates:
+    """The server's certificate, and the clients' authority if `tls` is mutual.
 
-    def __init__(self, tls: Tls, shown: _Files) -> None:
+    Every new connection gets the present contents of the files, once they match each other; until
+    then it gets the previous contents, and the log gives the reason. Open connections stay.
+
+    Attributes:
+        credentials: for the port of a server.
+
+    Raises:
+        SettingsError: see `check_certificates`.
+    """
+
+    def __init__(self, tls: Tls) -> None:
         self._tls = tls
         self._lock = threading.Lock()
-        self._shown = shown
+        self._shown = shown = _Files.read(tls)
+        _try(tls, shown)
         self._refused: _Files | None = None
         self._logged = ""
+        self.credentials = grpc.dynamic_ssl_server_credentials(
+            shown.configuration,
+            self._renewal,  # type: ignore[arg-type]  # the stub forgets None, for no change
+            require_client_authentication=tls.mutual,
+        )
 
-    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+    def change(self, tls: Tls) -> None:
+        """Take the files from other paths, for new connections; `tls` is mutual as before."""
+        with self._lock:
+            self._tls = tls
+
+    def _renewal(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC before each handshake, on its threads: new certificates, or None."""
         with self._lock:
             try:
                 return self._renewed()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import grpc
 import tritonclient.grpc as triton
@@ -14,7 +17,6 @@ from edge_server.errors import StageStuck
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from edge_server.settings import Grpc
@@ -95,13 +97,14 @@ class SelfCall:
 
     def _tick(self, now: float) -> None:
         del now
-        why = self._fault()
+        why = self.fault()
         if why and not self._failures:
             log.warning("grpc: no response to the daemon's own call on %s: %s", self._target, why)
         self._failures, self._why = (self._failures + 1, why) if why else (0, "")
         self.worker.wait(self._period_s)
 
-    def _fault(self) -> str:
+    def fault(self) -> str:
+        """Return why the server does not respond to one call now; empty if it does."""
         if self._speaks_tls:
             return self._greeted()[1]
         if self._channel is None:
@@ -151,6 +154,40 @@ def _client_hello() -> bytes:
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
     return sent.read()
+
+
+def not_ready_reason(settings: Grpc) -> str:
+    """Return why the server of another process is not ready; empty if it is.
+
+    The call goes to the Unix socket where there is one. A TCP side with TLS is called without a
+    certificate: it counts as ready once it answers a ClientHello.
+    """
+    metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    if settings.socket is not None:
+        target = f"unix:{quote(str(Path(settings.socket).absolute()))}"
+    elif settings.tls.on:
+        call = SelfCall(
+            f"{host}:{settings.port}",
+            lambda timeout_s: socket.create_connection((host, settings.port), timeout_s),
+            lambda: 0,
+            speaks_tls=True,
+        )
+        return call.fault()
+    else:
+        target = f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
+    with grpc.insecure_channel(target, options=_OPTIONS) as channel:
+        check = channel.unary_unary(
+            METHOD,
+            request_serializer=pb.HealthCheckRequest.SerializeToString,
+            response_deserializer=pb.HealthCheckResponse.FromString,
+        )
+        try:
+            response = check(pb.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            return f"{target}: {error.code().name}: {error.details()}"
+    ready = response.status == pb.HealthCheckResponse.SERVING
+    return "" if ready else f"{target}: live, not ready: models are loading, or one has failed"
 
 
 def server_name(settings: Grpc) -> str:

@@ -13,7 +13,7 @@ from edge_server.api.grpc.access import AccessRules
 from edge_server.api.grpc.admission import Admission, ByteBudget
 from edge_server.api.grpc.call_threads import CallThreads, refusable
 from edge_server.api.grpc.call_traces import CallTraces
-from edge_server.api.grpc.credentials import server_credentials
+from edge_server.api.grpc.credentials import Certificates
 from edge_server.api.grpc.self_call import SelfCall
 from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
@@ -77,6 +77,8 @@ class GrpcServer:
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
+        self._certificates: Certificates | None = None
+        self._longest_bytes, self._tls = settings.max_message_bytes, settings.tls
         self._sides: list[_Side] = []
         self._socket: UnixSocket | None = None
         if not settings.enabled:
@@ -114,7 +116,9 @@ class GrpcServer:
             if settings.socket is not None:
                 self._socket = UnixSocket(settings.socket)
                 side(unix=True).listen_on_socket(self._socket)
-            self.port = side(unix=False).listen_on_tcp(settings)
+            if settings.tls.on:
+                self._certificates = Certificates(settings.tls)
+            self.port = side(unix=False).listen_on_tcp(settings, self._certificates)
             self.self_call = self._self_call(settings)
         except BaseException:
             self.close()
@@ -127,6 +131,25 @@ class GrpcServer:
             log.info("grpc: listening on %s", side.where)
         if self.self_call is not None:
             self.self_call.start()
+
+    def change(self, settings: Grpc) -> None:
+        """Take over what this server can change while it serves: the limit of all messages in
+        flight, the time that one may take, and the paths of the certificates.
+
+        Args:
+            settings: with certificates that are valid, see `check_certificates`. Where TLS is to be
+                on, off or mutual other than before, the certificates stay too.
+        """
+        for side in self._sides:
+            side.traffic.change(
+                _limit_bytes(settings.max_pending_bytes, self._longest_bytes),
+                settings.message_timeout_ms / 1e3,
+            )
+        if self._certificates is not None and (self._tls.enabled, self._tls.mutual) == (
+            settings.tls.enabled,
+            settings.tls.mutual,
+        ):
+            self._certificates.change(settings.tls)
 
     def drain(self) -> None:
         """Refuse new inferences from now on with a text; all other calls are still served."""
@@ -187,7 +210,7 @@ class _Side:
         self.threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc")
         self.gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
         self.traffic = Traffic(
-            _budget(settings),
+            ByteBudget(_limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
             waiting=self.threads.waiting,
@@ -200,22 +223,21 @@ class _Side:
         )
         self.where = ""
 
-    def listen_on_tcp(self, settings: Grpc) -> int:
+    def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
         """Return the port."""
         host, tls = _in_brackets(settings.host), settings.tls
         address = f"{host}:{settings.port}"
         where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
-        credentials = server_credentials(tls) if tls.on else None
         try:
             # gRPC's own error gives no reason.
             listener(settings.host, settings.port).close()
         except OSError as error:
             raise Unavailable(where + remedy(error, "--grpc")) from error
         try:
-            if credentials is None:
+            if certificates is None:
                 port = self.server.add_insecure_port(address)
             else:
-                port = self.server.add_secure_port(address, credentials)
+                port = self.server.add_secure_port(address, certificates.credentials)
         except RuntimeError as error:
             raise Unavailable(where + _reason(error)) from error
         trust = " with mutual TLS" if tls.mutual else " with TLS" if tls.on else ""
@@ -286,9 +308,9 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
     ]
 
 
-def _budget(settings: Grpc) -> ByteBudget:
+def _limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
     # With one of the longest requests inside, a second one must fit.
-    return ByteBudget(max(settings.max_pending_bytes, 2 * settings.max_message_bytes))
+    return max(pending_bytes, 2 * longest_bytes)
 
 
 def _in_brackets(host: str) -> str:

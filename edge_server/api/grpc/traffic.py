@@ -99,6 +99,11 @@ class Traffic:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def change(self, limit_bytes: int, within_s: float) -> None:
+        """Apply another limit to the bytes in flight, and another time limit to each message."""
+        self.budget.limit_bytes = limit_bytes
+        self._within_s = within_s
+
     def start(self) -> None:
         """Start watching calls."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)

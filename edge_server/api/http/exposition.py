@@ -1,4 +1,4 @@
-"""Exposition: all metrics as text; and the appliance's own: cameras, lanes, broker, board.
+"""Exposition: all metrics as text; and the appliance's own: cameras, lanes, broker.
 
 This module and its imports load at the first scrape.
 """
@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
+from edge_server.api.http.board_metrics import BoardMetrics
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.api.http.sources import BOUNDS_S
 from edge_server.cameras.status import CameraState
@@ -77,7 +78,7 @@ class Exposition:
 
     def __init__(self, sources: Sources) -> None:
         self._registry = CollectorRegistry()
-        for collector in (ModelMetrics, ApplianceMetrics, CustomMetrics):
+        for collector in (ModelMetrics, ApplianceMetrics, BoardMetrics, CustomMetrics):
             self._registry.register(_Utf8(collector(sources)))
         ProcessCollector(registry=self._registry)
 
@@ -114,12 +115,17 @@ class ApplianceMetrics:
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("edge_build", "What runs here", {"version": self._sources.version})
+        yield GaugeMetricFamily(
+            "edge_uptime_seconds",
+            "Since the daemon was started",
+            time.monotonic() - self._sources.started_s,
+        )
         yield from self._models()
         yield from self._cameras()
         yield from self._latencies()
         yield from self._broker()
+        yield from self._settings()
         yield from self._repository()
-        yield from self._board()
 
     def _models(self) -> Iterator[Metric]:
         entries = self._sources.models()
@@ -176,6 +182,15 @@ class ApplianceMetrics:
                 (((camera,), value) for camera, value in values if value is not None),
             )
         cameras = [pipeline.camera for pipeline in pipelines]
+        ages_s = [(c.name, self._sources.latency.last_valid_age_s(c.name)) for c in cameras]
+        yield _family(
+            GaugeMetricFamily(
+                "edge_camera_last_lanes_age_seconds",
+                "Since its newest lanes that were not stale",
+                labels=("camera",),
+            ),
+            (((camera,), age_s) for camera, age_s in ages_s if age_s is not None),
+        )
         yield _family(
             GaugeMetricFamily(
                 "edge_camera_state", "1 for the state it is in", labels=("camera", "state")
@@ -225,34 +240,26 @@ class ApplianceMetrics:
             latency.end_to_end(),
         )
 
+    def _settings(self) -> Iterator[Metric]:
+        settings = self._sources.settings
+        if settings is None:
+            return
+        yield GaugeMetricFamily(
+            "edge_settings_reloaded", "0 while the last reload was refused", not settings.fault
+        )
+        yield GaugeMetricFamily(
+            "edge_settings_restart_needed",
+            "Settings that wait for a restart",
+            len(settings.restart_needed),
+        )
+
     def _broker(self) -> Iterator[Metric]:
         broker = self._sources.broker
-        if broker is None:
+        if broker is None or not broker.on:
             return
         yield GaugeMetricFamily("edge_mqtt_connected", "1 while a broker listens", broker.connected)
         yield GaugeMetricFamily("edge_mqtt_queue_depth", "Messages that wait", broker.waiting)
         yield CounterMetricFamily("edge_mqtt_dropped", "Lane messages not sent", broker.dropped)
-
-    def _board(self) -> Iterator[Metric]:
-        processors = self._sources.processors
-        if processors is None:
-            return
-        utilization, memory = processors.utilization(), processors.memory()
-        if utilization is not None:
-            yield GaugeMetricFamily(
-                "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", utilization
-            )
-        total_bytes, free_bytes = memory.total_bytes, memory.available_bytes
-        if total_bytes is not None and free_bytes is not None:
-            yield GaugeMetricFamily(
-                "nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes
-            )
-            # Used is all that a new process cannot get.
-            yield GaugeMetricFamily(
-                "nv_cpu_memory_used_bytes",
-                "CPU used memory (RAM), in bytes",
-                total_bytes - free_bytes,
-            )
 
 
 _OF_STATE = ("model", "version", "state")

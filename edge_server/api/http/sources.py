@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from edge_server.board.resources import BoardMemory, read_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
@@ -26,7 +27,10 @@ BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 
 
 
 class Broker(Protocol):
-    """The state of the connection to the broker."""
+    """The state of the connection to the broker; it is not `on` where nothing is published."""
+
+    @property
+    def on(self) -> bool: ...
 
     @property
     def connected(self) -> bool: ...
@@ -36,6 +40,16 @@ class Broker(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+
+class SettingsState(Protocol):
+    """What became of the last reload of the settings."""
+
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def restart_needed(self) -> Sequence[str]: ...
 
 
 class FollowedRepository(Protocol):
@@ -56,6 +70,11 @@ class Sources:
         broker: None if nothing is published.
         processors: None if their metrics are off.
         repository: None if no repository is polled.
+        board: None if nothing watches the board.
+        free_bytes: returns directory → free space of those that the daemon writes to.
+        gpu: Triton's metrics of the GPU are on.
+        settings: None if settings are never read again.
+        started_s: when the daemon was constructed; `time.monotonic`.
     """
 
     version: str
@@ -65,6 +84,11 @@ class Sources:
     broker: Broker | None = None
     processors: ProcessorUse | None = None
     repository: FollowedRepository | None = None
+    board: BoardWatch | None = None
+    free_bytes: Callable[[], Mapping[str, int]] = dict
+    gpu: bool = True
+    settings: SettingsState | None = None
+    started_s: float = field(default_factory=time.monotonic)
 
 
 class Distribution(NamedTuple):
@@ -91,15 +115,19 @@ class LaneLatency:
         self._lock = threading.Lock()
         # By camera and stage, or by camera alone: a count per bound and one for the rest, the sum.
         self._counts: dict[tuple[str, ...], tuple[list[int], float]] = {}
+        self._valid_ns: dict[str, int] = {}  # by camera: when its newest valid lanes came
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Takes some microseconds; safe from any thread."""
         del frame
         if lane_frame.failure:
             return
-        age_s = lane_frame.age_ns(self._now_ns()) / 1e9
+        now_ns = self._now_ns()
+        age_s = lane_frame.age_ns(now_ns) / 1e9
         camera, latency_us = lane_frame.camera, lane_frame.latency_us
         with self._lock:
+            if 1e3 * age_s <= lane_frame.max_age_ms:
+                self._valid_ns[camera] = now_ns
             for stage in ("queue", "preprocess", "infer", "postprocess"):
                 self._add((camera, stage), getattr(latency_us, stage) / 1e6)
             self._add((camera,), age_s)
@@ -112,9 +140,16 @@ class LaneLatency:
         """Return (camera,) → distribution of a frame's age when its lanes were detected."""
         return self._distributions(1)
 
+    def last_valid_age_s(self, camera: str) -> float | None:
+        """Return the time since lanes came that were not stale; None before the first ones."""
+        with self._lock:
+            valid_ns = self._valid_ns.get(camera)
+        return None if valid_ns is None else (self._now_ns() - valid_ns) / 1e9
+
     def forget(self, camera: str) -> None:
         """Drop the counts of a camera that was removed."""
         with self._lock:
+            self._valid_ns.pop(camera, None)
             for key in [key for key in self._counts if key[0] == camera]:
                 del self._counts[key]
 

@@ -29,6 +29,10 @@ FINALIZE_S = 2.0
 # The limit for the wait for a stand-in process and the execution there together: the daemon's
 # watchdog counts a minute as a hang.
 LONGEST_EXECUTE_S = 55.0
+# A process that started well and lived so long is as good as any: the next start is quick again.
+STABLE_S = 10.0
+# One that started well and died sooner may have been killed by a request: it waits no longer.
+_LONGEST_AFTER_START_S = 5.0
 
 
 class PythonModel:
@@ -87,6 +91,7 @@ class PythonInstance:
         self._name = name
         self._context = context
         self._arbiter = arbiter
+        self._started_s: float | None = None
         self._model = context.config.name
         self._start = start_message(context.directory, context.config, name)
         self._log = ModelLog(self._model)
@@ -177,6 +182,7 @@ class PythonInstance:
     def _run_session(self, now: float) -> bool | None:
         """Run one session of the process, then wait for the backoff delay."""
         del now
+        self._started_s = None
         arena_bytes = self._context.parameters.arena_bytes
         try:
             process = ChildProcess(self._name, arena_bytes, self._log)
@@ -195,7 +201,11 @@ class PythonInstance:
         self._first_tried.set()
         if self._closed or first:
             return False
+        if self._started_s is not None and time.monotonic() - self._started_s >= STABLE_S:
+            self._backoff.reset()
         delay_s = self._backoff.next_s()
+        if self._started_s is not None:
+            delay_s = min(delay_s, _LONGEST_AFTER_START_S)
         log.warning(
             "model %s: instance %s is down, again in %.1f s: %s",
             self._model,
@@ -207,7 +217,7 @@ class PythonInstance:
         return None
 
     def _started(self) -> None:
-        self._backoff.reset()
+        self._started_s = time.monotonic()
         self._arbiter.changed()
         if self._first_tried.is_set():
             log.info("model %s: instance %s is back", self._model, self._name)

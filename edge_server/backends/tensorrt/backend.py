@@ -51,7 +51,7 @@ READ_TIMEOUT_S = 300.0
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete the configuration from the plan: by its side-car, or else in a separate process,
     as reading a plan without a side-car may crash the process."""
-    check_parameters(files, _ours(config), TensorRtParameters)
+    check_parameters(files, ours(config), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]
     capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
@@ -59,7 +59,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = read_parameters(_ours(config), TensorRtParameters)
+    parameters = read_parameters(ours(config), TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config
@@ -80,12 +80,12 @@ def load(context: LoadContext) -> PlanModel:
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
-    parameters = read_parameters(_ours(config), TensorRtParameters)
+    parameters = read_parameters(ours(config), TensorRtParameters)
     source = PlanSource(directory, config, parameters, context.progress)
     return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
 
 
-def _ours(config: ModelConfig) -> ModelConfig:
+def ours(config: ModelConfig) -> ModelConfig:
     """Return the configuration without parameters of others: Triton's, the plan builder's, a
     client's."""
     known = TensorRtParameters.__struct_encode_fields__

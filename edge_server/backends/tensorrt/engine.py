@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.options import no_such_core
 from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, datatype_name, version_of
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    DeviceFacts,
+    PlanTensor,
+    datatype_name,
+    device_facts,
+    version_of,
+)
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
+from edge_server.gpu.libcuda import BareGpu
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -39,14 +46,11 @@ def read_plan_io(plan: str, gpu: int, dla_core: int | None) -> PlanIO:
     return io
 
 
-def no_such_core(core: int, cores: int, tensorrt: str) -> str:
-    """Return the text for a missing core; its first part is Triton's."""
-    return (
-        f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
-        f"cores: {cores}; TensorRT {tensorrt}. {NVDLA_SUPPORT}. Take secondary_devices out of the "
-        "instance_group and build the plan for the GPU, or allow that with the parameter "
-        "dla_fallback"
-    )
+def facts_of(device: Device) -> DeviceFacts:
+    """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
+    with device.current("count NVDLA cores"):
+        cores = dla_cores()
+    return device_facts(BareGpu(device.index), trt.__version__, cores, "")
 
 
 class Engine:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.agreement import agreed
-from edge_server.backends.tensorrt.engine import Engine
+from edge_server.backends.tensorrt.engine import Engine, facts_of
 from edge_server.backends.tensorrt.graphs import graph_shapes
 from edge_server.backends.tensorrt.instance import PlanInstance
 from edge_server.backends.tensorrt.options import NOT_ON_A_GPU
@@ -96,12 +96,13 @@ class PlanModel:
             key = (gpu, placement.dla_core)
             if key in self._shared:
                 return self._shared[key], False
-            plan, dla_core = self._source.find(device, placement)
+            facts = facts_of(device)
+            plan, dla_core = self._source.find(facts, placement)
             name = self._config.name
             try:
                 engine = Engine(device, plan, dla_core, name)
             except ModelConfigError as error:
-                plan = self._source.instead(plan, device, dla_core, error)
+                plan = self._source.instead(plan, facts, dla_core, error)
                 engine = Engine(device, plan, dla_core, name)
             try:
                 self._check(engine)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.parameters import Parameters
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import is_file_name
 
@@ -49,6 +50,16 @@ def plan_name(config: ModelConfig, compute_capability: str) -> str:
 def on_gpu_alone(plan: Path) -> Path:
     """Return `model.gpu.plan`, which replaces `model.plan` on a device without its NVDLA core."""
     return plan.with_suffix(f".gpu{plan.suffix}")
+
+
+def no_such_core(core: int, cores: int, tensorrt: str) -> str:
+    """Return the text for a missing core; its first part is Triton's."""
+    return (
+        f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
+        f"cores: {cores}; TensorRT {tensorrt}. {NVDLA_SUPPORT}. Take secondary_devices out of the "
+        "instance_group and build the plan for the GPU, or allow that with the parameter "
+        "dla_fallback"
+    )
 
 
 @dataclass(frozen=True)

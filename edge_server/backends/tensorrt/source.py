@@ -6,24 +6,23 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import tensorrt as trt
-
-from edge_server.backends.tensorrt.engine import dla_cores, no_such_core
-from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
+from edge_server.backends.tensorrt.options import no_such_core, on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import PlanCache, ensure_plan
-from edge_server.backends.tensorrt.plan_build.events import BuildProgress
+from edge_server.backends.tensorrt.plan_build.cache import (
+    PlanCache,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
+from edge_server.backends.tensorrt.plan_build.events import BuildProgress, Step
 from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.backends.tensorrt.plan_build.side_car import (
-    DeviceFacts,
     cautions,
-    device_facts,
     read_side_car,
     side_car_faults,
 )
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.gpu.libcuda import BareGpu
 from edge_server.model_config.files import reading, require_path
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback
     from edge_server.backends.tensorrt.options import TensorRtParameters
-    from edge_server.gpu.device import Device
+    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
     from edge_server.model_config.config import ModelConfig, Placement
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class PlanSource:
 
     A plan's side-car must match this device and the placement; a plan without a side-car is left to
     TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
-    ONNX file beside it, in a separate process, and cached.
+    ONNX file beside it, in a separate process, and cached. Nothing here imports TensorRT.
 
     Args:
         on_progress: called with the progress of a build.
@@ -65,33 +64,52 @@ class PlanSource:
         self._onnx = directory / ONNX_NAME
         self._new: set[Path] = set()
 
-    def find(self, device: Device, placement: Placement) -> tuple[Path, int | None]:
-        """Return the plan for `placement`, and the NVDLA core to load it for; None is the GPU.
+    def find(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, int | None]:
+        """Return the plan for `placement` on the device of `facts`, and the NVDLA core to load it
+        for; None is the GPU.
 
         Raises:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
             Unavailable: the NVDLA core does not exist, or a plan could not be built now.
         """
-        facts = facts_of(device)
-        core = self._dla_core(facts, placement)
-        plan = self._directory / plan_name(self._config, facts.compute_capability)
-        if core != placement.dla_core:
-            plan = on_gpu_alone(plan)
-        faults = self._faults(plan, facts, core)
+        plan, core, faults = self._check(facts, placement)
         if not faults:
             self._warn(plan, facts)
             return plan, core
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
-        require_path(self._onnx, self._model)
-        for fault in faults:
-            log.info("model %s: a plan is built: %s", self._model, fault)
+        self._log_build(faults)
         built = self._built(plan.name, facts, core)
         self._warn(built, facts)
         return built, core
 
+    def refresh(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, bool]:
+        """Return a plan that fits `placement`, and whether it was built now.
+
+        With `auto_build` it is the one that `find` will return, from the cache; otherwise it is
+        built in the version directory.
+
+        Raises:
+            EdgeServerError: no plan fits, and none could be built.
+        """
+        if self._parameters.auto_build:
+            plan, _ = self.find(facts, placement)
+            return plan, plan in self._new
+        plan, core, faults = self._check(facts, placement)
+        if not faults:
+            return plan, False
+        self._log_build(faults)
+        options = replace(build_options_of(self._config), dla_core=core)
+        with (
+            self._progress(plan.name, facts) as progress,
+            build_lock(lambda: progress(Step("waiting for another build"))),
+        ):
+            timings = _cache().timing_cache
+            make_plan(self._onnx, plan, options, build, progress, timing_cache=timings)
+        return plan, True
+
     def instead(
-        self, refused: Path, device: Device, core: int | None, why: ModelConfigError
+        self, refused: Path, facts: DeviceFacts, core: int | None, why: ModelConfigError
     ) -> Path:
         """Return a replacement where TensorRT refused the plan `refused`, though its side-car
         matches.
@@ -105,7 +123,22 @@ class PlanSource:
         require_path(self._onnx, self._model)
         log.warning("model %s: a plan is built: %s", self._model, why)
         _cache().forget(refused)
-        return self._built(refused.name, facts_of(device), core)
+        return self._built(refused.name, facts, core)
+
+    def _check(
+        self, facts: DeviceFacts, placement: Placement
+    ) -> tuple[Path, int | None, list[str]]:
+        """Return the plan in the version directory, its NVDLA core, and why it cannot be used.
+
+        Raises:
+            ModelConfigError: a file cannot be read.
+            Unavailable: the NVDLA core does not exist.
+        """
+        core = self._dla_core(facts, placement)
+        plan = self._directory / plan_name(self._config, facts.compute_capability)
+        if core != placement.dla_core:
+            plan = on_gpu_alone(plan)
+        return plan, core, self._faults(plan, facts, core)
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -142,9 +175,18 @@ class PlanSource:
         for caution in cautions(side_car, facts, self._model) if side_car is not None else ():
             log.warning("model %s: %s: %s", self._model, plan, caution)
 
+    def _log_build(self, faults: list[str]) -> None:
+        """Raises: ModelConfigError: there is no ONNX file to build from."""
+        require_path(self._onnx, self._model)
+        for fault in faults:
+            log.info("model %s: a plan is built: %s", self._model, fault)
+
+    def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
+        return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
+
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         options = replace(build_options_of(self._config), dla_core=core)
-        with BuildProgress(self._model, name, facts.tensorrt, self._on_progress) as progress:
+        with self._progress(name, facts) as progress:
             plan, is_new = ensure_plan(
                 self._onnx,
                 options,
@@ -161,10 +203,3 @@ class PlanSource:
 
 def _cache() -> PlanCache:
     return PlanCache(state_directory() / "plans")
-
-
-def facts_of(device: Device) -> DeviceFacts:
-    """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
-    with device.current("count NVDLA cores"):
-        cores = dla_cores()
-    return device_facts(BareGpu(device.index), trt.__version__, cores, "")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from edge_server.board.board import BoardFacts
+    from edge_server.board.board import Board
     from edge_server.board.resources import Disk
     from edge_server.settings import Settings
 
@@ -90,7 +90,7 @@ class Evidence:
         version: the edge-server version.
     """
 
-    board: BoardFacts
+    board: Board
     configuration: Configuration
     disk: Disk | None
     results: Mapping[str, ProbeResult] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_c
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.board.board import BoardFacts
+    from edge_server.board.board import Board
     from edge_server.board.device_nodes import Account
     from edge_server.settings import Settings
 
@@ -186,7 +186,7 @@ def _usual_configuration(root: Path) -> Path | None:
     return usual
 
 
-def _probes(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
+def _probes(board: Board, settings: Settings | None) -> dict[str, Probe]:
     probes = {name: Probe(_PROBES + name) for name in _ALWAYS}
     # Permission to open the GPU depends on the user.
     probes["driver"] = replace(probes["driver"], account=board.account)
@@ -201,7 +201,7 @@ def _probes(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
     return probes
 
 
-def _store(board: BoardFacts, settings: Settings | None, root: Path) -> Path:
+def _store(board: Board, settings: Settings | None, root: Path) -> Path:
     if settings is not None and settings.repository.store:
         return root / settings.repository.store.lstrip("/")
     # The unit runs as another user, in another environment, than this process.

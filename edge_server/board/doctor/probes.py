@@ -18,6 +18,7 @@ from typing import Any
 
 from edge_server.board.board import UNIT
 from edge_server.board.listening import listener, remedy
+from edge_server.board.wall_clock import kernel_synchronized
 
 Facts = dict[str, Any]
 
@@ -26,9 +27,6 @@ _COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
 # libcudart's names: with the development packages, then of CUDA 13, 12 and 11.
 _CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
-# timex.h: adjtimex(2)'s flag for an unsynchronized clock, and the flag's place in the struct.
-_STA_UNSYNC = 0x0040
-_TIMEX_LONGS = 64
 
 
 def driver() -> Facts:
@@ -127,14 +125,10 @@ def onnxruntime() -> Facts:
 
 def kernel_clock() -> Facts:
     """Report whether the kernel's clock is synchronized: every time daemon sets that flag."""
-    # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
-    # status (an int). With modes 0 the call only reads.
-    timex = (ctypes.c_long * _TIMEX_LONGS)()
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
-    if state < 0:
-        return {"error": f"adjtimex: {errno.errorcode.get(ctypes.get_errno(), '?')}"}
-    status = ctypes.c_int.from_address(ctypes.addressof(timex) + 5 * ctypes.sizeof(ctypes.c_long))
-    return {"synchronized": not status.value & _STA_UNSYNC}
+    synchronized = kernel_synchronized()
+    return (
+        {"error": "it may not be read"} if synchronized is None else {"synchronized": synchronized}
+    )
 
 
 def unit() -> Facts:

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from edge_server.cameras.frame import Recording
+from edge_server.cameras.synthetic.road_drive import Drive
 from edge_server.cameras.synthetic.road_objects import draw_roadside, draw_vehicle
 from edge_server.cameras.synthetic.road_scene import TEXTURE_MIDDLE, TEXTURE_PX, RoadScene
 from edge_server.cameras.synthetic.road_view import fill_polygons, look, marks_ahead
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.synthetic.road_scene import Line, Roadside
-    from edge_server.cameras.synthetic.road_view import View
+    from edge_server.cameras.synthetic.road_view import Pose, View
 
 DEFAULT_FPS = 30.0
-SPEED_M_S = 25.0
 
 MAX_LANES = 5
 FARTHEST_LABEL_M = 150.0
@@ -39,8 +39,9 @@ def synthetic_road(
     width: int = 1280,
     height: int = 720,
     frames: int = 0,
+    manoeuvres: bool = False,
 ) -> Recording:
-    """Drive along a road at `SPEED_M_S`; the same arguments always give the same images.
+    """Drive along a road at `SPEED_MPS`; the same arguments always give the same images.
 
     Args:
         seed: selects the road.
@@ -48,20 +49,27 @@ def synthetic_road(
             `DEFAULT_FPS`.
         width, height: of the images in pixels.
         frames: number of frames until the drive ends; 0 never ends.
+        manoeuvres: departures, lane changes and braking; see `Drive`.
     """
     rate = DEFAULT_FPS if fps is None else fps
-    step_m = SPEED_M_S / (rate or DEFAULT_FPS)
+    step_s = 1 / (rate or DEFAULT_FPS)
 
     def images() -> Generator[NDArray[np.uint8], None, None]:
         scene = RoadScene.for_camera(seed)
+        drive = Drive(scene, manoeuvres=manoeuvres)
         for number in range(frames) if frames else itertools.count():
-            yield render(scene, number * step_m, width, height)[0]
+            time_s = number * step_s
+            yield render(scene, drive.distance_m(time_s), width, height, drive.pose(time_s))[0]
 
     return Recording(images(), rate)
 
 
 def render(
-    scene: RoadScene, distance_m: float, width: int = 1280, height: int = 720
+    scene: RoadScene,
+    distance_m: float,
+    width: int = 1280,
+    height: int = 720,
+    pose: Pose | None = None,
 ) -> tuple[NDArray[np.uint8], list[NDArray[np.float32]]]:
     """Render one frame of a drive: the same scene and distance always give the same pixels.
 
@@ -72,6 +80,7 @@ def render(
         scene: the scene to render.
         distance_m: distance driven since the start.
         width, height: of the image in pixels.
+        pose: of the vehicle; None keeps its lane.
 
     Returns:
         image: (height, width, 3) uint8 BGR.
@@ -79,7 +88,7 @@ def render(
             the bottom of the image upwards, including parts hidden by traffic and parts left or
             right of the image.
     """
-    view = look(scene.camera, scene.course, distance_m, width, height)
+    view = look(scene.camera, scene.course, distance_m, width, height, pose=pose)
     image = paint_backdrop(view, scene.roadside)
     paint_surfaces(image, view, scene)
     for line in scene.lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ the device that runs it, and again after an update. The ONNX file stays the trut
 MODEL is a model's name in the repository, its directory, or an ONNX file.
 """
 _CODES = """\
-exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's), 2 usage,
+exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's; refresh: a
+model is left without a plan that fits), 2 usage,
 69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
 used; the text gives the reason, 130 interrupted
 """
+_FOREVER_S = 365 * 86400
 _INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 
 
@@ -48,6 +51,16 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     verify.takes("--tolerance", type=float, metavar="X", help=off)
     count = "random inputs; default: 4"
     verify.takes("--samples", type=_positive, default=4, metavar="N", help=count)
+
+    missing = (
+        "build every plan of the repositories that is missing or of another device or TensorRT"
+    )
+    refresh = verbs.add("refresh", missing, _refresh)
+    refresh.takes("--config", type=Path, metavar="FILE", help="the daemon's settings")
+    where = "instead of the settings' repositories; repeatable"
+    refresh.takes("--model-repository", action="append", metavar="DIR", help=where)
+    hold = "for systemd: count as started after so many seconds; default: when all is built"
+    refresh.takes("--hold", type=_positive, default=_FOREVER_S, metavar="S", help=hold)
 
 
 def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
@@ -90,6 +103,24 @@ def _verify(arguments: argparse.Namespace) -> int:
     for line in found.lines:
         print(line)
     return OK if found.agrees else FAILED
+
+
+def _refresh(arguments: argparse.Namespace) -> int:
+    from importlib.metadata import version  # noqa: PLC0415
+
+    from edge_server.cli.plan.refresh import refresh_for_unit  # noqa: PLC0415
+    from edge_server.process.logs import set_up_logging  # noqa: PLC0415
+    from edge_server.settings import read_settings  # noqa: PLC0415
+
+    paths = arguments.model_repository
+    settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
+    # Its progress is for the console, too.
+    set_up_logging(settings.log, fields=False)
+    refreshed = refresh_for_unit(settings, version("edge-server"), arguments.hold)
+    print(f"plans: {refreshed}")
+    for failure in refreshed.failures:
+        print(f"edge-server: {failure}", file=sys.stderr)
+    return FAILED if refreshed.failures else OK
 
 
 def _target(arguments: argparse.Namespace) -> Any:

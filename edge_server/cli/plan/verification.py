@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.tensorrt.plan_build.process import probe_device
 from edge_server.backends.tensorrt.plan_build.side_car import plan_faults, read_side_car
+from edge_server.board.installation import remedy
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
@@ -80,7 +81,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
     if facts.reason:
         raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
-        raise Unavailable("verify compares with ONNX Runtime: install 'edge-server[onnxruntime]'")
+        raise Unavailable(f"verify compares with ONNX Runtime: {remedy('onnxruntime')}")
     reasons = plan_faults(target.plan, target.onnx, facts, target.name)
     if reasons or side_car is None:
         raise ModelConfigError(f"{target.plan}: " + "\n".join(reasons))

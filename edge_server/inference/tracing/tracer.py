@@ -75,6 +75,18 @@ class Tracer:
             return None
         return TracedRequest(sampler, self._ids, writer.put).trace(model_name, request_id)
 
+    def begin_anew(self, rule: TraceRule) -> None:
+        """Apply `rule` as if it were that of the start: clients' settings are gone.
+
+        Args:
+            rule: one that requests can be traced with.
+        """
+        with self._lock:
+            self._at_start = rule
+            self._of_all = _Group({}, Sampler(rule))
+            self._of_models = {}
+            self.on = self._writer is not None and rule.timestamps
+
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
         """Apply new settings, all or none.
 

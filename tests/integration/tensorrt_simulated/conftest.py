@@ -118,8 +118,7 @@ class Workshop:
         """
         from tensorrt.simulated_plan import SimulatedPlan
 
-        from edge_server.backends.tensorrt.engine import Engine
-        from edge_server.backends.tensorrt.source import facts_of
+        from edge_server.backends.tensorrt.engine import Engine, facts_of
 
         plan = SimulatedPlan(**{"version": self.trt.version, **said})
         self.plan.write_bytes(plan.file(add_one() if onnx_file is None else onnx_file))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_server.board.board import read_board
 from edge_server.board.jetson import JETPACKS, L4tRelease, jetpack_of
-from edge_server.board.operating_state import PowerMode, ThermalZone
+from edge_server.board.power import PowerMode, read_power_modes
 from edge_server.board.resources import GroupLimits
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def test_a_jetson_tells_all_of_itself(fake_board: FakeBoard) -> None:
     assert board.kernel == "5.15.148-tegra"
     assert board.cuda == "12.6.10"
     assert board.nvdla_compiler == "/usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so"
-    assert board.memory.total_bytes == 15656432 * 1024
-    assert board.heat.hottest == ThermalZone("tj", 51.031)
-    assert board.heat.alerts == ()
-    assert [(rate.engine, rate.highest_hz) for rate in board.clock_rates] == [("gpu", 918000000)]
+    assert board.facts is not None
+    assert board.facts.memory.total_bytes == 15656432 * 1024
     assert [camera.is_csi for camera in board.cameras] == [True, False]
     assert board.argus
     assert board.systemd
@@ -93,9 +91,8 @@ def test_a_desktop_and_an_empty_root_are_normal(fake_board: FakeBoard, tmp_path:
     for root in (fake_board.root, tmp_path / "nowhere"):
         board = read_board(root, NOW_S)
         assert not board.is_jetson
-        assert board.gpu_nodes == board.cameras == board.clock_rates == ()
-        assert board.l4t is board.module is board.power_modes is board.unit is None
-        assert board.heat.hottest is None
+        assert board.gpu_nodes == board.cameras == ()
+        assert board.l4t is board.module is board.unit is None
         assert board.limits == GroupLimits(None, None)
 
 
@@ -166,7 +163,7 @@ def test_the_highest_power_mode_is_found_by_its_name(
     fake_board: FakeBoard, names: tuple[str, ...], highest: PowerMode
 ) -> None:
     fake_board.power_modes(*names, current=1)
-    modes = read_board(fake_board.root, NOW_S).power_modes
+    modes = read_power_modes(fake_board.root)
     assert modes is not None
     assert modes.highest == highest
     assert modes.current == PowerMode(1, names[1])
@@ -174,19 +171,9 @@ def test_the_highest_power_mode_is_found_by_its_name(
 
 def test_a_power_mode_that_nobody_chose_is_the_default(fake_board: FakeBoard) -> None:
     fake_board.power_modes("15W", "7W", current=None)
-    modes = read_board(fake_board.root, NOW_S).power_modes
+    modes = read_power_modes(fake_board.root)
     assert modes is not None
     assert modes.current == PowerMode(0, "15W")
-
-
-def test_what_slows_the_board_down_is_told_and_a_fan_is_not(fake_board: FakeBoard) -> None:
-    fake_board.cooling(0, "pwm-fan", 4)
-    fake_board.cooling(1, "cpu-throttle-alert", 1)
-    fake_board.write("sys/class/hwmon/hwmon3/oc1_event_cnt", "2\n")
-    fake_board.write("sys/class/hwmon/hwmon3/oc3_event_cnt", "1\n")
-    heat = read_board(fake_board.root, NOW_S).heat
-    assert heat.alerts == ("cpu-throttle-alert",)
-    assert heat.over_currents == 3
 
 
 def test_the_tightest_cgroup_around_counts(fake_board: FakeBoard) -> None:

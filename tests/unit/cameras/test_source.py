@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
+from edge_server.board.installation import remedy
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import SourceKind, is_live, open_source
 from edge_server.cameras.synthetic.road_renderer import render
@@ -349,7 +351,7 @@ def test_missing_opencv_is_reported_with_its_remedy() -> None:
     def without_opencv(uri: SourceUri, _: SourceOptions) -> FrameSource:
         raise ModuleNotFoundError("No module named 'cv2'", name="cv2")
 
-    with pytest.raises(SourceError, match="apt install python3-opencv"):
+    with pytest.raises(SourceError, match=re.escape(remedy("cv2"))):
         open_source("x.mp4", {"file": SourceKind(without_opencv, live=False)})
 
 

@@ -15,9 +15,12 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
 from edge_server.daemon.camera_set import CameraSet
+from edge_server.daemon.road_parts import road_follower
 from edge_server.errors import SettingsError, SourceError, SourceUriError, Unavailable
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
-from edge_server.settings import CameraSection
+from edge_server.settings import CameraSection, Settings
 from tests.unit.pipeline.test_pipeline import LaneModel, data_plane
 
 if TYPE_CHECKING:
@@ -104,6 +107,9 @@ class Drive:
             [self._note],
             self.models,
             self.removed.append,
+            road=lambda calibration: road_follower(
+                Settings(), calibration, VehicleInputs(), EventLog()
+            ),
             kinds=self.devices.kinds(),
         )
         self.set.open_recordings()

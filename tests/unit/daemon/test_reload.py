@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 import pytest
 
 from edge_server.daemon import reload
-from edge_server.daemon.reload import SettingsReload, restart_needed
+from edge_server.daemon.daemon import Daemon
+from edge_server.daemon.live_settings import POWER, RESTART, TABLE, differences
+from edge_server.daemon.reload import Part, SettingsReload
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.settings import CameraSection, Grpc, Mqtt, Repository, Settings, Tls
+from edge_server.settings import (
+    CameraSection,
+    Grpc,
+    LogSection,
+    Metrics,
+    Mqtt,
+    Power,
+    Repository,
+    Restriction,
+    Serving,
+    Settings,
+    Tls,
+)
+from edge_server.settings.sections import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 FRONT = {"front": CameraSection(uri="synthetic://road")}
 
@@ -52,7 +68,8 @@ def reloading(
     cameras: Cameras, read: Callable[[], Settings], running: Settings | None = None
 ) -> tuple[SettingsReload, Requests]:
     requested = Requests()
-    made = SettingsReload(running or Settings(), read, requested, cameras)  # type: ignore[arg-type]
+    parts = {"cameras": Part(lambda _, wanted: cameras.change(wanted.cameras))}
+    made = SettingsReload(running or Settings(), read, requested, parts)
     return made, requested
 
 
@@ -154,41 +171,166 @@ def test_a_file_that_is_being_written_is_read_until_it_stays_the_same(notified: 
     assert notified
 
 
-def test_settings_that_need_a_restart_are_named_in_one_line(
+def test_each_setting_that_needs_a_restart_is_named_with_both_values(
     notified: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cameras = Cameras()
-    changed = Settings(grpc=Grpc(port=9), mqtt=Mqtt(host="b"), cameras=FRONT)
-    made, requested = reloading(cameras, lambda: changed)
+    changed = Settings(grpc=Grpc(port=9), serving=Serving(name="x"), cameras=FRONT)
+    readings = [changed] * 4 + [Settings()] * 2
+    made, requested = reloading(cameras, lambda: readings.pop(0))
+    for waiting in (("serving.name", "grpc.port"),) * 2 + ((),):
+        caplog.clear()
+        requested.set()
+        made.tick(0.0)
+        assert made.restart_needed == waiting
+        assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+            'settings: serving.name: "triton" -> "x": restart needed, "triton" stays until then',
+            "settings: grpc.port: 8001 -> 9: restart needed, 8001 stays until then",
+        ][: len(waiting)]
+    assert cameras.changed_to == [FRONT, FRONT, {}]
+    assert notified[-1] == "READY=1"
+
+
+def test_what_another_unit_applies_names_that_unit_and_no_restart(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made, requested = reloading(Cameras(), lambda: Settings(power=Power(mode="MAXN")))
     requested.set()
     made.tick(0.0)
-    assert cameras.changed_to == [FRONT]
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "settings: need a restart, and stay as they are: grpc.port, mqtt"
+    assert (
+        'settings: power.mode: null -> "MAXN": systemctl restart edge-server-power.service applies '
+        "it" in caplog.text
+    )
+    assert made.restart_needed == ()
+    assert notified
+
+
+def test_the_summary_names_what_was_applied(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Settings(cameras=FRONT)
+    wanted = Settings(log=LogSection(verbose=1), grpc=Grpc(max_pending_bytes=2**20), cameras=FRONT)
+    asked: list[tuple[Settings, Settings]] = []
+
+    def change(before: Settings, wanted: Settings) -> str:
+        asked.append((before, wanted))
+        return ""
+
+    requested = Requests()
+    made = SettingsReload(running, lambda: wanted, requested, {"log": Part(change)})
+    for _ in range(2):
+        requested.set()
+        with caplog.at_level(logging.INFO):
+            made.tick(0.0)
+    assert asked == [(running, wanted), (wanted, wanted)]
+    assert [record.message for record in caplog.records] == [
+        "settings: reloaded; grpc.max_pending_bytes: 201326592 -> 1048576; log.verbose: 0 -> 1",
+        "settings: reloaded; nothing differs",
     ]
+    assert notified
+
+
+def test_a_part_that_refuses_the_settings_keeps_every_part_as_it_is(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Settings) -> None:
+        if faults:
+            raise SettingsError(faults[0])
+
+    faults = ["mqtt.password_file: p: cannot be read: No such file or directory"]
+    cameras = Cameras()
+    parts = {
+        "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
+        "broker": Part(lambda *_: "", refuse),
+    }
+    requested = Requests()
+    made = SettingsReload(Settings(), lambda: Settings(cameras=FRONT), requested, parts)
+    requested.set()
+    made.tick(0.0)
+    assert cameras.changed_to == []
+    assert made.fault == faults[0]
+    assert "everything stays as it is: mqtt.password_file: p" in caplog.text
+
+    faults.clear()
+    requested.set()
+    made.tick(0.0)
+    assert (cameras.changed_to, made.fault) == ([FRONT], "")
     assert notified[-1] == "READY=1"
+
+
+def leaves(section: type[Section], name: str = "") -> Iterator[str]:
+    """Every setting by its name; that of `[mqtt]` and `[cameras]` are the sections."""
+    for key, hint in get_type_hints(section).items():
+        below = f"{name}.{key}".lstrip(".")
+        if isinstance(hint, type) and issubclass(hint, Section):
+            yield from leaves(hint, below)
+        else:
+            yield below
+
+
+def test_every_setting_is_applied_by_a_part_or_needs_a_restart() -> None:
+    assert sorted(TABLE) == sorted(leaves(Settings))
+
+
+def test_every_part_of_the_table_is_one_of_the_daemon(tmp_path: Path) -> None:
+    metrics, grpc = Metrics(enabled=False), Grpc(enabled=False)
+    repository = Repository(paths=(str(tmp_path),), store=str(tmp_path / "store"))
+    daemon = Daemon(
+        Settings(metrics=metrics, grpc=grpc, repository=repository),
+        read_settings=Settings,
+        reload_requested=Requests(),
+    )
+    assert daemon._reload is not None
+    assert daemon._reload._parts.keys() | {RESTART, POWER} == set(TABLE.values())
 
 
 def test_a_difference_is_named_by_its_own_key() -> None:
     running = Settings(repository=Repository(paths=("a",)), mqtt=Mqtt(host="b"))
     wanted = Settings(
         repository=Repository(paths=("a", "c")),
-        grpc=Grpc(tls=Tls(certificate="x")),
+        grpc=Grpc(tls=Tls(certificate="x"), message_timeout_ms=9),
         mqtt=Mqtt(host="b", port=9),
         cameras=FRONT,
     )
-    assert restart_needed(running, wanted) == [
-        "repository.paths",
-        "grpc.tls.certificate",
-        "mqtt.port",
+    assert [(each.name, each.part) for each in differences(running, wanted)] == [
+        ("repository.paths", RESTART),
+        ("grpc.tls.certificate", "grpc"),
+        ("grpc.message_timeout_ms", "grpc"),
+        ("mqtt", "broker"),
+        ("cameras", "cameras"),
     ]
-    assert restart_needed(running, running) == []
+    assert differences(running, running) == []
+
+
+def test_certificates_wait_for_the_restart_that_turns_encryption_on() -> None:
+    on = Grpc(tls=Tls(enabled=True, certificate="c", key="k"))
+    found = differences(Settings(), Settings(grpc=on))
+    assert {each.name for each in found} == {
+        "grpc.tls.enabled",
+        "grpc.tls.certificate",
+        "grpc.tls.key",
+    }
+    assert {each.part for each in found} == {RESTART}
+
+
+def test_no_difference_shows_a_secret() -> None:
+    def restricted(value: str) -> Grpc:
+        return Grpc(restricted=(Restriction(("health",), "key", value),))
+
+    login = "rtsp://me:geheim@camera/road"
+    for running, wanted in (
+        (Settings(grpc=restricted("geheim")), Settings(grpc=restricted("geheim2"))),
+        (Settings(cameras={"a": CameraSection(uri=login)}), Settings()),
+        (Settings(repository=Repository(paths=(login,))), Settings()),
+    ):
+        (found,) = differences(running, wanted)
+        assert "geheim" not in f"{found.old} {found.new}"
+        assert found.old != "[]"
 
 
 def test_to_stop_ends_the_wait_and_reads_nothing(notified: list[str]) -> None:
     requested = threading.Event()
-    cameras = Cameras()
-    made = SettingsReload(Settings(), lambda: pytest.fail("read"), requested, cameras)  # type: ignore[arg-type]
+    made = SettingsReload(Settings(), lambda: pytest.fail("read"), requested, {})
     made.worker.start()
     made.stop(30.0)
     assert not made.worker.alive

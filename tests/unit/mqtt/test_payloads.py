@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
+from edge_server.board.update_record import UpdateRecord
+from edge_server.board.wall_clock import ClockState
 from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
 from edge_server.mqtt import payloads
 from edge_server.mqtt.topics import Identity
@@ -45,6 +47,7 @@ def frame(*lanes: Lane, epoch_ns: int = 1_790_000_000_123_456_789) -> LaneFrame:
         latency_us=StageLatency(queue=800, preprocess=1900, infer=14200, postprocess=950),
         lanes=lanes,
         clock="rtp",
+        wall_clock="synchronized",
         uncertainty_ns=12_000_000,
         calibration_id="front-2026-09",
     )
@@ -253,6 +256,21 @@ def test_state_payloads() -> None:
     }
 
 
+def test_the_update_topic_has_the_version_that_runs_and_what_became_of_the_last_update() -> None:
+    record = UpdateRecord("rolled_back", "B", "A", "A", "9.9", "B did not start", engine="rauc")
+    assert json.loads(payloads.update(IDENTITY, record)) == {
+        "version": "0.1.0",
+        "slot": "A",
+        "state": "rolled_back",
+        "target": "B",
+        "result": "B did not start",
+        "engine": "rauc",
+        "since": "",
+    }
+    since = json.loads(payloads.update(IDENTITY, UpdateRecord(changed_s=1_790_000_000)))["since"]
+    assert since == "2026-09-21T14:13:20.000000Z"
+
+
 def test_a_camera_whose_frames_are_too_old_does_not_blame_its_model() -> None:
     said = json.loads(payloads.camera_status("ok", 900, "too old", failure_reason="too_old"))
     assert (said["reason"], said["text"], said["lanes"]) == ("too_old", "too old", "failing")
@@ -278,7 +296,7 @@ def test_a_frame_of_a_camera_that_shows_no_road_is_invalid_with_the_camera_s_rea
 
 
 def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
-    sent = to_json(replace(EXAMPLE, degraded="blurred: no sharp edges"))
+    sent = to_json(replace(EXAMPLE, degraded=("blurred: no sharp edges",)))
     assert sent["status"] == "FRAME_STATUS_DEGRADED"
     assert sent["reasons"] == ["blurred: no sharp edges"]
     assert sent["lanes"]
@@ -302,3 +320,20 @@ def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
     }
     assert json.loads(payloads.camera_status("ok", 1, name))["text"] == "m\\xff"
     assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\xff"]
+
+
+def test_what_is_wrong_with_the_device_degrades_its_lanes() -> None:
+    board = ("throttled: gpu-throttle-alert", "clock_unsynchronized: wrong")
+    sent = to_json(replace(EXAMPLE, degraded=board, wall_clock="wrong"))
+    assert (sent["status"], sent["reasons"]) == ("FRAME_STATUS_DEGRADED", list(board))
+    assert sent["time"]["wall_clock"] == "WALL_CLOCK_WRONG"
+    assert len(sent["lanes"]) == len(EXAMPLE.lanes)
+    late = to_json(replace(EXAMPLE, degraded=board), age_ns=10**9)
+    assert (late["status"], late["reasons"]) == ("FRAME_STATUS_STALE", [*board, "age"])
+
+
+@pytest.mark.parametrize("state", ClockState)
+def test_each_state_of_the_clock_has_its_name_in_the_proto(state: ClockState) -> None:
+    sent = to_json(replace(EXAMPLE, wall_clock=state.value))
+    assert sent["time"]["wall_clock"] in dict(lanes_pb2.WallClock.items())
+    check(sent, SCHEMA)

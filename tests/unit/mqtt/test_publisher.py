@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.inference.snapshot import ModelEntry, ModelState
-from edge_server.mqtt import publisher as publishing
+from edge_server.mqtt import link as linking
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
@@ -80,16 +80,17 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(publishing, "_SLOW_S", 0.0)
+    monkeypatch.setattr(linking, "_SLOW_S", 0.0)
     publisher = Publisher(Mqtt("broker.example"), IDENTITY)
     publisher.start()
     assert called.wait(60)
-    assert not publisher.worker.stuck(time.monotonic() + 3600)
+    (worker,) = publisher.workers()
+    assert not worker.stuck(time.monotonic() + 3600)
     publisher.stop()
     answer.set()
-    publisher.worker.stop(60)
-    assert not publisher.worker.alive
-    assert publisher.worker.failure is None
+    worker.stop(60)
+    assert not worker.alive
+    assert worker.failure is None
     assert "broker.example:1883 does not answer, or no name server does" in caplog.text
 
 
@@ -105,7 +106,7 @@ def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.Monkey
             super().close()
             closed.set()
 
-    monkeypatch.setattr(publishing, "Connection", Late)
+    monkeypatch.setattr(linking, "Connection", Late)
     publisher = Publisher(Mqtt("127.0.0.1"), IDENTITY)
     publisher.start()
     assert begun.wait(60)

@@ -13,6 +13,7 @@ def test_the_layout_is_the_documented_one() -> None:
     topics = Topics("truck-7")
     assert topics.status == "edge/v1/truck-7/status"
     assert topics.meta == "edge/v1/truck-7/meta"
+    assert topics.update == "edge/v1/truck-7/update"
     assert topics.lanes("front") == "edge/v1/truck-7/cameras/front/lanes"
     assert topics.camera_status("front") == "edge/v1/truck-7/cameras/front/status"
     assert topics.model_state("laneDetect_model") == (

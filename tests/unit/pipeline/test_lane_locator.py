@@ -47,10 +47,12 @@ def test_a_frame_of_another_size_is_scaled_and_one_of_another_shape_says_so() ->
     half = locator.locate(lane_frame(camera=small), Image.grey(PixelFormat.NV12, 640, 360))
     assert half.ego is not None
     assert half.ego.lane_width_m == pytest.approx(3.6, abs=0.05)
-    squashed = LaneFrame("front", 0, 0, 0, 0, 640, 480, "m", lanes=half.lanes, degraded="dark: so")
+    squashed = LaneFrame(
+        "front", 0, 0, 0, 0, 640, 480, "m", lanes=half.lanes, degraded=("dark: so",)
+    )
     located = locator.locate(squashed, Image.grey(PixelFormat.NV12, 640, 480))
     assert located.ego is None
-    camera, size = located.degraded.splitlines()
+    camera, size = located.degraded
     assert camera == "dark: so"
     assert size.startswith("calibration_size: the frames have 640 x 480 px")
     message = json.loads(payloads.lane_frame(located, Identity("d", "0", "b", "c"), 0, 0))
@@ -89,5 +91,6 @@ def test_a_camera_that_was_moved_is_named_after_a_minute() -> None:
         for number in range(130)
     ]
     assert not any(degraded[:110])
-    assert degraded[-1].startswith("calibration_drift: ")
-    assert "0.9 degrees up" in degraded[-1]
+    (reason,) = degraded[-1]
+    assert reason.startswith("calibration_drift: ")
+    assert "0.9 degrees up" in reason

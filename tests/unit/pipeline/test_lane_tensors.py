@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline.lane_tensors import LaneTensors, check_replacement
+from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors, check_replacement
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
@@ -78,3 +78,43 @@ def test_a_model_may_follow_one_whose_images_it_takes(old: str, new: str) -> Non
 def test_a_model_for_another_format_alone_may_not_follow(old: str) -> None:
     with pytest.raises(ModelConfigError, match=r"takes nv12 images alone.*dims \[-1,-1,-1\]"):
         check_replacement(config(old), config(NV12))
+
+
+def preprocess(parameters: str = "", backend: str = "image_preprocess") -> ModelConfig:
+    text = (
+        f'name: "scale" backend: "{backend}" max_batch_size: 1 '
+        'input { name: "i" data_type: TYPE_UINT8 dims: [-1, -1, -1] } '
+        'output { name: "o" data_type: TYPE_FP32 dims: [3, 360, 640] } ' + parameters
+    )
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
+
+
+def test_a_model_needs_no_larger_images_than_it_makes_of_them() -> None:
+    anyone = parameter("pixel_format", "any")
+    assert ImageNeeds.of(preprocess(anyone)) == ImageNeeds(None, (640, 360))
+    assert ImageNeeds.of(preprocess(backend="python")) == ImageNeeds()
+
+
+def test_a_region_in_px_needs_whole_images() -> None:
+    crop = parameter("pixel_format", "any") + parameter("crop", "0,360,1920,720")
+    assert ImageNeeds.of(preprocess(crop)).size is None
+
+
+def test_the_step_that_takes_the_image_is_found_in_an_ensemble() -> None:
+    text = (
+        'name: "lanes" platform: "ensemble" max_batch_size: 1 '
+        'input { name: "i" data_type: TYPE_UINT8 dims: [-1, -1, -1] } '
+        'output { name: "p" data_type: TYPE_FP32 dims: [-1, 72, 2] } '
+        'output { name: "s" data_type: TYPE_FP32 dims: [-1] } ensemble_scheduling { '
+        'step { model_name: "scale" model_version: -1 '
+        '  input_map { key: "x" value: "i" } output_map { key: "o" value: "m" } } '
+        'step { model_name: "network" model_version: -1 input_map { key: "m" value: "m" } '
+        '  output_map { key: "p" value: "p" } output_map { key: "s" value: "s" } } }'
+    )
+    ensemble = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    assert LaneTensors.of(ensemble).step_of(ensemble) == "scale"
+    assert tensors(ANY).step_of(config(ANY)) == ""

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
-from edge_server.cameras.frame import Frame
+from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
@@ -51,6 +51,7 @@ class OneCamera:
     def __init__(self, *frames: Frame) -> None:
         self._frames = list(frames)
         self.status = CameraStatus(CameraState.LIVE)
+        self.useful = UsefulSize()
 
     def become(self, state: CameraState, reason: str = "", text: str = "") -> None:
         self.status = CameraStatus(state, reason, text, 5_000, 9_000)
@@ -126,6 +127,14 @@ def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     assert (lane_frame.model_name, lane_frame.model_version) == ("lane_detection", "4")
     assert lane_frame.latency_us.queue >= 0
     assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
+
+
+def test_lanes_of_an_image_that_the_decoder_made_smaller_are_in_px_of_the_cameras_picture() -> None:
+    loop, delivered = pipeline(LaneModel(), replace(frame(0), picture_size=(64, 18)))
+    loop.tick(0.0)
+    (lane_frame,) = delivered
+    assert (lane_frame.width, lane_frame.height) == (64, 18)
+    np.testing.assert_array_equal(lane_frame.lanes[0].points, np.tile([400, 200], (10, 1)))
 
 
 def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
@@ -456,7 +465,7 @@ def test_lanes_of_a_degraded_camera_say_so() -> None:
     camera_of(loop).become(CameraState.DEGRADED, "blurred", "no sharp edges")
     loop.tick(0.0)
     assert delivered[0].lanes
-    assert (delivered[0].failure, delivered[0].degraded) == ("", "blurred: no sharp edges")
+    assert (delivered[0].failure, delivered[0].degraded) == ("", ("blurred: no sharp edges",))
 
 
 def test_while_no_frames_come_the_reason_does_at_once_and_every_second() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.errors import Unavailable
+from edge_server.errors import SettingsError, Unavailable
 from edge_server.process.logs import LogSettings, set_up_logging
 from edge_server.settings import LogSection
 
@@ -184,3 +185,46 @@ def test_json_in_the_journal_has_its_priority(
     output = capsys.readouterr().err
     assert output.startswith('<4>{"time": ')
     assert json.loads(output[3:])["text"] == "it warns"
+
+
+def test_other_settings_apply_to_the_lines_from_then_on(root: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(LogSection(file=str(path)))
+    log.debug("left out")
+    switches.apply(LogSection(verbose=1, warning=False, format="json"))
+    log.debug("debug")
+    log.warning("left out")
+    switches.apply(LogSection())
+    log.warning("warning")
+    first, second = path.read_text().splitlines()
+    assert json.loads(first)["text"] == "debug"
+    assert second.endswith("WARNING warning")
+    assert root.level == logging.INFO
+
+
+def test_a_log_file_that_is_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SettingsError, match="pipe: cannot be written"):
+        set_up_logging(LogSection(file=str(pipe)))
+
+
+def test_a_line_waits_for_no_reader_of_a_pipe(
+    root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        set_up_logging(LogSection(file=str(pipe)))
+        logging.getLogger("x").info("first")
+        assert b"first" in os.read(reader, 10_000)
+        for number in range(200):  # more than a pipe holds
+            logging.getLogger(str(number)).info("%s", str(number) * 5000)
+        assert "cannot be written" in capsys.readouterr().err
+        while os.read(reader, 1 << 20):
+            with suppress(OSError):
+                root.handlers[0].flush()
+                break
+    finally:
+        os.close(reader)

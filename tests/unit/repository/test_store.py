@@ -715,3 +715,61 @@ def test_a_copy_that_is_gone_is_not_kept(
     store = reopened()
     assert [text(kept) for kept in store.history("m")] == ["a"]
     assert "is gone" in caplog.text
+
+
+def test_a_disk_near_its_floor_gives_up_the_oldest_copy_that_nobody_needs(
+    write: Write, reopened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 10_000
+    monkeypatch.setattr(store_module, "floor_bytes", lambda *_: 1000)
+    store = reopened(reserve_bytes=1000)
+    # What the copies take is no longer free.
+    monkeypatch.setattr(store_module, "free_bytes", lambda _: free - store._copies.size_bytes)
+    for letter in (b"a", b"b", b"c"):
+        store.commit(store.stage(write({"1/x": letter * 1000, "config.pbtxt": b""})))
+    first, second, _ = reversed(store.history("m"))
+    keys = (first.key, second.key)
+    del first, second
+    free = 4500
+    store.commit(store.stage(write({"1/x": b"d" * 1000, "config.pbtxt": b""})))
+    assert not {keys[0]} & store._copies.keys
+    assert keys[1] in store._copies.keys
+    free = 2000
+    with pytest.raises(InternalError, match=r"the disk has -?\d+ left, of which 1000 stay free"):
+        store.stage(write({"1/x": b"e" * 2000, "config.pbtxt": b""}))
+    assert store.last_good()["m"].directory.joinpath("1/x").read_bytes() == b"d" * 1000
+
+
+def test_a_model_that_is_removed_on_a_full_disk_makes_room_for_the_state(
+    write: Write, reopened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = reopened()
+    store.commit(store.stage(write({"1/x": b"a" * 1000, "config.pbtxt": b""})))
+    store.commit(store.stage(write({"1/x": b"b", "config.pbtxt": b""}, "other")))
+    real = store._file.write
+
+    def full(state: object) -> None:
+        if store._copies.size_bytes > 500:
+            raise OSError(28, "No space left on device")
+        real(state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store._file, "write", full)
+    store.forget("m")
+    assert list(store.last_good()) == ["other"]
+    assert list(reopened().last_good()) == ["other"]
+
+
+def test_a_model_that_is_removed_where_nothing_can_be_written_is_gone_after_a_restart_too(
+    write: Write, reopened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = reopened()
+    store.commit(store.stage(write({"1/x": b"a" * 1000, "config.pbtxt": b""})))
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store._file, "write", full)
+    with pytest.raises(InternalError, match="make room"):
+        store.forget("m")
+    assert store._copies.keys == set()
+    assert reopened(died=True).last_good() == {}

@@ -331,3 +331,31 @@ def test_a_password_goes_where_nobody_listens_or_where_it_is_set(
 ) -> None:
     settings = read_settings(None, {"mqtt": {"username": "me", "password_file": "p", **mqtt}})
     assert settings.mqtt is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[grpc]\n# port = 1\nprot = 2\n", 3),
+        ("\n[grpc]\n\n\nport = -1\n", 5),
+        ("grpc.port = -1\n", 1),
+        ("grpc = {port = -1}\n", 1),
+        ('[cameras.a]\nuri = "x"\n[cameras."b"]\nuri = 1\n', 4),
+        ("[cameras.a]\nuri = 'x'\n\n[cameras.b]\nmodel = 'm'\n", 4),
+        ("[grpc]\nport = 1\n[[grpc.restricted]]\nprotocols = []\n", 4),
+        ("[grpc]\nport = 1\n[metrics]\nport = 1\n", None),
+    ],
+)
+def test_a_fault_names_its_line(tmp_path: Path, text: str, line: int | None) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path, {})
+    assert str(caught.value).endswith(f" (line {line})") == (line is not None)
+
+
+def test_a_fault_of_the_command_line_names_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[grpc]\nport = 1\n")
+    with pytest.raises(SettingsError, match=r"^command line: grpc\.port: .*[^)]$"):
+        read_settings(path, {"grpc": {"port": -1}})

@@ -29,7 +29,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_path,
 )
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.process.disk import atomic_replace, atomic_write
+from edge_server.process.disk import atomic_replace, atomic_write, floor_bytes, free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 PLAN_NAME = "model.plan"
 MAX_BYTES = 4 << 30
+# Free space that plans leave on their disk, or a twentieth of a smaller disk.
+RESERVE_BYTES = 256 << 20
 _NO_TIMINGS = Path()
 # An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
@@ -58,11 +60,18 @@ class PlanCache:
     Args:
         folder: made when the first plan is built.
         max_bytes: maximum size of all plans; the least recently used plans are removed first.
+        free: returns the space that is free beyond what plans leave on their disk.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int = MAX_BYTES,
+        free: Callable[[Path], int] | None = None,
+    ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._free = free or _free_bytes
 
     @property
     def timing_cache(self) -> Path:
@@ -110,16 +119,18 @@ class PlanCache:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
     def prune(self, keep: Path) -> None:
-        """Remove plans until the rest fit into `max_bytes`; `keep` stays in any case."""
+        """Remove plans until the rest fit into `max_bytes` and the disk; `keep` stays."""
         entries = [e for e in self._folder.iterdir() if side_car_path(e / PLAN_NAME).is_file()]
         sizes = {entry: _size_bytes(entry) for entry in entries}
         total_bytes = sum(sizes.values())
+        lacking_bytes = -self._free(self._folder)
         for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime):
-            if total_bytes <= self._max_bytes:
+            if total_bytes <= self._max_bytes and lacking_bytes <= 0:
                 return
             if entry != keep.parent:
                 shutil.rmtree(entry, ignore_errors=True)
                 total_bytes -= sizes[entry]
+                lacking_bytes -= sizes[entry]
                 log.info("plan cache: %s removed, %d MiB", entry.name, sizes[entry] >> 20)
 
 
@@ -190,6 +201,13 @@ def ensure_plan(
             )
         cache.prune(keep=plan)
     return plan, True
+
+
+def _free_bytes(folder: Path) -> int:
+    try:
+        return free_bytes(folder) - floor_bytes(folder, RESERVE_BYTES)
+    except OSError:
+        return 0
 
 
 def _size_bytes(folder: Path) -> int:

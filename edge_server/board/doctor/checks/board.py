@@ -6,15 +6,25 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.board.doctor.evidence import fault, ok, warning
+from edge_server.board.resources import BoardMemory
 
 if TYPE_CHECKING:
     from edge_server.board.doctor.evidence import Evidence, Finding
+    from edge_server.board.thermal import ThermalZone
 
 _GIB = 1 << 30
 _MIB = 1 << 20
 # Orin throttles from about 99 degrees on; a board in a closed box at this temperature gets there in
 # summer.
 _WARM_CELSIUS = 85.0
+_WARM_MARGIN_CELSIUS = 5.0
+_SUPPLY_EVENTS = {
+    "oc1": "undervoltage (oc1)",
+    "oc2": "average over-current (oc2)",
+    "oc3": "peak over-current (oc3)",
+}
+_WORN = 0.9
+_ENDS = ("warning", "urgent")
 # With less free space a log, a plan or a copy of a model fills the disk.
 _LITTLE_ROOM_BYTES = _GIB
 _NO_ROOM_BYTES = 64 * _MIB
@@ -64,16 +74,16 @@ def power_mode(evidence: Evidence) -> Finding:
     board = evidence.board
     if not board.is_jetson:
         return ok("not a Jetson")
-    modes = board.power_modes
-    if modes is None or modes.current is None or modes.highest is None:
+    modes = None if board.facts is None else board.facts.power_modes
+    if board.facts is None or modes is None or modes.current is None or modes.highest is None:
         return warning(
             "unknown: the files of nvpmodel do not show it",
             "sudo nvpmodel -q, outside any container",
         )
     rates = "; ".join(
-        f"{rate.engine} {rate.now_hz / 1e6:.0f} of {rate.highest_hz / 1e6:.0f} MHz"
-        for rate in board.clock_rates
-        if rate.highest_hz
+        f"{engine.name} {engine.now_hz / 1e6:.0f} of {engine.highest_hz / 1e6:.0f} MHz"
+        for engine in board.facts.engines
+        if engine.now_hz is not None and engine.highest_hz
     )
     found = modes.current.name + (f"; now {rates}" if rates else "")
     if modes.current != modes.highest:
@@ -85,25 +95,63 @@ def power_mode(evidence: Evidence) -> Finding:
 
 
 def heat(evidence: Evidence) -> Finding:
-    """No engine throttles because of heat or current."""
-    state = evidence.board.heat
-    hottest = state.hottest
+    """No engine throttles because of heat or supply."""
+    facts = evidence.board.facts
+    if facts is None:
+        return warning(
+            "not known: a sensor's file does not let itself be read",
+            "sudo dmesg | grep -i i2c, and switch the board off and on",
+        )
+    state, hottest = facts.heat, facts.heat.hottest
     if hottest is None:
         return ok("not known here")
     found = f"{hottest.celsius:.0f} °C at {hottest.name}"
-    if state.alerts:
+    if state.throttled:
         return warning(
-            f"{found}; slowed down by {', '.join(state.alerts)}",
+            f"{found}; slowed down by {', '.join(state.throttled)}",
             "cool it better, or choose a lower power mode: sudo nvpmodel -m ID",
         )
-    if hottest.celsius >= _WARM_CELSIUS:
+    if any(zone.celsius >= _warm_celsius(zone) for zone in state.zones):
         return warning(f"{found}; it slows down soon", "look at fan, dust and the place it is in")
-    if state.over_currents:
-        return warning(
-            f"{found}; slowed down {state.over_currents} times since its start by over-current",
-            "look at the power supply, or choose a lower power mode: sudo nvpmodel -m ID",
-        )
     return ok(found)
+
+
+def supply(evidence: Evidence) -> Finding:
+    """The supply gives the board enough voltage and current."""
+    facts = evidence.board.facts
+    if facts is None:
+        return ok("not known here")
+    found = ", ".join(f"{rail.name} {rail.watts:.1f} W" for rail in facts.rails)
+    if facts.heat.low_voltage:
+        return warning(
+            f"{found or 'no power monitor'}; low voltage at {', '.join(facts.heat.low_voltage)}",
+            "look at the supply and its cable",
+        )
+    events = {event.name: event.count for event in facts.heat.supply_events if event.count}
+    if events:
+        counts = ", ".join(
+            f"{_SUPPLY_EVENTS.get(n, n)} {count} times" for n, count in events.items()
+        )
+        return warning(
+            f"{found + '; ' if found else ''}slowed down since its start by {counts}",
+            "look at the supply and its cable, or choose a lower power mode: sudo nvpmodel -m ID",
+        )
+    return ok(found or "not known here")
+
+
+def storage(evidence: Evidence) -> Finding:
+    """No drive is near the end of its life."""
+    drives = evidence.board.facts.storage if evidence.board.facts is not None else ()
+    found = ", ".join(
+        each.name
+        + ("" if each.worn is None else f" up to {100 * each.worn:.0f} % worn")
+        + ("" if each.celsius is None else f" {each.celsius:.0f} °C")
+        for each in drives
+    )
+    worn = [each.name for each in drives if (each.worn or 0) > _WORN or each.end_of_life in _ENDS]
+    if worn:
+        return warning(found, f"replace {', '.join(worn)}: what it holds may be lost any time")
+    return ok(found or "no drive reports it here")
 
 
 def clock(evidence: Evidence) -> Finding:
@@ -122,7 +170,9 @@ def clock(evidence: Evidence) -> Finding:
 
 def memory(evidence: Evidence) -> Finding:
     """The memory suffices, also under a cgroup's limit."""
-    total, available = evidence.board.memory.total_bytes, evidence.board.memory.available_bytes
+    facts = evidence.board.facts
+    known = BoardMemory() if facts is None else facts.memory
+    total, available = known.total_bytes, known.available_bytes
     limit = evidence.board.limits.memory_bytes
     if total is None or available is None:
         return ok("not known here")
@@ -161,3 +211,9 @@ def disk(evidence: Evidence) -> Finding:
     if there.free_bytes < _LITTLE_ROOM_BYTES:
         return warning(found, "make room: journalctl --vacuum-size=100M, apt clean, old models")
     return ok(found)
+
+
+def _warm_celsius(zone: ThermalZone) -> float:
+    """Return where a zone is near its limit: shortly below its own, or below Orin's usual one."""
+    limits = [at for at in (zone.throttle_celsius, zone.critical_celsius) if at is not None]
+    return min(limits) - _WARM_MARGIN_CELSIUS if limits else _WARM_CELSIUS

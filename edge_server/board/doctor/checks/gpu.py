@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_server.board.doctor.evidence import fault, ok, warning
+from edge_server.board.installation import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,13 +129,13 @@ def pycuda(evidence: Evidence) -> Finding:
             return ok(f"{found}; none needed on the CPU")
         if not evidence.driver_works:
             return warning(found, "mend the driver first")
-        return fault(found, "install a pycuda that was built for this CUDA and this Python")
+        return fault(found, remedy("pycuda"))
     if facts.get("missing"):
         if not needed:
             return ok("none, and none needed on the CPU")
         return warning(
             "pycuda is not installed: images are preprocessed on the CPU",
-            "scripts/install_pycuda builds it for this machine's CUDA",
+            remedy("pycuda"),
         )
     return ok(f"pycuda {facts['version']}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_server.board.doctor.evidence import fault, ok, warning
+from edge_server.board.installation import remedy
 
 if TYPE_CHECKING:
     from edge_server.board.doctor.evidence import Evidence, Finding
@@ -36,7 +37,7 @@ def tensorrt(evidence: Evidence) -> Finding:
             return ok("none: ONNX models run with ONNX Runtime, TensorRT plans do not run")
         return fault(
             f"TensorRT is not there for Python {evidence.python}: plans do not run",
-            "sudo apt install python3-libnvinfer, in a venv with --system-site-packages",
+            remedy("tensorrt", machine="aarch64"),
         )
     found = f"TensorRT {facts['version']}"
     if not board.is_jetson:
@@ -127,13 +128,12 @@ def onnxruntime(evidence: Evidence) -> Finding:
     facts = result.facts
     if result.problem:
         found = f"ONNX Runtime cannot be imported: {result.problem}"
-        return fault(found, "pip install --force-reinstall onnxruntime")
+        return fault(found, remedy("onnxruntime"))
     if facts.get("missing"):
         found = "ONNX Runtime is not installed: ONNX models do not run"
-        remedy = "pip install onnxruntime"
         if "version" in evidence.result("tensorrt").facts:
-            return warning(f"{found}, TensorRT plans do", remedy)
-        return fault(found, remedy)
+            return warning(f"{found}, TensorRT plans do", remedy("onnxruntime"))
+        return fault(found, remedy("onnxruntime"))
     providers = ", ".join(
         name.removesuffix("ExecutionProvider") for name in facts.get("providers", ())
     )
@@ -144,18 +144,18 @@ def opencv(evidence: Evidence) -> Finding:
     """OpenCV can be imported; on a Jetson it is JetPack's own."""
     result, board = evidence.result("opencv"), evidence.board
     facts = result.facts
-    jetpacks = "sudo apt install python3-opencv, in a venv with --system-site-packages"
-    remedy = jetpacks if board.is_jetson else "pip install opencv-python-headless"
+    machine = "aarch64" if board.is_jetson else ""
     if result.problem:
-        return fault(f"OpenCV cannot be imported: {result.problem}", remedy)
+        return fault(f"OpenCV cannot be imported: {result.problem}", remedy("cv2", machine=machine))
     if facts.get("missing"):
-        return fault("OpenCV is not installed: no camera, no image can be read", remedy)
+        found = "OpenCV is not installed: no camera, no image can be read"
+        return fault(found, remedy("cv2", machine=machine))
     found = f"OpenCV {facts['version']}, GStreamer: {'YES' if facts.get('gstreamer') else 'NO'}"
     if not board.is_jetson:
         return ok(found)
     if not facts["file"].startswith("/usr/lib/"):
         return warning(
             f"{found}; a wheel hides JetPack's own: {facts['file']}",
-            f"pip uninstall opencv-python opencv-python-headless; {jetpacks}",
+            f"pip uninstall opencv-python opencv-python-headless; {remedy('cv2', machine=machine)}",
         )
     return ok(found)

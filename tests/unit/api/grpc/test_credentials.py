@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edge_server.api.grpc.credentials import server_credentials
+from edge_server.api.grpc.credentials import check_certificates
 from edge_server.errors import SettingsError
 from edge_server.settings import Tls
 
@@ -28,7 +28,7 @@ def tls(authority: Any) -> Callable[..., Tls]:
 
 
 def test_files_that_fit_are_taken(tls: Callable[..., Tls]) -> None:
-    server_credentials(tls())
+    check_certificates(tls())
 
 
 @pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])
@@ -38,7 +38,7 @@ def test_a_file_that_is_not_there_is_named(
     with pytest.raises(
         SettingsError, match=rf"^grpc\.tls\.{name}: .*/gone: cannot be read: No such file"
     ):
-        server_credentials(tls(**{name: tmp_path / "gone"}))
+        check_certificates(tls(**{name: tmp_path / "gone"}))
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_a_file_that_holds_something_else_is_named(
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(SettingsError, match=rf"^grpc\.tls\.{name}: .*/garbage: {says}"):
-        server_credentials(tls(**{name: path}))
+        check_certificates(tls(**{name: path}))
 
 
 def test_the_key_of_another_certificate_is_refused(tls: Callable[..., Tls], authority: Any) -> None:
     _, other = authority.issue("other")
     with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
-        server_credentials(tls(key=other))
+        check_certificates(tls(key=other))
 
 
 def test_a_key_with_a_password_is_refused_without_a_prompt(
@@ -79,7 +79,7 @@ def test_a_key_with_a_password_is_refused_without_a_prompt(
         )
     )
     with pytest.raises(SettingsError, match="without a password"):
-        server_credentials(tls(key=path))
+        check_certificates(tls(key=path))
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
@@ -89,7 +89,7 @@ def test_a_key_that_others_may_read_or_change_is_refused(
     _, path = authority.issue("server")
     path.chmod(mode)
     with pytest.raises(SettingsError, match=rf"mode {mode:o}\): chmod 600 it"):
-        server_credentials(tls(key=path))
+        check_certificates(tls(key=path))
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o640])
@@ -98,4 +98,4 @@ def test_its_owner_and_its_group_may_read_it(
 ) -> None:
     certificate, path = authority.issue("server")
     path.chmod(mode)
-    server_credentials(tls(certificate=certificate, key=path))
+    check_certificates(tls(certificate=certificate, key=path))

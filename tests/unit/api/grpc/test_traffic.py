@@ -273,3 +273,17 @@ def test_memory_goes_back_now_and_then_under_load_and_after_it(
         assert given_back_at(traffic, memory, range(25)) == [10, 21]
     # What lay in use then is free only now.
     assert given_back_at(traffic, memory, range(25, 40)) == [26]
+
+
+def test_other_limits_apply_at_once(traffic: Traffic) -> None:
+    call = Call(traffic)
+    now = time.monotonic()
+    traffic.change(MIB, 9.0)
+    traffic.tick(now + 8)
+    assert not call.cancelled.is_set()
+    traffic.change(MIB, 1.0)
+    traffic.tick(now + 8)
+    assert call.cancelled.is_set()
+    call.close()
+    with traffic.budget.hold(MIB), pytest.raises(Unavailable, match=f"and of {MIB} at most"):
+        traffic.budget.take(MIB)

@@ -7,12 +7,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from boards import plant
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from edge_server.api.http.exposition import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.backends.contract import Phases
+from edge_server.board.wall_clock import ClockWatch
+from edge_server.board.watch import BoardWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -22,6 +25,7 @@ from edge_server.pipeline.lane_pipeline import LanePipeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 # What dashboards of Triton ask for, as far as it is counted here.
 TRITON = {
@@ -46,6 +50,7 @@ TRITON = {
 }
 OWN = {
     "edge_build_info",
+    "edge_uptime_seconds",
     "edge_model_state",
     "edge_tensor_copies_total",
     "edge_tensor_copied_bytes_total",
@@ -59,20 +64,33 @@ OWN = {
     "edge_mqtt_connected",
     "edge_mqtt_queue_depth",
     "edge_mqtt_dropped_total",
+    "edge_settings_reloaded",
+    "edge_settings_restart_needed",
 }
 
 
 class Broker:
+    on = True
     connected = True
     dropped = 7
     waiting = 2
+
+
+class SettingsState:
+    fault = ""
+    restart_needed = ("grpc.port", "metrics.port")
 
 
 def sources(entries: Sequence[ModelEntry] = (), **changed: Any) -> Sources:
     pipeline = LanePipeline(
         Camera("front", "synthetic://road"), DataPlane(ModelRegistry()), "lanes", ()
     )
-    parts = {"broker": Broker(), "processors": ProcessorUse(), **changed}
+    parts = {
+        "broker": Broker(),
+        "processors": ProcessorUse(),
+        "settings": SettingsState(),
+        **changed,
+    }
     return Sources("1.2.3", lambda: entries, [pipeline], LaneLatency(), **parts)
 
 
@@ -142,8 +160,21 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
 
 
 def test_a_missing_part_has_no_metrics() -> None:
-    found = {name for name, _ in samples(sources(broker=None, processors=None))}
-    assert not any(name.startswith(("edge_mqtt", "nv_cpu")) for name in found)
+    off = Broker()
+    off.on = False
+    for broker in (None, off):
+        missing = sources(broker=broker, processors=None, settings=None)
+        found = {name for name, _ in samples(missing)}
+        assert not any(name.startswith(("edge_mqtt", "nv_cpu", "edge_settings")) for name in found)
+
+
+def test_a_reload_that_was_refused_and_what_waits_for_a_restart_are_counted() -> None:
+    found = samples(sources())
+    assert found["edge_settings_reloaded", frozenset()] == 1
+    assert found["edge_settings_restart_needed", frozenset()] == 2
+    refused = SettingsState()
+    refused.fault = "config.toml: grpc.prot: unknown key"
+    assert samples(sources(settings=refused))["edge_settings_reloaded", frozenset()] == 0
 
 
 @pytest.mark.parametrize(
@@ -181,3 +212,79 @@ def test_a_name_that_is_not_utf_8_is_escaped(accept: str) -> None:
     text, _ = exposition.write(accept)
     assert rb"\xff" in text
     assert text.decode().count("nv_inference_count")
+
+
+BOARD = {
+    "edge_board_condition",
+    "edge_board_clock_state",
+    "edge_board_clock_steps_total",
+    "edge_board_clock_hertz",
+    "edge_board_clock_limit_hertz",
+    "edge_board_sample_age_seconds",
+    "edge_board_load_ratio",
+    "edge_board_temperature_celsius",
+    "edge_board_temperature_throttle_celsius",
+    "edge_board_temperature_critical_celsius",
+    "edge_board_supply_events_total",
+    "edge_board_power_watts",
+    "edge_board_voltage_volts",
+    "edge_board_power_mode_info",
+    "edge_board_boot_info",
+    "edge_board_uptime_seconds",
+    "edge_board_storage_temperature_celsius",
+    "edge_board_swap_total_bytes",
+    "edge_board_swap_free_bytes",
+    "edge_disk_free_bytes",
+}
+
+
+def of_board(root: Path, **changed: Any) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    watch = BoardWatch(root, ClockWatch(root, synchronized=lambda: True))
+    watch.sample()
+    watch.check()
+    free: dict[str, int] = {"/var/lib/edge_server": 1 << 30}
+    found = samples(sources(board=watch, free_bytes=lambda: free, **changed))
+    named: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for (name, labels), value in found.items():
+        named.setdefault(name, {})[labels] = value
+    return named
+
+
+def test_a_boards_numbers_arrive_in_units_of_prometheus(tmp_path: Path) -> None:
+    found = of_board(plant("orin_nx_jetpack6", tmp_path))
+    assert {name for name in found if name.startswith(("edge_board", "edge_disk"))} == BOARD
+
+    def value(name: str, /, **labels: str) -> float:
+        return found[name][frozenset(labels.items())]
+
+    assert value("nv_gpu_utilization", gpu_uuid="gpu") == 0.734
+    assert value("edge_board_clock_hertz", engine="gpu") == 408e6
+    assert value("edge_board_temperature_celsius", zone="tj-thermal") == 63.781
+    assert value("edge_board_temperature_throttle_celsius", zone="gpu-thermal") == 99
+    assert value("edge_board_power_watts", rail="VDD_IN") == pytest.approx(9.31, abs=0.01)
+    assert value("edge_board_power_mode_info", id="3", name="25W") == 1
+    assert value("edge_board_condition", reason="throttled") == 0
+    assert value("edge_disk_free_bytes", directory="/var/lib/edge_server") == 1 << 30
+
+
+def test_what_throttles_and_what_the_supply_did_is_counted(tmp_path: Path) -> None:
+    found = of_board(plant("agx_orin_jetpack7", tmp_path))
+    assert found["edge_board_condition"][frozenset({("reason", "throttled")})] == 1
+    assert found["edge_board_supply_events_total"][frozenset({("counter", "oc1")})] == 2
+    assert found["edge_board_storage_worn_ratio"][frozenset({("drive", "mmcblk0")})] == 0.3
+
+
+def test_a_pc_has_no_metrics_of_what_it_does_not_report(tmp_path: Path) -> None:
+    found = of_board(tmp_path)
+    assert {name for name in found if name.startswith("edge_board")} == {
+        "edge_board_condition",
+        "edge_board_clock_state",
+        "edge_board_clock_steps_total",
+        "edge_board_sample_age_seconds",
+    }
+    assert "nv_gpu_utilization" not in found
+
+
+def test_metrics_of_the_gpu_can_be_switched_off(tmp_path: Path) -> None:
+    found = of_board(plant("orin_nx_jetpack6", tmp_path), gpu=False)
+    assert "nv_gpu_utilization" not in found

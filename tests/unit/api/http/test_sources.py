@@ -53,6 +53,19 @@ def test_end_to_end_is_the_age_when_the_lanes_are_known() -> None:
     assert latency.end_to_end()["front",].sum_s == 0.04
 
 
+def test_only_lanes_that_are_not_stale_count_as_the_newest_valid_ones() -> None:
+    now_ns = [1_000_000_000]
+    latency = LaneLatency(lambda: now_ns[0])
+    assert latency.last_valid_age_s("front") is None
+    latency(lane_frame(capture_ns=900_000_000), NO_FRAME)
+    now_ns[0] = 3_000_000_000
+    latency(lane_frame(capture_ns=1_000_000_000), NO_FRAME)  # 2 s old: stale
+    latency(replace(lane_frame(capture_ns=now_ns[0]), failure="no answer"), NO_FRAME)
+    assert latency.last_valid_age_s("front") == 2.0
+    latency.forget("front")
+    assert latency.last_valid_age_s("front") is None
+
+
 @given(st.lists(st.integers(0, 2_000_000), max_size=50))
 def test_buckets_never_shrink_and_the_last_holds_all(spent_us: list[int]) -> None:
     latency = LaneLatency(lambda: 0)

@@ -278,7 +278,10 @@ def test_one_thing_that_is_wrong_is_told_alone(
     ("spoil", "wrong"),
     [
         (lambda board: board.cooling(1, "gpu-throttle-alert", 1), {"heat": WARNING}),
-        (lambda board: board.write("sys/class/hwmon/hwmon1/oc3_event_cnt", "7"), {"heat": WARNING}),
+        (
+            lambda board: board.write("sys/class/hwmon/hwmon1/oc3_event_cnt", "7"),
+            {"supply": WARNING},
+        ),
         (
             lambda board: board.write("sys/class/thermal/thermal_zone1/temp", "88000"),
             {"heat": WARNING},

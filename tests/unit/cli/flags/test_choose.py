@@ -24,6 +24,7 @@ REFUSED = "refused"
 # Flag → a value as it stands on the command line, and the setting it gives, or the other two ways.
 EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "device-id": [("truck", ("device.id", "truck"))],
+    "device-clock": [("synchronized", ("device.clock", "synchronized"))],
     "grpc-socket": [("/run/x", ("grpc.socket", "/run/x"))],
     "grpc-control": [("off", ("grpc.control", "off"))],
     "grpc-max-message-bytes": [("100000000", ("grpc.max_message_bytes", 100000000))],
@@ -107,7 +108,7 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "metrics-address": [("localhost", ("metrics.host", "localhost"))],
     "metrics-port": [("9002", ("metrics.port", 9002))],
     "allow-cpu-metrics": [("false", ("metrics.cpu", False))],
-    "allow-gpu-metrics": [("true", IGNORED)],
+    "allow-gpu-metrics": [("false", ("metrics.gpu", False))],
     "metrics-interval-ms": [("2000.5", IGNORED)],
     "metrics-config": [("summary_latencies=true", IGNORED)],
     "trace-config": [

@@ -95,3 +95,14 @@ def test_it_is_on_while_any_model_is_traced(path: Path) -> None:
     assert [run(tracer, name) for name in ("m", "n", "m", "n")] == [False, False, True, False]
     tracer.change("m", {"timestamps": None})
     assert not tracer.on
+
+
+def test_rules_that_begin_anew_replace_those_of_clients(path: Path) -> None:
+    tracer = Tracer(TraceRule(), TraceWriter(TraceFile(str(path))))
+    tracer.change("", {"rate": 0})
+    tracer.change("m", {"rate": 5})
+    tracer.begin_anew(ON)
+    assert tracer.on
+    assert tracer.rule("m") == tracer.rule("") == ON
+    tracer.begin_anew(TraceRule())
+    assert not tracer.on

@@ -25,45 +25,47 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x64ge/lanes/v1/lanes.proto\x12\redge.lanes.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbe\x03\n\tLaneFrame\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61mera\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x10\n\x08\x66rame_id\x18\x05 \x01(\r\x12\x0b\n\x03seq\x18\x06 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\r\x12*\n\x06status\x18\x08 \x01(\x0e\x32\x1a.edge.lanes.v1.FrameStatus\x12\x0f\n\x07reasons\x18\t \x03(\t\x12&\n\x04time\x18\n \x01(\x0b\x32\x18.edge.lanes.v1.FrameTime\x12/\n\nlatency_us\x18\x0b \x01(\x0b\x32\x1b.edge.lanes.v1.StageLatency\x12\'\n\x05image\x18\x0c \x01(\x0b\x32\x18.edge.lanes.v1.ImageSize\x12*\n\x05model\x18\r \x01(\x0b\x32\x1b.edge.lanes.v1.ModelVersion\x12\"\n\x05lanes\x18\x0e \x03(\x0b\x32\x13.edge.lanes.v1.Lane\x12\x1f\n\x03\x65go\x18\x0f \x01(\x0b\x32\x12.edge.lanes.v1.Ego\x12\x10\n\x08\x63\x61lib_id\x18\x10 \x01(\t\"\xac\x01\n\tFrameTime\x12\x17\n\x0f\x63\x61pture_mono_ns\x18\x01 \x01(\x03\x12\x18\n\x10\x63\x61pture_epoch_ns\x18\x02 \x01(\x03\x12\x30\n\x0c\x63\x61pture_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x61ge_us\x18\x04 \x01(\r\x12*\n\x05\x63lock\x18\x05 \x01(\x0b\x32\x1b.edge.lanes.v1.CaptureClock\"R\n\x0c\x43\x61ptureClock\x12*\n\x06source\x18\x01 \x01(\x0e\x32\x1a.edge.lanes.v1.ClockSource\x12\x16\n\x0euncertainty_us\x18\x02 \x01(\r\"U\n\x0cStageLatency\x12\r\n\x05queue\x18\x02 \x01(\r\x12\x12\n\npreprocess\x18\x03 \x01(\r\x12\r\n\x05infer\x18\x04 \x01(\r\x12\x13\n\x0bpostprocess\x18\x05 \x01(\r\"*\n\tImageSize\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\"-\n\x0cModelVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfb\x01\n\x04Lane\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\x11\x12\x12\n\nconfidence\x18\x03 \x01(\x02\x12(\n\x04type\x18\x04 \x01(\x0e\x32\x1a.edge.lanes.v1.MarkingType\x12*\n\x05\x63olor\x18\x05 \x01(\x0e\x32\x1b.edge.lanes.v1.MarkingColor\x12\x30\n\x0cimage_points\x18\x06 \x01(\x0b\x32\x1a.edge.lanes.v1.ImagePoints\x12)\n\x06ground\x18\x07 \x01(\x0b\x32\x19.edge.lanes.v1.GroundLane\x12\x11\n\tpredicted\x18\x08 \x01(\x08\"#\n\x0bImagePoints\x12\t\n\x01x\x18\x01 \x03(\x02\x12\t\n\x01y\x18\x02 \x03(\x02\"h\n\nGroundLane\x12+\n\x06points\x18\x01 \x01(\x0b\x32\x1b.edge.lanes.v1.GroundPoints\x12-\n\npolynomial\x18\x02 \x01(\x0b\x32\x19.edge.lanes.v1.Polynomial\"$\n\x0cGroundPoints\x12\t\n\x01x\x18\x01 \x03(\x02\x12\t\n\x01y\x18\x02 \x03(\x02\"r\n\nPolynomial\x12\n\n\x02\x63\x30\x18\x01 \x01(\x01\x12\n\n\x02\x63\x31\x18\x02 \x01(\x01\x12\n\n\x02\x63\x32\x18\x03 \x01(\x01\x12\n\n\x02\x63\x33\x18\x04 \x01(\x01\x12\x0f\n\x07x_min_m\x18\x05 \x01(\x02\x12\x0f\n\x07x_max_m\x18\x06 \x01(\x02\x12\x12\n\ncovariance\x18\x07 \x03(\x01\"\xb5\x02\n\x03\x45go\x12\x1d\n\x10lateral_offset_m\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12!\n\x14lateral_offset_std_m\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x1e\n\x11heading_error_rad\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x1a\n\rcurvature_1pm\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x19\n\x0clane_width_m\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12.\n\x0blane_change\x18\x06 \x01(\x0e\x32\x19.edge.lanes.v1.LaneChangeB\x13\n\x11_lateral_offset_mB\x17\n\x15_lateral_offset_std_mB\x14\n\x12_heading_error_radB\x10\n\x0e_curvature_1pmB\x0f\n\r_lane_width_m*\x8d\x01\n\x0b\x46rameStatus\x12\x1c\n\x18\x46RAME_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46RAME_STATUS_OK\x10\x01\x12\x19\n\x15\x46RAME_STATUS_DEGRADED\x10\x02\x12\x16\n\x12\x46RAME_STATUS_STALE\x10\x03\x12\x18\n\x14\x46RAME_STATUS_INVALID\x10\x04*\x8a\x01\n\x0b\x43lockSource\x12\x1c\n\x18\x43LOCK_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43LOCK_SOURCE_ARRIVAL\x10\x01\x12\x17\n\x13\x43LOCK_SOURCE_SENSOR\x10\x02\x12\x14\n\x10\x43LOCK_SOURCE_RTP\x10\x03\x12\x14\n\x10\x43LOCK_SOURCE_NTP\x10\x04*v\n\x0bMarkingType\x12\x1c\n\x18MARKING_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14MARKING_TYPE_UNKNOWN\x10\x01\x12\x16\n\x12MARKING_TYPE_SOLID\x10\x02\x12\x17\n\x13MARKING_TYPE_DASHED\x10\x03*{\n\x0cMarkingColor\x12\x1d\n\x19MARKING_COLOR_UNSPECIFIED\x10\x00\x12\x19\n\x15MARKING_COLOR_UNKNOWN\x10\x01\x12\x17\n\x13MARKING_COLOR_WHITE\x10\x02\x12\x18\n\x14MARKING_COLOR_YELLOW\x10\x03*l\n\nLaneChange\x12\x1b\n\x17LANE_CHANGE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_CHANGE_NONE\x10\x01\x12\x14\n\x10LANE_CHANGE_LEFT\x10\x02\x12\x15\n\x11LANE_CHANGE_RIGHT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x64ge/lanes/v1/lanes.proto\x12\redge.lanes.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbe\x03\n\tLaneFrame\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61mera\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x10\n\x08\x66rame_id\x18\x05 \x01(\r\x12\x0b\n\x03seq\x18\x06 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\r\x12*\n\x06status\x18\x08 \x01(\x0e\x32\x1a.edge.lanes.v1.FrameStatus\x12\x0f\n\x07reasons\x18\t \x03(\t\x12&\n\x04time\x18\n \x01(\x0b\x32\x18.edge.lanes.v1.FrameTime\x12/\n\nlatency_us\x18\x0b \x01(\x0b\x32\x1b.edge.lanes.v1.StageLatency\x12\'\n\x05image\x18\x0c \x01(\x0b\x32\x18.edge.lanes.v1.ImageSize\x12*\n\x05model\x18\r \x01(\x0b\x32\x1b.edge.lanes.v1.ModelVersion\x12\"\n\x05lanes\x18\x0e \x03(\x0b\x32\x13.edge.lanes.v1.Lane\x12\x1f\n\x03\x65go\x18\x0f \x01(\x0b\x32\x12.edge.lanes.v1.Ego\x12\x10\n\x08\x63\x61lib_id\x18\x10 \x01(\t\"\xda\x01\n\tFrameTime\x12\x17\n\x0f\x63\x61pture_mono_ns\x18\x01 \x01(\x03\x12\x18\n\x10\x63\x61pture_epoch_ns\x18\x02 \x01(\x03\x12\x30\n\x0c\x63\x61pture_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x61ge_us\x18\x04 \x01(\r\x12*\n\x05\x63lock\x18\x05 \x01(\x0b\x32\x1b.edge.lanes.v1.CaptureClock\x12,\n\nwall_clock\x18\x07 \x01(\x0e\x32\x18.edge.lanes.v1.WallClock\"R\n\x0c\x43\x61ptureClock\x12*\n\x06source\x18\x01 \x01(\x0e\x32\x1a.edge.lanes.v1.ClockSource\x12\x16\n\x0euncertainty_us\x18\x02 \x01(\r\"U\n\x0cStageLatency\x12\r\n\x05queue\x18\x02 \x01(\r\x12\x12\n\npreprocess\x18\x03 \x01(\r\x12\r\n\x05infer\x18\x04 \x01(\r\x12\x13\n\x0bpostprocess\x18\x05 \x01(\r\"*\n\tImageSize\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\"-\n\x0cModelVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfb\x01\n\x04Lane\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\x11\x12\x12\n\nconfidence\x18\x03 \x01(\x02\x12(\n\x04type\x18\x04 \x01(\x0e\x32\x1a.edge.lanes.v1.MarkingType\x12*\n\x05\x63olor\x18\x05 \x01(\x0e\x32\x1b.edge.lanes.v1.MarkingColor\x12\x30\n\x0cimage_points\x18\x06 \x01(\x0b\x32\x1a.edge.lanes.v1.ImagePoints\x12)\n\x06ground\x18\x07 \x01(\x0b\x32\x19.edge.lanes.v1.GroundLane\x12\x11\n\tpredicted\x18\x08 \x01(\x08\"#\n\x0bImagePoints\x12\t\n\x01x\x18\x01 \x03(\x02\x12\t\n\x01y\x18\x02 \x03(\x02\"h\n\nGroundLane\x12+\n\x06points\x18\x01 \x01(\x0b\x32\x1b.edge.lanes.v1.GroundPoints\x12-\n\npolynomial\x18\x02 \x01(\x0b\x32\x19.edge.lanes.v1.Polynomial\"$\n\x0cGroundPoints\x12\t\n\x01x\x18\x01 \x03(\x02\x12\t\n\x01y\x18\x02 \x03(\x02\"r\n\nPolynomial\x12\n\n\x02\x63\x30\x18\x01 \x01(\x01\x12\n\n\x02\x63\x31\x18\x02 \x01(\x01\x12\n\n\x02\x63\x32\x18\x03 \x01(\x01\x12\n\n\x02\x63\x33\x18\x04 \x01(\x01\x12\x0f\n\x07x_min_m\x18\x05 \x01(\x02\x12\x0f\n\x07x_max_m\x18\x06 \x01(\x02\x12\x12\n\ncovariance\x18\x07 \x03(\x01\"\xb5\x02\n\x03\x45go\x12\x1d\n\x10lateral_offset_m\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12!\n\x14lateral_offset_std_m\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x1e\n\x11heading_error_rad\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x1a\n\rcurvature_1pm\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x19\n\x0clane_width_m\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12.\n\x0blane_change\x18\x06 \x01(\x0e\x32\x19.edge.lanes.v1.LaneChangeB\x13\n\x11_lateral_offset_mB\x17\n\x15_lateral_offset_std_mB\x14\n\x12_heading_error_radB\x10\n\x0e_curvature_1pmB\x0f\n\r_lane_width_m*\x8d\x01\n\x0b\x46rameStatus\x12\x1c\n\x18\x46RAME_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46RAME_STATUS_OK\x10\x01\x12\x19\n\x15\x46RAME_STATUS_DEGRADED\x10\x02\x12\x16\n\x12\x46RAME_STATUS_STALE\x10\x03\x12\x18\n\x14\x46RAME_STATUS_INVALID\x10\x04*\x91\x01\n\tWallClock\x12\x1a\n\x16WALL_CLOCK_UNSPECIFIED\x10\x00\x12\x1b\n\x17WALL_CLOCK_SYNCHRONIZED\x10\x01\x12\x1d\n\x19WALL_CLOCK_UNSYNCHRONIZED\x10\x02\x12\x14\n\x10WALL_CLOCK_WRONG\x10\x03\x12\x16\n\x12WALL_CLOCK_UNKNOWN\x10\x04*\x8a\x01\n\x0b\x43lockSource\x12\x1c\n\x18\x43LOCK_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43LOCK_SOURCE_ARRIVAL\x10\x01\x12\x17\n\x13\x43LOCK_SOURCE_SENSOR\x10\x02\x12\x14\n\x10\x43LOCK_SOURCE_RTP\x10\x03\x12\x14\n\x10\x43LOCK_SOURCE_NTP\x10\x04*v\n\x0bMarkingType\x12\x1c\n\x18MARKING_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14MARKING_TYPE_UNKNOWN\x10\x01\x12\x16\n\x12MARKING_TYPE_SOLID\x10\x02\x12\x17\n\x13MARKING_TYPE_DASHED\x10\x03*{\n\x0cMarkingColor\x12\x1d\n\x19MARKING_COLOR_UNSPECIFIED\x10\x00\x12\x19\n\x15MARKING_COLOR_UNKNOWN\x10\x01\x12\x17\n\x13MARKING_COLOR_WHITE\x10\x02\x12\x18\n\x14MARKING_COLOR_YELLOW\x10\x03*l\n\nLaneChange\x12\x1b\n\x17LANE_CHANGE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_CHANGE_NONE\x10\x01\x12\x14\n\x10LANE_CHANGE_LEFT\x10\x02\x12\x15\n\x11LANE_CHANGE_RIGHT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edge.lanes.v1.lanes_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMESTATUS']._serialized_start=1827
-  _globals['_FRAMESTATUS']._serialized_end=1968
-  _globals['_CLOCKSOURCE']._serialized_start=1971
-  _globals['_CLOCKSOURCE']._serialized_end=2109
-  _globals['_MARKINGTYPE']._serialized_start=2111
-  _globals['_MARKINGTYPE']._serialized_end=2229
-  _globals['_MARKINGCOLOR']._serialized_start=2231
-  _globals['_MARKINGCOLOR']._serialized_end=2354
-  _globals['_LANECHANGE']._serialized_start=2356
-  _globals['_LANECHANGE']._serialized_end=2464
+  _globals['_FRAMESTATUS']._serialized_start=1873
+  _globals['_FRAMESTATUS']._serialized_end=2014
+  _globals['_WALLCLOCK']._serialized_start=2017
+  _globals['_WALLCLOCK']._serialized_end=2162
+  _globals['_CLOCKSOURCE']._serialized_start=2165
+  _globals['_CLOCKSOURCE']._serialized_end=2303
+  _globals['_MARKINGTYPE']._serialized_start=2305
+  _globals['_MARKINGTYPE']._serialized_end=2423
+  _globals['_MARKINGCOLOR']._serialized_start=2425
+  _globals['_MARKINGCOLOR']._serialized_end=2548
+  _globals['_LANECHANGE']._serialized_start=2550
+  _globals['_LANECHANGE']._serialized_end=2658
   _globals['_LANEFRAME']._serialized_start=78
   _globals['_LANEFRAME']._serialized_end=524
   _globals['_FRAMETIME']._serialized_start=527
-  _globals['_FRAMETIME']._serialized_end=699
-  _globals['_CAPTURECLOCK']._serialized_start=701
-  _globals['_CAPTURECLOCK']._serialized_end=783
-  _globals['_STAGELATENCY']._serialized_start=785
-  _globals['_STAGELATENCY']._serialized_end=870
-  _globals['_IMAGESIZE']._serialized_start=872
-  _globals['_IMAGESIZE']._serialized_end=914
-  _globals['_MODELVERSION']._serialized_start=916
-  _globals['_MODELVERSION']._serialized_end=961
-  _globals['_LANE']._serialized_start=964
-  _globals['_LANE']._serialized_end=1215
-  _globals['_IMAGEPOINTS']._serialized_start=1217
-  _globals['_IMAGEPOINTS']._serialized_end=1252
-  _globals['_GROUNDLANE']._serialized_start=1254
-  _globals['_GROUNDLANE']._serialized_end=1358
-  _globals['_GROUNDPOINTS']._serialized_start=1360
-  _globals['_GROUNDPOINTS']._serialized_end=1396
-  _globals['_POLYNOMIAL']._serialized_start=1398
-  _globals['_POLYNOMIAL']._serialized_end=1512
-  _globals['_EGO']._serialized_start=1515
-  _globals['_EGO']._serialized_end=1824
+  _globals['_FRAMETIME']._serialized_end=745
+  _globals['_CAPTURECLOCK']._serialized_start=747
+  _globals['_CAPTURECLOCK']._serialized_end=829
+  _globals['_STAGELATENCY']._serialized_start=831
+  _globals['_STAGELATENCY']._serialized_end=916
+  _globals['_IMAGESIZE']._serialized_start=918
+  _globals['_IMAGESIZE']._serialized_end=960
+  _globals['_MODELVERSION']._serialized_start=962
+  _globals['_MODELVERSION']._serialized_end=1007
+  _globals['_LANE']._serialized_start=1010
+  _globals['_LANE']._serialized_end=1261
+  _globals['_IMAGEPOINTS']._serialized_start=1263
+  _globals['_IMAGEPOINTS']._serialized_end=1298
+  _globals['_GROUNDLANE']._serialized_start=1300
+  _globals['_GROUNDLANE']._serialized_end=1404
+  _globals['_GROUNDPOINTS']._serialized_start=1406
+  _globals['_GROUNDPOINTS']._serialized_end=1442
+  _globals['_POLYNOMIAL']._serialized_start=1444
+  _globals['_POLYNOMIAL']._serialized_end=1558
+  _globals['_EGO']._serialized_start=1561
+  _globals['_EGO']._serialized_end=1870
 # @@protoc_insertion_point(module_scope)

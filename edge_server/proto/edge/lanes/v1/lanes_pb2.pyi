@@ -18,6 +18,14 @@ class FrameStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_STATUS_STALE: _ClassVar[FrameStatus]
     FRAME_STATUS_INVALID: _ClassVar[FrameStatus]
 
+class WallClock(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WALL_CLOCK_UNSPECIFIED: _ClassVar[WallClock]
+    WALL_CLOCK_SYNCHRONIZED: _ClassVar[WallClock]
+    WALL_CLOCK_UNSYNCHRONIZED: _ClassVar[WallClock]
+    WALL_CLOCK_WRONG: _ClassVar[WallClock]
+    WALL_CLOCK_UNKNOWN: _ClassVar[WallClock]
+
 class ClockSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLOCK_SOURCE_UNSPECIFIED: _ClassVar[ClockSource]
@@ -51,6 +59,11 @@ FRAME_STATUS_OK: FrameStatus
 FRAME_STATUS_DEGRADED: FrameStatus
 FRAME_STATUS_STALE: FrameStatus
 FRAME_STATUS_INVALID: FrameStatus
+WALL_CLOCK_UNSPECIFIED: WallClock
+WALL_CLOCK_SYNCHRONIZED: WallClock
+WALL_CLOCK_UNSYNCHRONIZED: WallClock
+WALL_CLOCK_WRONG: WallClock
+WALL_CLOCK_UNKNOWN: WallClock
 CLOCK_SOURCE_UNSPECIFIED: ClockSource
 CLOCK_SOURCE_ARRIVAL: ClockSource
 CLOCK_SOURCE_SENSOR: ClockSource
@@ -106,18 +119,20 @@ class LaneFrame(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., camera: _Optional[str] = ..., boot_id: _Optional[str] = ..., frame_id: _Optional[int] = ..., seq: _Optional[int] = ..., dropped: _Optional[int] = ..., status: _Optional[_Union[FrameStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[FrameTime, _Mapping]] = ..., latency_us: _Optional[_Union[StageLatency, _Mapping]] = ..., image: _Optional[_Union[ImageSize, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., ego: _Optional[_Union[Ego, _Mapping]] = ..., calib_id: _Optional[str] = ...) -> None: ...
 
 class FrameTime(_message.Message):
-    __slots__ = ("capture_mono_ns", "capture_epoch_ns", "capture_time", "age_us", "clock")
+    __slots__ = ("capture_mono_ns", "capture_epoch_ns", "capture_time", "age_us", "clock", "wall_clock")
     CAPTURE_MONO_NS_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_TIME_FIELD_NUMBER: _ClassVar[int]
     AGE_US_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    WALL_CLOCK_FIELD_NUMBER: _ClassVar[int]
     capture_mono_ns: int
     capture_epoch_ns: int
     capture_time: _timestamp_pb2.Timestamp
     age_us: int
     clock: CaptureClock
-    def __init__(self, capture_mono_ns: _Optional[int] = ..., capture_epoch_ns: _Optional[int] = ..., capture_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., age_us: _Optional[int] = ..., clock: _Optional[_Union[CaptureClock, _Mapping]] = ...) -> None: ...
+    wall_clock: WallClock
+    def __init__(self, capture_mono_ns: _Optional[int] = ..., capture_epoch_ns: _Optional[int] = ..., capture_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., age_us: _Optional[int] = ..., clock: _Optional[_Union[CaptureClock, _Mapping]] = ..., wall_clock: _Optional[_Union[WallClock, str]] = ...) -> None: ...
 
 class CaptureClock(_message.Message):
     __slots__ = ("source", "uncertainty_us")

@@ -259,3 +259,20 @@ def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
         build_lock(lambda: pytest.fail("no build holds it")),
     ):
         pass
+
+
+def test_a_disk_near_its_floor_gives_up_the_plans_that_were_used_longest_ago(
+    tmp_path: Path,
+) -> None:
+    entries = []
+    for number in range(4):
+        entry = tmp_path / f"plan{number}"
+        entry.mkdir()
+        (entry / "model.plan").write_bytes(b"x" * 1000)
+        (entry / "model.plan.json").write_bytes(b"")
+        os.utime(entry, (number, number))
+        entries.append(entry)
+    PlanCache(tmp_path, free=lambda _: -1500).prune(keep=entries[0] / "model.plan")
+    assert [entry.exists() for entry in entries] == [True, False, False, True]
+    PlanCache(tmp_path, free=lambda _: 0).prune(keep=entries[0] / "model.plan")
+    assert [entry.exists() for entry in entries] == [True, False, False, True]

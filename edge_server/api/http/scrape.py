@@ -1,0 +1,67 @@
+"""Scrape: reads the metrics of a running daemon, as Prometheus does."""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING
+
+from prometheus_client import parser
+
+from edge_server.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TIMEOUT_S = 3.0
+_LONGEST_BYTES = 16 * 1024 * 1024
+
+
+class Scrape:
+    """The samples of one moment.
+
+    Args:
+        text: in Prometheus' text format.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._samples = [
+            sample
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Return the value of the sample with all these labels; None without one."""
+        return next((value for value, _ in self._with(name, labels)), None)
+
+    def labels(self, name: str, value: float, **labels: str) -> list[dict[str, str]]:
+        """Return the labels of the samples that have `value`."""
+        return [found for v, found in self._with(name, labels) if v == value]
+
+    def _with(self, name: str, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
+        for sample in self._samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                yield sample.value, sample.labels
+
+
+def scrape(host: str, port: int) -> Scrape:
+    """Return the present metrics of the daemon that serves them there.
+
+    Raises:
+        Unavailable: nothing answers there, or something else does.
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    where = f"http://{host}:{port}/metrics"
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
+        response = connection.getresponse()
+        text = response.read(_LONGEST_BYTES).decode()
+        if response.status != http.client.OK:
+            raise Unavailable(f"{where}: status {response.status}")
+        return Scrape(text)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unavailable(f"{where}: {reason}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,200 @@
+"""Boot slots: the two root file systems of a Jetson, and which of them the firmware boots.
+
+NVIDIA's UEFI (L4T R35 and later) keeps for each slot a status and a count of tries. Every boot
+takes one try, `nvbootctrl verify` gives them back; a slot without tries is unbootable until its
+status is written, and a board without a bootable slot boots no more. So `set_good` belongs to every
+healthy boot, and `set_primary` gives the other slot all its tries before it is chosen.
+
+What is here was tried against a simulation of that firmware, not yet on a board.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.errors import Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Slot = Literal["A", "B"]
+SLOTS: tuple[Slot, Slot] = ("A", "B")
+PARTITIONS: dict[Slot, str] = {"A": "APP", "B": "APP_b"}
+
+_EFIVARS = "sys/firmware/efi/efivars"
+_NVIDIA = "781e084c-a330-417c-b678-38e696380cb9"
+_EFI_GLOBAL = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
+# UEFI 2.10, 8.2: non-volatile, visible to boot services, visible at run time.
+_ATTRIBUTES = 7
+_NORMAL, _UNBOOTABLE = 0, 0xFF
+# UEFI 2.10, 8.5.4: EFI_OS_INDICATIONS_FILE_CAPSULE_DELIVERY_SUPPORTED.
+_CAPSULE_WAITS = 4
+# linux/fs.h
+_GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
+_TIMEOUT_S = 30.0
+
+
+def _nvbootctrl(arguments: Sequence[str]) -> str:
+    """Raises: Unavailable: NVIDIA's tool is missing, fails or hangs."""
+    command = " ".join(("nvbootctrl", *arguments))
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["nvbootctrl", *arguments],  # noqa: S607 - /usr/sbin on a Jetson, found as root finds it
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command}: {getattr(error, 'strerror', None) or 'hangs'}") from error
+    if done.returncode:
+        raise Unavailable(f"{command}: ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class BootSlots:
+    """The slots of this board.
+
+    Args:
+        root: the directory above `sys` and `dev`.
+        nvbootctrl: runs NVIDIA's tool with arguments, and returns its output.
+    """
+
+    def __init__(
+        self, root: Path = Path("/"), nvbootctrl: Callable[[Sequence[str]], str] = _nvbootctrl
+    ) -> None:
+        self._root = root
+        self._nvbootctrl = nvbootctrl
+
+    def current(self) -> Slot:
+        """Return the slot that this system was booted from."""
+        return _slot_number(self._nvbootctrl(["-t", "rootfs", "get-current-slot"]).strip())
+
+    def primary(self) -> Slot:
+        """Return the slot that boots next."""
+        found = re.search(
+            r"^Active \w+ slot: ([AB])$", self._nvbootctrl(["dump-slots-info"]), re.MULTILINE
+        )
+        if found is None:
+            raise Unavailable("nvbootctrl dump-slots-info: names no active slot")
+        return SLOTS["AB".index(found[1])]
+
+    def is_good(self, slot: Slot) -> bool:
+        """Return whether the firmware would boot the slot."""
+        return self._read(_status_of(slot)) != _UNBOOTABLE
+
+    def set_primary(self, slot: Slot) -> None:
+        """Make `slot` the one that boots next, with all its tries; durable on return.
+
+        Raises:
+            Unsupported: this board has no second slot, or the firmware ignores it.
+            Unavailable: a firmware update waits, which a switch would cancel; or the firmware did
+                not take the switch.
+        """
+        self.require_redundancy()
+        if (self._read("OsIndications", _EFI_GLOBAL) or 0) & _CAPSULE_WAITS:
+            raise Unavailable(
+                "an update of the bootloader waits for the next boot, and a switch of slots would "
+                "cancel it: reboot first"
+            )
+        self._write(_status_of(slot), _NORMAL)
+        self._nvbootctrl(["-t", "rootfs", "set-active-boot-slot", str(SLOTS.index(slot))])
+        if (found := self.primary()) != slot:
+            raise Unavailable(f"slot {slot} was chosen, and {found} would boot all the same")
+
+    def set_good(self, slot: Slot) -> None:
+        """Give the slot that runs all its tries back: this boot was a good one.
+
+        Raises:
+            Unsupported: it is the other slot, of which nothing is known.
+        """
+        if slot != (current := self.current()):
+            raise Unsupported(f"slot {slot} does not run, {current} does: only that can be good")
+        self._nvbootctrl(["verify"])
+
+    def set_bad(self, slot: Slot) -> None:
+        """Keep the firmware from booting a slot that does not run, until `set_primary`.
+
+        Raises:
+            Unsupported: it runs now: with both slots bad the board would boot no more.
+        """
+        self.require_redundancy()
+        if slot == self.current():
+            raise Unsupported(f"slot {slot} runs: choose the other one, it need not be bad")
+        self._write(_status_of(slot), _UNBOOTABLE)
+
+    def require_redundancy(self) -> None:
+        """Raises: Unsupported: the firmware would ignore a switch without an error."""
+        level = self._read("RootfsRedundancyLevel")
+        if level != 1:
+            raise Unsupported(
+                f"RootfsRedundancyLevel is {'missing' if level is None else level}, not 1: the "
+                "firmware ignores slots; flash the board with ROOTFS_AB=1, its QSPI too"
+            )
+        other = self._root / "dev/disk/by-partlabel" / PARTITIONS["B"]
+        if not other.exists():
+            raise Unsupported(f"{other}: missing; flash the board with ROOTFS_AB=1")
+
+    def _path(self, name: str, vendor: str = _NVIDIA) -> Path:
+        return self._root / _EFIVARS / f"{name}-{vendor}"
+
+    def _read(self, name: str, vendor: str = _NVIDIA) -> int | None:
+        try:
+            data = self._path(name, vendor).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Unavailable(f"{self._path(name, vendor)}: {error.strerror}") from error
+        # efivarfs: 4 bytes of attributes, then the value; a file without a write is no variable.
+        return int.from_bytes(data[4:12], "little") if data else None
+
+    def _write(self, name: str, value: int) -> None:
+        """Write in one call, as efivarfs demands: a second one would be another variable."""
+        path = self._path(name)
+        try:
+            _make_mutable(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, struct.pack("<II", _ATTRIBUTES, value))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Unavailable(
+                f"{path}: {error.strerror}; as root, with efivarfs mounted to be written (mount -o "
+                "remount,rw)"
+            ) from error
+        if self._read(name) != value:
+            raise Unavailable(f"{path}: the firmware did not take the value {value}")
+
+
+def _status_of(slot: Slot) -> str:
+    return f"RootfsStatusSlot{slot}"
+
+
+def _slot_number(text: str) -> Slot:
+    if text not in ("0", "1"):
+        raise Unavailable(f"nvbootctrl get-current-slot: {text!r} is no slot")
+    return SLOTS[int(text)]
+
+
+def _make_mutable(path: Path) -> None:
+    """The kernel protects existing variables like `chattr +i` does."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # A file system without these flags has nothing to take away.
+            with suppress(OSError):
+                flags = bytearray(8)
+                fcntl.ioctl(descriptor, _GET_FLAGS, flags)
+                (present,) = struct.unpack_from("i", flags)
+                if present & _IMMUTABLE:
+                    fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("q", present & ~_IMMUTABLE))
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,103 @@
+"""How the board runs at this moment, from files of the kernel and of L4T alone.
+
+The one reader of them for metrics, MQTT, the lanes' reasons, `doctor` and the support bundle.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_server.board.engines import Engine, read_engines
+from edge_server.board.kernel_files import listed, read_text
+from edge_server.board.power import PowerModes, PowerRail, read_power_modes, read_power_rails
+from edge_server.board.resources import BoardMemory, read_memory
+from edge_server.board.storage import StorageDevice, read_storage
+from edge_server.board.thermal import Heat, read_heat
+from edge_server.process.threads import start_thread
+
+# Tegra's power controller; its driver names the sources of the last reset.
+_RESET_REASONS = (
+    "sys/devices/platform/bus@0/*.pmc/reset_reason",
+    "sys/devices/platform/*.pmc/reset_reason",
+)
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """What the files of a board report now. What they do not report is absent, never zero: None, or
+    missing in a tuple.
+
+    Attributes:
+        engines: clocks and loads of CPU clusters, GPU and NVDLA cores.
+        heat: temperatures, throttling, and what the supply did to the board.
+        rails: the power of each monitored rail.
+        power_modes: those of nvpmodel.
+        memory: of CPU and GPU, which share it on a Jetson, and swap.
+        storage: the drives.
+        uptime_s: since the kernel started.
+        boot_reason: the source of the last reset in the words of Tegra's driver.
+    """
+
+    engines: tuple[Engine, ...] = ()
+    heat: Heat = field(default_factory=Heat)
+    rails: tuple[PowerRail, ...] = ()
+    power_modes: PowerModes | None = None
+    memory: BoardMemory = field(default_factory=BoardMemory)
+    storage: tuple[StorageDevice, ...] = ()
+    uptime_s: float | None = None
+    boot_reason: str | None = None
+
+
+def read_board_facts(root: Path = Path("/")) -> BoardFacts:
+    """Read the facts of the system below `root`; run no program, and never raise for a file that
+    is missing, unreadable or of another content.
+
+    A read of a broken sensor's file may take seconds, or never end: see `read_within` and
+    `BoardWatch`.
+    """
+    return BoardFacts(
+        engines=read_engines(root),
+        heat=read_heat(root),
+        rails=read_power_rails(root),
+        power_modes=read_power_modes(root),
+        memory=read_memory(root),
+        storage=read_storage(root),
+        uptime_s=_uptime_s(root),
+        boot_reason=_boot_reason(root),
+    )
+
+
+def read_within(timeout_s: float, root: Path = Path("/")) -> BoardFacts | None:
+    """Return the facts, or None where a file of the board does not let itself be read in time.
+
+    The thread that waits for the file stays until that read ends.
+    """
+    found: Future[BoardFacts] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(read_board_facts(root))
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            found.set_exception(error)
+
+    if not start_thread("board", read):
+        return None
+    try:
+        return found.result(timeout_s)
+    except TooLate:
+        return None
+
+
+def _uptime_s(root: Path) -> float | None:
+    try:
+        return float((read_text(root / "proc/uptime") or "").partition(" ")[0])
+    except ValueError:
+        return None
+
+
+def _boot_reason(root: Path) -> str | None:
+    files = [path for pattern in _RESET_REASONS for path in listed(root, pattern)]
+    return next(filter(None, map(read_text, files)), None)

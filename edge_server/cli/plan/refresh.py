@@ -1,0 +1,181 @@
+"""`edge-server plan refresh`: builds the plans of the repositories that do not fit this device."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.backends.parameters import read_parameters
+from edge_server.backends.tensorrt import backend as tensorrt_backend
+from edge_server.backends.tensorrt.options import TensorRtParameters
+from edge_server.backends.tensorrt.plan_build.process import probe_device
+from edge_server.backends.tensorrt.source import PlanSource
+from edge_server.daemon.status import notify
+from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.model_config.completion import complete
+from edge_server.model_config.config import Completion
+from edge_server.model_config.parse import read_model_config
+from edge_server.mqtt.clients import RetainedState
+from edge_server.mqtt.topics import Identity, Topics
+from edge_server.repository.scan import scan_repositories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
+    from edge_server.model_config.files import ModelFiles
+    from edge_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# Characters: a broker's clients want a line, the journal has all of it.
+_LONGEST_TEXT = 500
+
+State = Literal["building", "ready", "failed", "unavailable"]
+
+
+@dataclass
+class Refreshed:
+    """What came of a refresh.
+
+    Attributes:
+        fit: number of plans that fitted this device already.
+        built: the plans that were built now.
+        failures: a text for each model, or plan, that has no plan that fits.
+    """
+
+    fit: int = 0
+    built: list[Path] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"{self.fit} fit, {len(self.built)} built{failed}"
+
+
+def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refreshed:
+    """Refresh all plans; report to systemd, to the log and to the broker of `settings`.
+
+    systemd gets READY=1 after `hold_s`, or at the end, whatever that is: the units ordered after
+    this one start then.
+
+    Raises:
+        Unavailable: models here run plans, and there is no GPU or no TensorRT to build them with.
+        ModelConfigError: a repository cannot be read.
+    """
+    with ExitStack() as stack:
+        stack.callback(notify, "READY=1")
+        timer = threading.Timer(hold_s, _let_others_start, (hold_s,))
+        timer.daemon = True
+        timer.start()
+        stack.callback(timer.cancel)
+        found = Refreshed()
+        models = dict(plan_models(settings, found))
+        if not (models or found.failures):
+            log.info("plans: no model of %s runs one", ", ".join(settings.repository.paths))
+            return found
+        report = stack.enter_context(_Report(settings, version))
+        try:
+            _refresh(settings, models, found, report)
+        except EdgeServerError as error:
+            report("unavailable", "", str(error))
+            raise
+        report(
+            "failed" if found.failures else "ready", "", "; ".join([str(found), *found.failures])
+        )
+        return found
+
+
+def plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[str, ModelFiles]]:
+    """Yield the models that run plans; those that cannot be read become failures of `found`."""
+    for name, files in scan_repositories(map(Path, settings.repository.paths)).items():
+        try:
+            if isinstance(files, ModelConfigError):
+                raise files
+            message = read_model_config(files.config_path)
+            complete(message, files)
+        except ModelConfigError as error:
+            found.failures.append(str(error))
+            continue
+        if message.backend == "tensorrt":
+            yield name, files
+
+
+def _refresh(
+    settings: Settings, models: dict[str, ModelFiles], found: Refreshed, report: _Report
+) -> None:
+    facts = probe_device()
+    if facts.reason:
+        raise Unavailable(f"no plan can be built here: {facts.reason}")
+    repository = settings.repository
+    completion = Completion(repository.auto_complete, repository.default_max_batch_size, gpus=1)
+    for name, files in models.items():
+        try:
+            spec = ModelSpec.read(files, completion=completion)
+            for version in spec.versions:
+                for plan, is_new in _plans(spec, version, facts, partial(report.building, name)):
+                    if is_new:
+                        log.info("model %s: plan %s was built", name, plan)
+                        found.built.append(plan)
+                    else:
+                        found.fit += 1
+        except EdgeServerError as error:
+            log.error("model %s: no plan that fits: %s", name, error)  # noqa: TRY400 - our own text
+            found.failures.append(f"{name}: {error}")
+
+
+def _plans(
+    spec: ModelSpec, version: int, facts: DeviceFacts, on_progress: ProgressCallback
+) -> Iterator[tuple[Path, bool]]:
+    """Yield a plan for each device of the version, and whether it was built now."""
+    config = spec.config
+    parameters = read_parameters(tensorrt_backend.ours(config), TensorRtParameters)
+    if parameters.auto_build:
+        # As the daemon does before it loads: the shapes decide which cached plan is the model's.
+        config = tensorrt_backend.complete(spec.files, version, config)
+    source = PlanSource(spec.files.versions[version], config, parameters, on_progress)
+    for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
+        yield source.refresh(facts, placement)
+
+
+def _let_others_start(hold_s: float) -> None:
+    log.warning("plans: not all are built after %g s; the daemon starts meanwhile", hold_s)
+    notify("READY=1")
+
+
+class _Report:
+    """How far the builds are: systemd's status, and a retained topic of the broker."""
+
+    def __init__(self, settings: Settings, version: str) -> None:
+        self._state = None
+        if settings.mqtt is not None:
+            identity = Identity.of_this_host(settings.device.id, version)
+            topic = Topics(identity.device).plans
+            self._state = RetainedState(settings.mqtt, f"{identity.client_id}-plans", topic)
+
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.close()
+
+    def __call__(self, state: State, model: str, text: str) -> None:
+        status = f"{model}: {text}" if model else text
+        notify(f"STATUS={status}".replace("\n", " "))
+        if self._state is not None:
+            payload = {"state": state, "model": model, "text": text[:_LONGEST_TEXT]}
+            self._state.publish(json.dumps(payload).encode())
+
+    def building(self, model: str, text: str) -> None:
+        """Report the progress of a build; the empty text, its end, is followed by other news."""
+        if text:
+            self("building", model, text)

@@ -1,0 +1,186 @@
+"""`edge-server provision`: its flags, and which provisioning files are accepted."""
+
+from __future__ import annotations
+
+import grp
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.errors import SettingsError, Unavailable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from edge_server.cli.provision.apply import Places
+    from edge_server.cli.provision.document import SignedText
+
+OK = 0
+KEY = Path("/usr/lib/edge-server-image/provision.pem")
+CONFIG = Path("/etc/edge_server/config.toml")
+DATA = Path("/data")
+_GROUP = "edge-server"
+_OPENSSL_S = 10
+
+_ABOUT = """\
+Changes this device as a provisioning file says: its id, broker, ssh keys, Wi-Fi and cameras. The
+settings that come of it are checked before anything is changed.
+
+A file counts once: where it was applied before, nothing happens. Without a key in the image the
+first file is accepted from anybody who can plug in a stick, and no other; --replace is for who is
+logged in. With a key, and from a broker, only what the key signed counts.
+"""
+_CODES = (
+    "exit codes: 0 applied, now or before, 69 no file at the broker, 78 refused: the text says why"
+)
+
+
+def add_provision(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `provision`."""
+    parser.description, parser.epilog = _ABOUT, _CODES
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the provisioning file")
+    parser.add_argument(
+        "--from-broker",
+        type=float,
+        metavar="SECONDS",
+        help="wait so long for the retained message edge/v1/<device>/provision",
+    )
+    for flag, default, text in (
+        ("--config", CONFIG, "the daemon's settings, which are changed"),
+        ("--data", DATA, "the data partition"),
+        ("--key", KEY, "PEM; the Ed25519 key that must have signed the file, where this exists"),
+    ):
+        parser.add_argument(flag, type=Path, default=default, metavar="PATH", help=text)
+    parser.add_argument(
+        "--replace", action="store_true", help="also where the device is provisioned already"
+    )
+    parser.set_defaults(
+        verb=_provision,
+        flags=("--from-broker", "--config", "--data", "--key", "--replace"),
+    )
+
+
+def _provision(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.provision.apply import Places, apply  # noqa: PLC0415
+    from edge_server.cli.provision.document import SignedText, parse, read_file  # noqa: PLC0415
+
+    if (arguments.file is None) == (arguments.from_broker is None):
+        raise SettingsError("provision: give a FILE, or --from-broker SECONDS")
+    places = Places(arguments.config, arguments.data, _group())
+    if arguments.file is not None:
+        source, data = str(arguments.file), read_file(arguments.file)
+    else:
+        source, data = _from_broker(arguments)
+    signed = SignedText(data)
+    if recorded(places) == signed.digest:
+        print(f"{source}: applied before; nothing changed")
+        return OK
+    refuse_unless_trusted(
+        signed,
+        source,
+        places,
+        key=arguments.key if arguments.key.exists() else None,
+        physical=arguments.file is not None,
+        replace=arguments.replace,
+    )
+    for line in apply(parse(signed.text, source), signed.digest, places):
+        print(f"{source}: {line}")
+    return OK
+
+
+def recorded(places: Places) -> str:
+    """Return the digest of the file that was applied last; empty if none was."""
+    try:
+        return places.record.read_text("ascii").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def refuse_unless_trusted(
+    signed: SignedText,
+    source: str,
+    places: Places,
+    *,
+    key: Path | None,
+    physical: bool,
+    replace: bool,
+) -> None:
+    """Return if the file may change this device.
+
+    Args:
+        key: the public key in the image, if it has one.
+        physical: the file came from who stands before the device, or is logged in.
+        replace: who is logged in wants it to follow another file.
+
+    Raises:
+        SettingsError: it may not; the text says why.
+    """
+    if key is not None:
+        if signed.signature is None:
+            raise SettingsError(
+                f"{source}: is not signed, and this image has a key ({key}); docs/flash.md shows "
+                "how to sign it"
+            )
+        if not _is_signed(signed.text, signed.signature, key):
+            raise SettingsError(
+                f"{source}: the signature is not that of {key}: another key signed it, or the file "
+                "was changed since"
+            )
+    elif not physical:
+        raise SettingsError(
+            f"{source}: counts only with a signature, and this image has no key to check it with; "
+            "customize_rootfs.sh --provision-key puts one in"
+        )
+    elif recorded(places) and not replace:
+        raise SettingsError(
+            f"{source}: this device is provisioned already, with another file; who is logged in "
+            f"may replace it: sudo edge-server provision --replace {source}"
+        )
+
+
+def _is_signed(text: bytes, signature: bytes, key: Path) -> bool:
+    """Ask openssl, which every image has; the package that could do it here is not part of ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"text": text, "signature": signature}
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        command = ("openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(key), "-rawin")
+        try:
+            done = subprocess.run(  # noqa: S603 - fixed words, and paths of our own
+                [*command, "-in", f"{folder}/text", "-sigfile", f"{folder}/signature"],
+                capture_output=True,
+                timeout=_OPENSSL_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SettingsError(f"openssl cannot check the signature: {error}") from error
+    return done.returncode == 0
+
+
+def _from_broker(arguments: argparse.Namespace) -> tuple[str, bytes]:
+    """Return the name and the bytes of the file that the device's own broker keeps for it."""
+    from edge_server.cli.provision.document import check_length  # noqa: PLC0415
+    from edge_server.mqtt.broker import address_of  # noqa: PLC0415
+    from edge_server.mqtt.clients import read_retained  # noqa: PLC0415
+    from edge_server.mqtt.topics import Topics  # noqa: PLC0415
+    from edge_server.settings import read_settings  # noqa: PLC0415
+
+    settings = read_settings(arguments.config, {})
+    if settings.mqtt is None:
+        raise SettingsError(f"{arguments.config}: mqtt: no broker to provision from")
+    topic = Topics(settings.device.id).provision
+    source = f"{topic} at {address_of(settings.mqtt)}"
+    data = read_retained(settings.mqtt, topic, timeout_s=arguments.from_broker)
+    if data is None:
+        raise Unavailable(f"{source}: no message within {arguments.from_broker:g} s")
+    check_length(data, source)
+    return source, data
+
+
+def _group() -> str | None:
+    """Return the daemon's group; None where the package did not make it."""
+    try:
+        return grp.getgrnam(_GROUP).gr_name
+    except KeyError:
+        return None

@@ -1,0 +1,152 @@
+"""Redaction: no text of a support bundle has a secret, in any of the forms that texts have them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from edge_server.errors import EdgeServerError
+from edge_server.process.masking import (
+    MASK,
+    masked_by_place,
+    remember_login,
+    remember_secret,
+    secrets_by_place,
+)
+from edge_server.settings.text_file import read_text_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from edge_server.settings import Settings
+
+# Shorter pieces of base64 would also be parts of other words.
+_SHORTEST_PIECE = 8
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+# `password: …`, `"api_key" = "…"`, `Authorization: Bearer …` in logs and foreign output; a file's
+# name (`password_file = …`) is none. Shorter words would hide settings like `token_s = 5`.
+_NAMED = re.compile(
+    r"(?i)((?:pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|credentials?|psk|cookie)[\"']?\s*[:=]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\])\"']+)"
+)
+_AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|digest)(\s+)([\w.~+/=-]{4,}(?:\s*,?\s*\w+=\S+)*)")
+_HIDDEN = "device"
+
+
+class Redaction:
+    """Replaces secrets by `***` in every text that passes.
+
+    Known secrets are those of the settings and of the files that these name; they are found as they
+    are, percent-encoded, in hex, and in base64 even as a part of a longer text. Unknown ones are
+    found by their place: in URIs, after words like `password`, and as private keys.
+
+    Args:
+        hidden: names that are replaced too: the device's and the host's, where nobody shall know.
+    """
+
+    def __init__(self, hidden: Iterable[str] = ()) -> None:
+        names = sorted({re.escape(name) for name in hidden if name}, key=len, reverse=True)
+        self._hidden = re.compile(rf"(?<![\w-])(?:{'|'.join(names)})(?![\w-])") if names else None
+
+    def add(self, secret: str) -> None:
+        """Replace `secret` from now on, in all its forms."""
+        for each in {secret, secret.strip()}:
+            for form in _forms(each):
+                remember_secret(form)
+
+    def add_settings(self, settings: Settings) -> None:
+        """Add the secrets of the settings, and those in the files that they name."""
+        for camera in settings.cameras.values():
+            for user, password in secrets_by_place(camera.uri):
+                self.add(password)
+                if user is not None:
+                    remember_login(user, password)
+            if camera.credentials_file:
+                self.add_file(camera.credentials_file)
+        for restriction in settings.grpc.restricted:
+            self.add(restriction.value)
+        names = [settings.grpc.tls.key]
+        if settings.mqtt is not None:
+            if settings.mqtt.username:
+                self.add(settings.mqtt.username)
+            names += [settings.mqtt.password_file or "", settings.mqtt.key_file or ""]
+        for name in filter(None, names):
+            self.add_file(name)
+
+    def add_file(self, path: str | Path) -> None:
+        """Add each line of a file of secrets, and the halves of `user:password`; a file that cannot
+        be read here cannot be quoted here either."""
+        try:
+            text = read_text_file(path, wait_s=1.0)
+        except (OSError, UnicodeDecodeError):
+            return
+        self.add(text)
+        for line in text.splitlines():
+            if line.startswith("-----"):
+                continue
+            self.add(line)
+            user, colon, password = line.partition(":")
+            if colon and user and password:
+                self.add(password)
+                remember_login(user, password)
+
+    def text(self, text: str) -> str:
+        """Return `text` without secrets."""
+        text = _PRIVATE_KEY.sub(f"{MASK} private key", text)
+        text = masked_by_place(text)
+        text = _AUTHORIZATION.sub(rf"\1\2{MASK}", text)
+        text = _NAMED.sub(rf"\1{MASK}", text)
+        return text if self._hidden is None else self._hidden.sub(_HIDDEN, text)
+
+    def settings(self, settings: Settings) -> str:
+        """Return the settings as JSON, with `***` for their secrets."""
+        fields: dict[str, Any] = msgspec.to_builtins(settings)
+        for restriction in fields["grpc"]["restricted"]:
+            restriction["value"] = MASK
+        if fields.get("mqtt"):
+            fields["mqtt"]["username"] = MASK if fields["mqtt"]["username"] else None
+        for camera in fields["cameras"].values():
+            camera["uri"] = _masked_uri(camera["uri"])
+        return self.text(msgspec.json.format(msgspec.json.encode(fields), indent=1).decode())
+
+
+def _masked_uri(uri: str) -> str:
+    # Imported where it is needed: it brings the cameras along.
+    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+
+    try:
+        return masked_uri(uri)
+    except EdgeServerError:
+        return MASK
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield what texts may have instead of the secret; `masking` finds percent-encoded forms."""
+    if not secret:
+        return
+    yield secret
+    yield from {quote(secret, safe=""), quote_plus(secret)} - {secret}
+    data = secret.encode(errors="surrogateescape")
+    yield data.hex()
+    yield data.hex().upper()
+    for piece in _base64_pieces(data):
+        yield piece
+        yield piece.replace("+", "-").replace("/", "_")
+
+
+def _base64_pieces(data: bytes) -> Iterator[str]:
+    """Yield what base64 has of `data` wherever it begins in a longer text: three characters of
+    base64 depend on their neighbours."""
+    yield base64.b64encode(data).decode().rstrip("=")
+    for before, dependent in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+        whole = encoded[dependent : (before + len(data)) * 8 // 6]
+        if len(whole) >= _SHORTEST_PIECE:
+            yield whole

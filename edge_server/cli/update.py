@@ -1,0 +1,235 @@
+"""`edge-server update`: the part of an update that knows this board: slots, trial, verdict.
+
+An update engine downloads, verifies and writes; these verbs choose what boots (`slot`, the backend
+that RAUC calls), judge the system that booted (`commit`) and show what became of it (`status`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.cli.health import STABLE_S, Stability, faults_of, seconds
+from edge_server.cli.verbs import OK, Verbs
+from edge_server.errors import EdgeServerError, Unavailable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from edge_server.board.boot_slots import BootSlots, Slot
+    from edge_server.board.update_record import RecordFile, UpdateRecord
+
+log = logging.getLogger(__name__)
+
+USAGE = 2
+_CODES = (
+    "exit codes: 0 done, 2 usage, 69 not healthy, or the firmware refuses, 78 this board has no "
+    "slots, or the settings are wrong"
+)
+_ACTIONS = ("get-current", "get-primary", "set-primary", "get-state", "set-state")
+_STATE = Path("/var/lib/edge_server")
+_CONFIG = Path("/etc/edge_server/config.toml")
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs of `update` and their arguments."""
+    verbs = Verbs(
+        parser,
+        about="Chooses the slot that boots, judges the system that booted, shows the last update.",
+        codes=_CODES,
+        interrupted="interrupted: nothing was decided",
+    )
+    status = verbs.add("status", "print what became of the last update", _status)
+    commit = verbs.add("commit", "keep the system that runs if it is healthy; see health", _commit)
+    slot = verbs.add("slot", "ask or change the firmware's slots, as RAUC's backend", _slot)
+    slot.takes("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
+    slot.takes("slot", nargs="?", choices=("A", "B"), metavar="SLOT", help="A or B")
+    slot.takes("state", nargs="?", choices=("good", "bad"), metavar="STATE", help="good or bad")
+    slot.takes("--engine", default="rauc", metavar="NAME", help="of who calls; default: rauc")
+    for verb in (status, commit, slot):
+        verb.takes(
+            "--state-directory",
+            type=Path,
+            default=_STATE,
+            metavar="DIR",
+            help=f"with the record of updates, on the data partition; default: {_STATE}",
+        )
+    for verb in (commit, slot):
+        verb.takes(
+            "--root", type=Path, default=Path("/"), metavar="DIR", help="above sys and dev; tests"
+        )
+    status.takes("--json", action="store_true", help="one object")
+    commit.takes("--config", type=Path, default=_CONFIG, metavar="FILE", help="the settings")
+    commit.takes(
+        "--require", action="append", default=[], metavar="WHAT", help="as of health; repeatable"
+    )
+    commit.takes("--wait", type=seconds, default=300.0, metavar="S", help="as of health: 300")
+    commit.takes("--stable", type=seconds, default=60.0, metavar="S", help="as of health: 60")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What decides about an update on one device.
+
+    Attributes:
+        boot_id: changes with every boot.
+        version: of edge-server in the slot that runs.
+    """
+
+    slots: BootSlots
+    record: RecordFile
+    boot_id: str
+    version: str
+    now_s: Callable[[], float] = time.time
+
+    def switch(self, slot: Slot, engine: str = "") -> None:
+        """Have `slot` boot next, and note that its system is on trial then.
+
+        The note comes first: a power cut between the two boots the present system, which finds that
+        the new one did not run.
+
+        Raises:
+            Unsupported: see `BootSlots.set_primary`; nothing is noted.
+            Unavailable: see there, and `RecordFile.write`.
+        """
+        self.slots.require_redundancy()
+        current = self.slots.current()
+        last = self.record.read()
+        if slot != current:
+            result = f"slot {slot} is to boot; {current} runs"
+            places = {"target": slot, "before": current, "engine": engine, "fault": ""}
+            self._note(last, "pending", result, **places)
+        self.slots.set_primary(slot)
+        if slot == current and last.state == "pending" and not last.is_trial(current):
+            self._note(last, "cancelled", f"slot {current} was chosen again before a reboot")
+
+    def commit(self, unhealthy: Callable[[], str]) -> str:
+        """Judge the system that runs, once after each boot; return the verdict for people.
+
+        A healthy one is kept: its slot gets all its tries back. A system on trial that is not
+        healthy makes the slot before it boot next; the caller reboots.
+
+        Args:
+            unhealthy: waits for the daemon to be healthy; returns why it is not, or nothing.
+
+        Raises:
+            Unavailable: the system is not healthy, or the firmware refuses.
+        """
+        current = self.slots.current()
+        record = self.record.read()
+        on_trial = record.is_trial(current)
+        if record.state == "pending" and not on_trial and record.boot_id != self.boot_id:
+            why = record.fault or "it did not start, or was not switched to"
+            text = f"slot {record.target} was not kept, {current} runs again: {why}"
+            record = self._note(record, "rolled_back", text)
+        waits_for_reboot = record.state == "pending" and not on_trial
+        if not waits_for_reboot and self.slots.primary() != current:
+            # After a fall back the firmware may still prefer the other; it would cancel capsules.
+            self.slots.set_primary(current)
+        if fault := unhealthy():
+            if on_trial:
+                text = f"slot {current} was not healthy: {fault}"
+                self._note(record, "pending", text, fault=fault)
+                self.slots.set_primary("A" if record.before == "A" else "B")
+                raise Unavailable(f"{text}; slot {record.before} boots next")
+            raise Unavailable(f"slot {current} is not healthy: {fault}")
+        self.slots.set_good(current)
+        if on_trial:
+            self._note(record, "committed", f"slot {current} was healthy and is kept")
+        elif (record.slot, record.version) != (current, self.version):
+            self._note(record, record.state, record.result)
+        return f"slot {current} is healthy and is kept"
+
+    def _note(self, last: UpdateRecord, state: str, result: str, **more: str) -> UpdateRecord:
+        from msgspec.structs import replace  # noqa: PLC0415 - heavy
+
+        changed_s = last.changed_s if state == last.state and not more else int(self.now_s())
+        record = replace(
+            last,
+            state=state,
+            result=result,
+            slot=self.slots.current(),
+            version=self.version,
+            boot_id=self.boot_id,
+            changed_s=changed_s,
+            **more,
+        )
+        self.record.write(record)
+        return record
+
+
+def _device(arguments: argparse.Namespace) -> Device:
+    from edge_server.board.boot_slots import BootSlots  # noqa: PLC0415 - heavy
+    from edge_server.board.update_record import RecordFile  # noqa: PLC0415 - heavy
+
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    record = RecordFile(arguments.state_directory)
+    return Device(BootSlots(arguments.root), record, boot_id, version("edge-server"))
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    import msgspec  # noqa: PLC0415 - heavy
+
+    from edge_server.board.update_record import RecordFile  # noqa: PLC0415 - heavy
+
+    record = RecordFile(arguments.state_directory).read()
+    if arguments.json:
+        print(json.dumps(msgspec.to_builtins(record), indent=2))
+    else:
+        slot = f", slot {record.slot}" if record.slot else ""
+        print(f"{record.state}{slot}{': ' if record.result else ''}{record.result}")
+    return OK
+
+
+def _commit(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.health import wait_until_healthy  # noqa: PLC0415 - heavy
+    from edge_server.settings import read_settings  # noqa: PLC0415 - heavy
+
+    def unhealthy() -> str:
+        # New settings that the new system cannot read are a fault of the update, too.
+        try:
+            settings = read_settings(arguments.config, {})
+            faults = faults_of(arguments.require, settings)
+        except EdgeServerError as error:
+            return str(error)
+        if faults:
+            return "; ".join(faults)
+        stability = Stability(arguments.stable or STABLE_S)
+        required, wait_s = arguments.require, arguments.wait
+        if wait_until_healthy(settings, required, stability, wait_s=wait_s):
+            return ""
+        unmet = "; ".join(f"{name}: {why}" for name, why in stability.last.unmet.items())
+        return unmet or f"not for {stability.stable_s:g} s in a row in {wait_s:g} s"
+
+    print(_device(arguments).commit(unhealthy))
+    return OK
+
+
+def _slot(arguments: argparse.Namespace) -> int:
+    device = _device(arguments)
+    action, slot, state = arguments.action, arguments.slot, arguments.state
+    if (slot is None) == (action in ("set-primary", "get-state", "set-state")) or (
+        (state is None) == (action == "set-state")
+    ):
+        print(f"edge-server update slot {action}: wrong number of arguments", file=sys.stderr)
+        return USAGE
+    if action == "get-current":
+        print(device.slots.current())
+    elif action == "get-primary":
+        print(device.slots.primary())
+    elif action == "get-state":
+        print("good" if device.slots.is_good(slot) else "bad")
+    elif action == "set-primary":
+        device.switch(slot, arguments.engine)
+    elif state == "good":
+        device.slots.set_good(slot)
+    else:
+        device.slots.set_bad(slot)
+    return OK

@@ -1,0 +1,48 @@
+"""The parts that follow the road, made as the settings have them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.board.state_directory import state_directory
+from edge_server.lanes.departure import DepartureRule
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.lane_locator import LaneLocator
+from edge_server.pipeline.road_events import RoadEvents
+from edge_server.pipeline.road_follower import RoadFollower
+
+if TYPE_CHECKING:
+    from edge_server.cameras.calibration import Calibration
+    from edge_server.pipeline.vehicle import VehicleInputs
+    from edge_server.settings import Settings
+
+
+def event_log(settings: Settings) -> EventLog:
+    """Return the log of events.
+
+    Raises:
+        SettingsError, Unavailable: its file cannot be made.
+    """
+    file, kept = settings.events.file, settings.events.kept
+    if file is not None:
+        return EventLog(Path(file), kept=kept)
+    # Daemons that a person starts may share the user's directory.
+    of_systemd = "STATE_DIRECTORY" in os.environ
+    return EventLog(state_directory() / "events.db" if of_systemd else None, kept=kept)
+
+
+def road_follower(
+    settings: Settings, calibration: Calibration, vehicle: VehicleInputs, events: EventLog
+) -> RoadFollower:
+    """Return what follows the road through the frames of a camera with `calibration`."""
+    half_width_m = settings.vehicle.width_m / 2
+    departure = settings.lane_departure
+    rule = None
+    if departure.enabled:
+        rule = DepartureRule(
+            half_width_m, departure.time_to_line_s, slowest_mps=departure.min_speed_mps
+        )
+    locator = LaneLocator(calibration)
+    return RoadFollower(locator, vehicle, RoadEvents(events, rule), half_width_m)

@@ -1,0 +1,306 @@
+"""Link: the connection to one broker, made again whenever it is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from edge_server.mqtt import payloads
+from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.outbox import Outbox, Wake
+from edge_server.process.backoff import Backoff
+from edge_server.process.worker import Worker
+from edge_server.settings.text_file import read_text_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.mqtt.topics import Identity, Topics
+    from edge_server.settings import Mqtt
+
+log = logging.getLogger(__name__)
+
+# paho does not bound QoS 0 messages: 138 MB in 10 s were measured against a frozen broker.
+WINDOW: Final = 4
+FAREWELL_S: Final = 0.8
+
+_STEP_S: Final = 0.5
+# A broker that is unreachable for this long is logged, once; the link keeps trying.
+_SLOW_S: Final = 10.0
+_STABLE_S: Final = 10.0
+_RETRY_S: Final = (0.5, 30.0)
+_REFUSED_S: Final = (30.0, 60.0)
+
+
+@dataclass(eq=False)
+class Feed:
+    """What this device publishes, whichever broker takes it.
+
+    Attributes:
+        online: the device serves, and every model and camera that exists has a state.
+        published: number of lane messages written to a broker's connection.
+        lost: number of lane messages that a link took and did not write.
+    """
+
+    identity: Identity
+    topics: Topics
+    keepalive_s: int = KEEPALIVE_S
+    now_ns: Callable[[], int] = time.monotonic_ns
+    outbox: Outbox[tuple[int, LaneFrame]] = field(default_factory=Outbox)
+    online: bool = False
+    published: int = 0
+    lost: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, *, published: int = 0, lost: int = 0) -> None:
+        """Two links count at the same time while one takes over from the other."""
+        with self._lock:
+            self.published += published
+            self.lost += lost
+
+
+class Link:
+    """Publishes a feed to one broker, and connects again after every loss, until `leave`.
+
+    One worker does all work with the broker. An unexpected disconnect publishes `offline`.
+
+    Attributes:
+        connected: the connection is open, as far as this device knows.
+        trouble: why it is not connected, for people; empty while it is, and before the first try.
+
+    Args:
+        mqtt: the broker and the credentials for it.
+        feed: is published.
+        may_publish: called on the worker each time the broker has accepted the connection, before
+            anything is published; False leaves the connection unused.
+        meanwhile: the broker that has the lanes while this one cannot be reached, for the log.
+    """
+
+    def __init__(
+        self,
+        mqtt: Mqtt,
+        feed: Feed,
+        may_publish: Callable[[Link], bool],
+        meanwhile: str = "",
+    ) -> None:
+        self.worker = Worker("mqtt", self._tick, on_end=self._end)
+        self.connected = False
+        self.trouble = ""
+        self.address = address_of(mqtt)
+        self.mqtt = mqtt
+        self._contents = contents_of(mqtt)
+        self._feed = feed
+        self._may_publish = may_publish
+        self._meanwhile = f"; lanes go to {meanwhile} until then" if meanwhile else ""
+        self._wake = Wake()
+        self._connection: Connection | None = None
+        self._ready_since = 0.0
+        self._retry_at = 0.0
+        self._backoff = Backoff(*_RETRY_S)
+        self._leave_by: float | None = None
+        self._farewell: bytes | None = None
+        self._drains = True
+        self._ended = threading.Event()
+        self._logged = ""
+
+    def is_of(self, mqtt: Mqtt) -> bool:
+        """Whether this link is what `mqtt` and the present contents of its files make."""
+        return self.mqtt == mqtt and self._contents == contents_of(mqtt)
+
+    def ring(self) -> None:
+        """Have the worker look into the outbox."""
+        self._wake.ring()
+
+    def leave(self, farewell: bytes | None = None) -> None:
+        """End the link, within `FAREWELL_S` if it is connected; returns at once.
+
+        Args:
+            farewell: the last state of the device on this broker; what waits in the outbox stays
+                there for another link. Without it all that waits is published first.
+        """
+        self._farewell = farewell
+        self._drains = farewell is None
+        self._leave_by = time.monotonic() + FAREWELL_S
+        if not self.worker.alive:
+            self._wake.close()
+        self._wake.ring()
+
+    def abandon(self) -> None:
+        """End a link that has never published; returns at once."""
+        self._leave_by = time.monotonic()
+        self.worker.ask_to_stop()
+        self._wake.ring()
+
+    def wait_until_left(self) -> None:
+        """Wait for the end of a link that leaves, for `FAREWELL_S` and a little more."""
+        self._ended.wait(FAREWELL_S + 0.1)
+
+    # The methods below run on the worker.
+
+    def _tick(self, now: float) -> bool:
+        leaving = self._leave_by is not None
+        connection = self._connection
+        if connection is None:
+            if leaving:
+                return False
+            if now < self._retry_at:
+                self._wake.wait(min(self._retry_at - now, _STEP_S))
+            else:
+                self._connect()
+            return True
+        connection.step(self._wake, _STEP_S)
+        if connection.ready:
+            if not self._drains:
+                self._say_farewell(connection)
+            elif self.connected or self._greet(connection):
+                self._drain(connection)
+            if leaving and connection.in_flight + self._waiting == 0:
+                return False
+        if connection.end is not None:
+            self._lose(connection, connection.end)
+        return self._leave_by is None or time.monotonic() < self._leave_by
+
+    @property
+    def _waiting(self) -> int:
+        """Number of messages that this link has yet to publish before it may leave."""
+        return self._feed.outbox.waiting if self._drains else int(self._farewell is not None)
+
+    def _connect(self) -> None:
+        status = self._feed.topics.status
+        connection = Connection(
+            self.mqtt,
+            self._feed.identity.client_id,
+            will=(status, payloads.status(self._feed.identity, "offline")),
+            keepalive_s=self._feed.keepalive_s,
+            on_live_sent=lambda: self._feed.count(published=1),
+        )
+        slow = f"{self.address} does not answer, or no name server does; waiting{self._meanwhile}"
+        timer = threading.Timer(_SLOW_S, self._log_once, (logging.WARNING, slow))
+        timer.daemon = True
+        timer.start()
+        try:
+            # The system's resolver asks one name server after another, for minutes, and cannot be
+            # interrupted.
+            with self.worker.allowing(math.inf):
+                self._contents = contents_of(self.mqtt)
+                connection.open()
+        except Exception as error:  # noqa: BLE001
+            self.trouble = str(getattr(error, "strerror", None) or error)
+            text = f"cannot reach {self.address}: {self.trouble}; trying again{self._meanwhile}"
+            self._log_once(logging.WARNING, text)
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+        else:
+            self._connection = connection
+        finally:
+            timer.cancel()
+
+    def _greet(self, connection: Connection) -> bool:
+        """Begin to publish; return whether this link may."""
+        if not self._may_publish(self):
+            return False
+        self._ready_since = time.monotonic()
+        self.trouble = self._meanwhile = ""
+        self._feed.outbox.connected()
+        self.connected = True
+        connection.watch(*self._feed.topics.states())
+        self._log_once(logging.INFO, f"connected to {self.address}")
+        return True
+
+    def _drain(self, connection: Connection) -> None:
+        """Write what the broker takes now: states first, then the newest lanes."""
+        feed = self._feed
+        if feed.online:
+            self._clear_leftovers(connection)
+        window = min(WINDOW, connection.receive_maximum)
+        while self._drains and connection.end is None and connection.in_flight < window:
+            if (state := feed.outbox.take_state()) is not None:
+                connection.publish_state(*state)
+                continue
+            if (live := feed.outbox.take_live()) is None:
+                return
+            topic, (seq, frame) = live
+            now_ns = feed.now_ns()
+            # That there are no lanes is true at any age of the last frame.
+            if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+                feed.count(lost=1)
+                continue
+            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns)
+            if not connection.publish_live(topic, payload):
+                feed.count(lost=1)
+
+    def _say_farewell(self, connection: Connection) -> None:
+        """Publish the last state once the broker takes one message more."""
+        if self._farewell is not None and connection.in_flight < min(
+            WINDOW, connection.receive_maximum
+        ):
+            connection.publish_state(self._feed.topics.status, self._farewell)
+            self._farewell = None
+
+    def _clear_leftovers(self, connection: Connection) -> None:
+        """Clear the topics that an earlier run retained and that have no state now."""
+        while connection.retained:
+            topic = connection.retained.pop()
+            if not self._feed.outbox.knows(topic):
+                self._feed.outbox.put_state(topic, b"")
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """Discard the ended connection and schedule the next attempt."""
+        was_connected = self.connected
+        self._close(connection)
+        now = time.monotonic()
+        self.trouble = reason
+        if connection.refused:
+            self._retry_at = now + random.uniform(*_REFUSED_S)  # noqa: S311
+            text = f"{self.address} refuses us: {reason}{self._meanwhile}"
+            self._log_once(logging.ERROR, text)
+            return
+        if was_connected and now - self._ready_since > _STABLE_S:
+            self._backoff.reset()
+        self._retry_at = now + self._backoff.next_s()
+        event = "lost" if was_connected else "cannot reach"
+        self._log_once(logging.WARNING, f"{event} {self.address}: {reason}{self._meanwhile}")
+
+    def _close(self, connection: Connection) -> None:
+        connection.close()
+        self.connected = False
+        self._connection = None
+        self._feed.count(lost=connection.live_in_flight)
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._close(self._connection)
+        self._wake.close()
+        self._ended.set()
+
+    def _log_once(self, level: int, text: str) -> None:
+        """Log a change of state once, however often it recurs; nothing of a link that leaves."""
+        if text != self._logged and self._leave_by is None:
+            self._logged = text
+            log.log(level, "mqtt: %s", text)
+
+
+def contents_of(mqtt: Mqtt) -> tuple[str, ...]:
+    """Return what tells the present contents of the files of `mqtt` from others; no secret."""
+    return tuple(
+        _digest(path)
+        for path in (mqtt.password_file, mqtt.ca_file, mqtt.cert_file, mqtt.key_file)
+        if path
+    )
+
+
+def _digest(path: str) -> str:
+    try:
+        content = read_text_file(path).encode()
+    except UnicodeDecodeError as error:
+        content = error.object  # comments of a PEM file may have any encoding
+    except OSError as error:
+        return str(error.strerror)
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,146 @@
+"""`edge-server provision` as a command: signatures of openssl, a broker, and what `check` says."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import paho.mqtt.client as paho
+import pytest
+from free_ports import free_ports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.mosquitto import Mosquitto
+
+FILE = '[device]\nid = "truck-17"\n[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
+
+
+class Device:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "etc/config.toml"
+        self.data = folder / "data"
+        self.config.parent.mkdir()
+        self.data.mkdir()
+        self.config.write_text('[repository]\npaths = ["models"]\n[grpc]\nport = 0\n')
+
+    def provision(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.run("provision", "--config", self.config, "--data", self.data, *arguments)
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "edge_server", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def file(self, text: str) -> Path:
+        path = self.folder / "edge-server.toml"
+        path.write_text(text)
+        return path
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A private key; the public one lies beside it, with `.pub`."""
+    path = tmp_path / "provision"
+    make = ("openssl", "genpkey", "-algorithm", "ed25519", "-out", path)
+    subprocess.run(make, check=True)
+    public = ("openssl", "pkey", "-in", path, "-pubout", "-out", f"{path}.pub")
+    subprocess.run(public, check=True)
+    return path
+
+
+def signed(text: str, key: Path) -> str:
+    """As docs/flash.md has it."""
+    plain = key.with_name("plain.toml")
+    plain.write_text(text)
+    raw = subprocess.run(
+        ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", key, "-in", plain],
+        capture_output=True,
+        check=True,
+    ).stdout
+    return f"{text}# signature: {base64.b64encode(raw).decode()}\n"
+
+
+def test_what_it_writes_passes_check(device: Device) -> None:
+    done = device.provision(device.file(FILE))
+    assert done.returncode == 0, done.stderr
+    checked = device.run("check", "--config", device.config, "--metrics-port", "0")
+    assert checked.returncode == 0, checked.stderr
+    assert "front" in checked.stdout
+    again = device.provision(device.file(FILE))
+    assert again.returncode == 0
+    assert "applied before; nothing changed" in again.stdout
+
+
+def test_a_key_in_the_image_lets_only_its_files_count(device: Device, key: Path) -> None:
+    pub = ("--key", f"{key}.pub")
+    before = device.config.read_text()
+    for text, fault in (
+        (FILE, "is not signed"),
+        (signed(FILE, key).replace("truck-17", "truck-18"), "the signature is not that of"),
+        (signed(FILE, key) + "# more\n", "is not signed"),
+    ):
+        done = device.provision(device.file(text), *pub)
+        assert done.returncode == 78
+        assert fault in done.stderr
+        assert device.config.read_text() == before
+    for text in (FILE, FILE.replace("truck-17", "truck-18")):
+        done = device.provision(device.file(signed(text, key)), *pub)
+        assert done.returncode == 0, done.stderr
+    assert "truck-18" in device.config.read_text()
+
+
+def publish(broker: Mosquitto, topic: str, payload: str) -> None:
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.connect(broker.host, broker.port)
+    client.loop_start()
+    client.publish(topic, payload, qos=1, retain=True).wait_for_publish(10)
+    client.disconnect()
+    client.loop_stop()
+
+
+def test_a_signed_file_at_the_broker_counts(
+    device: Device, key: Path, mosquitto: Mosquitto
+) -> None:
+    pub = ("--key", f"{key}.pub", "--from-broker")
+    text = device.config.read_text()
+    host = f'[mqtt]\nhost = "{mosquitto.host}"\nport = {mosquitto.port}\n'
+    device.config.write_text(f'{text}[device]\nid = "edge-1234abcd"\n{host}')
+
+    nothing = device.provision(*pub, "0.5")
+    assert nothing.returncode == 69
+    assert "no message within 0.5 s" in nothing.stderr
+
+    topic = "edge/v1/edge-1234abcd/provision"
+    publish(mosquitto, topic, FILE)
+    assert "is not signed" in device.provision(*pub, "10").stderr
+    publish(mosquitto, topic, signed("#" * 70_000 + "\n", key))
+    assert "is longer than 64 KiB" in device.provision(*pub, "10").stderr
+    publish(mosquitto, topic, signed(FILE, key))
+    done = device.provision(*pub, "10")
+    assert done.returncode == 0, done.stderr
+    assert "truck-17" in device.config.read_text()
+    assert (device.data / "identity/device-id").read_text() == "truck-17\n"
+
+
+def test_a_broker_that_is_not_there(device: Device, key: Path) -> None:
+    pub = ("--key", f"{key}.pub", "--from-broker", "1")
+    assert "no broker to provision from" in device.provision(*pub).stderr
+    (port,) = free_ports(1)
+    text = device.config.read_text()
+    device.config.write_text(f'{text}[mqtt]\nhost = "127.0.0.1"\nport = {port}\n')
+    done = device.provision(*pub)
+    assert done.returncode == 69
+    assert "cannot be reached" in done.stderr

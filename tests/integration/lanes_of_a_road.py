@@ -1,0 +1,26 @@
+"""Prints the lanes that the shipped models find on a drawn road, as JSON.
+
+The package's own Python runs it: `/usr/lib/edge-server/bin/python3 -I lanes_of_a_road.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.cli.plan.verification import load_models
+from edge_server.lanes.types import lanes_from_rows
+from edge_server.requests import InferRequest
+from edge_server.tensors import DataType, Tensor
+
+with ExitStack() as stack:
+    data_plane = load_models(Path("/usr/share/edge_server/models"), stack)
+    image, *_ = render(RoadScene(seed=7), 0.0)
+    found = data_plane.infer(
+        InferRequest("lane_detection", {"image": Tensor(DataType.UINT8, image[None])})
+    )
+    lanes = lanes_from_rows(found.outputs["lanes"].array[0], found.outputs["scores"].array[0])
+    print(json.dumps([[[float(x) for x in point] for point in lane.points] for lane in lanes]))

@@ -1,0 +1,153 @@
+"""`edge-server health` against a real daemon: the gate that an update engine calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from free_ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.conftest import Mosquitto
+
+TIMEOUT_S = 60
+MODELS = Path(__file__).parents[2] / "models"
+EVERYTHING = ("model:lane_detection", "camera:front", "lanes:front", "mqtt")
+
+
+class Device:
+    """A settings file, and daemons that run with it."""
+
+    def __init__(self, folder: Path, more: str = "") -> None:
+        self.config = folder / "config.toml"
+        self.port, self.metrics_port = free_ports(2)
+        self.config.write_text(
+            f'[repository]\npaths = ["{MODELS}"]\n'
+            f"[grpc]\nport = {self.port}\n{more}\n"
+            f"[metrics]\nport = {self.metrics_port}\n"
+            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
+        )
+        self._log = folder / "daemon.log"
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("a") as log:
+            self._daemon = subprocess.Popen(
+                [sys.executable, "-m", "edge_server", "run", "--config", str(self.config)],
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._daemon is not None
+        self._daemon.send_signal(number)
+
+    def health(self, *required: str, wait_s: float = 0, stable_s: float = 0) -> Health:
+        return Health(self.begin_health(*required, wait_s=wait_s, stable_s=stable_s))
+
+    def begin_health(self, *required: str, wait_s: float, stable_s: float) -> subprocess.Popen[str]:
+        flags = [flag for name in required for flag in ("--require", name)]
+        command = [sys.executable, "-m", "edge_server", "health", "--config", str(self.config)]
+        return subprocess.Popen(
+            [*command, "--wait", str(wait_s), "--stable", str(stable_s), "--json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(os.environ),
+        )
+
+
+class Health:
+    """What one call of `health` ended with."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        out, self.err = process.communicate(timeout=TIMEOUT_S)
+        self.code = process.returncode
+        found: dict[str, Any] = json.loads(out) if out else {}
+        self.healthy = found.get("healthy")
+        self.restarts = found.get("restarts")
+        rows = found.get("requirements", ())
+        self.unmet = {row["name"]: row["reason"] for row in rows if not row["met"]}
+
+
+@pytest.fixture
+def device(tmp_path: Path, mosquitto: Mosquitto) -> Iterator[Device]:
+    made = Device(tmp_path)
+    with made.config.open("a") as config:
+        config.write(f'[mqtt]\nhost = "{mosquitto.host}"\nport = {mosquitto.port}\n')
+    yield made
+    made.kill()
+
+
+def test_a_daemon_that_is_not_there_yet_is_waited_for_and_each_fault_has_its_reason(
+    device: Device, mosquitto: Mosquitto
+) -> None:
+    missing = device.health(*EVERYTHING)
+    assert (missing.code, missing.healthy, list(missing.unmet)) == (69, False, ["daemon"])
+    assert "Connection refused" in missing.unmet["daemon"]
+    waiting = device.begin_health(*EVERYTHING, wait_s=45, stable_s=1)
+    device.start()
+    found = Health(waiting)
+    assert (found.code, found.healthy, found.unmet) == (0, True, {}), found.err
+
+    mosquitto.kill()
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (found := device.health(*EVERYTHING)).unmet:
+        assert time.monotonic() < deadline_s
+    assert (found.code, found.unmet) == (69, {"mqtt": "no connection to the broker"})
+    assert device.health("model:lane_detection").code == 0
+
+    unknown = device.health("camera:rear", wait_s=30)
+    assert unknown.code == 2
+    assert "no such camera" in unknown.err
+
+
+def test_a_daemon_that_is_restarted_again_and_again_is_not_healthy(device: Device) -> None:
+    device.start()
+    assert device.health("model:lane_detection", wait_s=30, stable_s=0).code == 0
+    watching = device.begin_health("model:lane_detection", wait_s=8, stable_s=7)
+    for _ in range(2):
+        assert device.health("lanes:front", wait_s=30).code == 0
+        device.kill()
+        device.start()
+    found = Health(watching)
+    assert (found.code, found.healthy) == (69, False)
+    assert found.restarts == 2
+
+
+def test_a_daemon_that_hangs_is_not_healthy(device: Device) -> None:
+    device.start()
+    assert device.health("lanes:front", wait_s=30).code == 0
+    device.signal(signal.SIGSTOP)
+    found = device.health("lanes:front")
+    device.signal(signal.SIGCONT)
+    assert found.code == 69
+    assert "timed out" in found.unmet["daemon"]
+
+
+def test_the_unix_socket_is_called_where_there_is_one(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    device = Device(tmp_path, f'socket = "{directory}/grpc.sock"')
+    device.start()
+    try:
+        assert device.health(wait_s=30).code == 0
+        (directory / "grpc.sock").unlink()
+        found = device.health()
+        assert (found.code, list(found.unmet)) == (69, ["grpc"])
+        assert "grpc.sock" in found.unmet["grpc"]
+    finally:
+        device.kill()

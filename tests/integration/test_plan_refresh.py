@@ -1,0 +1,182 @@
+"""`edge-server plan refresh`, by the command line, with a simulated TensorRT and a broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mosquitto import Mosquitto, Subscriber, mosquitto_binary
+
+from edge_server.backends.tensorrt.plan_build.side_car import side_car_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..conftest import SimulatedGpu
+
+CONFIG = """
+platform: "tensorrt_plan"
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+instance_group [ {{ kind: KIND_GPU count: 2 }} ]
+parameters {{ key: "auto_build" value {{ string_value: "{auto_build}" }} }}
+"""
+
+
+class Site:
+    """Repository, state, and the verb; see simulated_settings.py for the words of `tensorrt`."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.models = folder / "models"
+        self.models.mkdir()
+        self.state = folder / "state"
+        self.config = folder / "config.toml"
+        self.config.write_text(f'[repository]\npaths = ["{self.models}"]\n')
+        self._environment = {**environment, "STATE_DIRECTORY": str(self.state)}
+
+    def command(self, *arguments: str, tensorrt: str = "", **more: str) -> dict[str, Any]:
+        """What `subprocess` starts."""
+        refresh = ["-m", "edge_server", "plan", "refresh", f"--config={self.config}", *arguments]
+        environment = {**self._environment, "EDGE_SIMULATED_TENSORRT": tensorrt, **more}
+        return {"args": [sys.executable, *refresh], "env": environment, "text": True}
+
+    def refresh(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        how = self.command(*arguments, **more)
+        return subprocess.run(**how, capture_output=True, timeout=120, check=False)
+
+    @property
+    def cached(self) -> list[Path]:
+        return sorted(self.state.glob("plans/*/model.plan"))
+
+
+@pytest.fixture
+def add_model(site: Site, write_onnx: Callable[..., None]) -> Callable[..., Path]:
+    def add(name: str, *, auto_build: bool = True) -> Path:
+        directory = site.models / name
+        write_onnx(directory / "1" / "model.onnx", (1,))
+        (directory / "config.pbtxt").write_text(CONFIG.format(auto_build=str(auto_build).lower()))
+        return directory
+
+    return add
+
+
+@pytest.fixture
+def site(simulated_libcuda: SimulatedGpu, tmp_path: Path) -> Site:
+    return Site(tmp_path, simulated_libcuda.environment())
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    if not mosquitto_binary():
+        pytest.skip("mosquitto is missing: apt install mosquitto")
+    broker = Mosquitto(tmp_path)
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+def test_plans_are_built_once_and_again_for_another_tensorrt(
+    site: Site, add_model: Callable[..., Path]
+) -> None:
+    add_model("cached")
+    beside = add_model("beside", auto_build=False)
+    done = site.refresh()
+    assert (done.returncode, done.stdout) == (0, "plans: 0 fit, 2 built\n"), done.stderr
+    assert len(site.cached) == 1
+    assert side_car_path(beside / "1" / "model.plan").is_file()
+    assert site.refresh().stdout == "plans: 2 fit, 0 built\n"
+    done = site.refresh(tensorrt="version=10.16.1.11")
+    assert done.stdout == "plans: 0 fit, 2 built\n"
+    assert "built with TensorRT 10.3 for sm_" in done.stderr
+    assert site.refresh(tensorrt="version=10.16.1.11").stdout == "plans: 2 fit, 0 built\n"
+
+
+def test_one_model_that_fails_leaves_the_others_their_plans(
+    site: Site, add_model: Callable[..., Path], broker: Mosquitto
+) -> None:
+    (add_model("a") / "1" / "model.onnx").unlink()
+    (add_model("b") / "config.pbtxt").write_text("platform: [")
+    add_model("c")
+    with site.config.open("a") as file:
+        file.write(f'[device]\nid = "truck"\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n')
+    done = site.refresh()
+    assert done.returncode == 1
+    assert done.stdout == "plans: 0 fit, 1 built, 2 failed\n"
+    assert len(site.cached) == 1
+    # Retained: who comes later sees how it ended.
+    subscriber = Subscriber(broker.port, "edge/v1/truck/plans")
+    said = subscriber.wait("edge/v1/truck/plans")
+    assert (said["state"], said["model"]) == ("failed", "")
+    assert "model.onnx" in said["text"]
+    subscriber.close()
+
+
+def test_a_machine_without_a_gpu_says_so_where_a_model_needs_one(
+    site: Site, add_model: Callable[..., Path]
+) -> None:
+    assert site.refresh(LD_LIBRARY_PATH="/nowhere").returncode == 0
+    add_model("m")
+    done = site.refresh(LD_LIBRARY_PATH="/nowhere")
+    assert done.returncode == 69
+    assert "no plan can be built here" in done.stderr
+    assert "libcuda" in done.stderr
+
+
+def test_systemd_gets_ready_after_the_hold_while_a_build_goes_on(
+    site: Site, add_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    add_model("m")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        how = site.command(
+            "--hold=1", tensorrt="build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify")
+        )
+        with subprocess.Popen(**how) as process:
+            try:
+                told: list[str] = []
+                while "READY=1" not in told or not any("STATUS=m: " in text for text in told):
+                    told.append(systemd.recv(4096).decode())
+                assert process.poll() is None
+                assert told.count("READY=1") == 1
+            finally:
+                process.terminate()
+            assert process.wait(30) == -signal.SIGTERM
+    # What was begun is gone with who asked for it.
+    assert not site.cached
+
+
+def test_the_kill_of_a_build_is_told_and_the_next_model_is_built(
+    site: Site, add_model: Callable[..., Path]
+) -> None:
+    add_model("a")
+    add_model("b")
+    how = site.command(tensorrt="build_s=3")
+    with subprocess.Popen(**how, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # As the kernel does where memory runs out.
+        os.kill(_build_of(process), signal.SIGKILL)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert output == "plans: 0 fit, 1 built, 1 failed\n"
+    assert "was killed: most likely for want of memory" in errors
+
+
+def _build_of(process: subprocess.Popen[str]) -> int:
+    """The process that builds: it alone is the first that the kernel shall kill."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            try:
+                if Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n":
+                    return int(child)
+            except OSError:
+                continue
+        time.sleep(0.05)
+    raise AssertionError("no build was begun")

@@ -1,0 +1,26 @@
+"""One step of an update, to be interrupted: switch, or commit with a verdict.
+
+python update_writer.py ROOT STATE BOOT switch|healthy|unhealthy
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from edge_server.board.boot_slots import BootSlots
+from edge_server.board.update_record import RecordFile
+from edge_server.cli.update import Device
+from edge_server.errors import Unavailable
+
+root, state, boot, step = sys.argv[1:]
+slots = BootSlots(Path(root))
+current = slots.current()
+device = Device(slots, RecordFile(Path(state)), boot, {"A": "1.0", "B": "2.0"}[current])
+if step == "switch":
+    device.switch("B" if current == "A" else "A", "rauc")
+else:
+    try:
+        device.commit(lambda: "" if step == "healthy" else "camera:front: no frames arrive")
+    except Unavailable as error:
+        print(error)

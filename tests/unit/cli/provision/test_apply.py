@@ -1,0 +1,195 @@
+"""What a provisioning file changes on the device, and what it leaves."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.cli.provision import apply as apply_module
+from edge_server.cli.provision.apply import Places, apply, toml_text
+from edge_server.cli.provision.document import SignedText, parse
+from edge_server.cli.provision.verb import refuse_unless_trusted
+from edge_server.errors import SettingsError
+from edge_server.settings import read_settings
+from edge_server.settings.read import _parse, _read_text
+
+KEY = (
+    "ssh-ed25519 "
+    + base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes(range(32))).decode()
+)
+SHIPPED = Path(__file__).parents[4] / "systemd/edge-server.toml"
+WHOLE = f"""
+[device]
+id = "truck-17"
+[mqtt]
+host = "127.0.0.1"
+username = "truck"
+password = 'pa"ss\\word'
+[ssh]
+keys = ["{KEY}"]
+[wifi]
+ssid = "a;b"
+password = 'back\\slash and space'
+[cameras.front]
+uri = "synthetic://road?seed=7&fps=10"
+priority = 2
+"""
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "data/identity").mkdir(parents=True)
+    (tmp_path / "etc/config.toml").write_bytes(SHIPPED.read_bytes())
+    return Places(tmp_path / "etc/config.toml", tmp_path / "data", group=None)
+
+
+def applied(text: str, places: Places) -> list[str]:
+    return apply(parse(text.encode(), "file"), "digest", places)
+
+
+def files(places: Places) -> dict[str, tuple[int, bytes]]:
+    root = places.data.parent
+    return {
+        str(path.relative_to(root)): (path.stat().st_mode & 0o777, path.read_bytes())
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_settings_are_valid_and_keep_what_the_file_does_not_name(places: Places) -> None:
+    before = read_settings(places.config, {})
+    applied(WHOLE, places)
+    settings = read_settings(places.config, {})
+    assert settings.device.id == "truck-17"
+    assert settings.repository == before.repository
+    assert settings.grpc == before.grpc
+    assert settings.mqtt is not None
+    assert Path(settings.mqtt.password_file or "").read_text() == 'pa"ss\\word'
+    assert settings.cameras["front"].priority == 2
+    made = files(places)
+    assert made["etc/mqtt_password"][0] == 0o640
+    assert made["data/network/provisioned.nmconnection"][0] == 0o600
+    assert made["etc/config.toml.before"][1] == SHIPPED.read_bytes()
+    assert made["data/ssh/edge"][1].decode() == f"{KEY}\n"
+    assert made["data/identity/provisioned"][1] == b"digest\n"
+    keyfile = made["data/network/provisioned.nmconnection"][1].decode()
+    assert "ssid=97;59;98;\n" in keyfile
+    assert "psk=back\\\\slash\\sand\\sspace\n" in keyfile
+
+
+def test_applying_again_changes_nothing(places: Places) -> None:
+    applied(WHOLE, places)
+    once = files(places)
+    applied(WHOLE, places)
+    assert files(places) == once
+
+
+def test_a_later_file_replaces_its_tables_alone(places: Places) -> None:
+    applied(WHOLE, places)
+    applied('[cameras.rear]\nuri = "synthetic://road?seed=8&fps=10"\n', places)
+    settings = read_settings(places.config, {})
+    assert sorted(settings.cameras) == ["front", "rear"]
+    assert settings.device.id == "truck-17"
+    assert settings.mqtt is not None
+
+
+def test_settings_that_the_daemon_would_refuse_change_nothing(places: Places) -> None:
+    before = files(places)
+    for text, fault in (
+        # A password in plain text over a network.
+        (WHOLE.replace("127.0.0.1", "broker.example"), "plain text"),
+        ('[mqtt]\nhost = "x"\nport = 0\n', "port must be 1 to 65535"),
+    ):
+        with pytest.raises(SettingsError, match=fault):
+            applied(text, places)
+        assert files(places) == before
+
+
+def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied(WHOLE, places)
+    complete = files(places)
+    real = apply_module.atomic_write
+    for survives in range(7):
+        for path in (places.data, places.config.parent):
+            for file in [each for each in path.rglob("*") if each.is_file()]:
+                file.unlink()
+        places.config.write_bytes(SHIPPED.read_bytes())
+        left = [survives]
+
+        def write(*arguments: Any, left: list[int] = left, **named: Any) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(*arguments, **named)
+
+        monkeypatch.setattr(apply_module, "atomic_write", write)
+        with pytest.raises(KeyboardInterrupt):
+            applied(WHOLE, places)
+        assert not places.record.exists()
+        settings = read_settings(places.config, {})
+        assert settings.mqtt is None or Path(settings.mqtt.password_file or "").exists()
+        monkeypatch.setattr(apply_module, "atomic_write", real)
+        applied(WHOLE, places)
+        assert files(places) == complete
+
+
+def test_what_a_dead_process_staged_is_removed(places: Places) -> None:
+    left = places.config.parent / ".provision-left"
+    left.mkdir()
+    (left / "mqtt_password").write_text("secret")
+    applied("[device]\nid = 'x'\n", places)
+    assert not left.exists()
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_VALUES = st.recursive(
+    _TEXT
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(_TEXT, inside, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_TEXT, _VALUES, max_size=4))
+def test_written_toml_reads_back_as_it_was(table: dict[str, Any]) -> None:
+    folder = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - one file of this process
+    path = folder / f"toml_text.{os.getpid()}"
+    path.write_bytes(toml_text(table).encode())
+    try:
+        assert _parse(path, _read_text(path)) == table
+    finally:
+        path.unlink()
+
+
+def trust(places: Places, **how: Any) -> None:
+    signed = SignedText(b"[device]\nid = 'x'\n")
+    defaults = {"key": None, "physical": True, "replace": False}
+    refuse_unless_trusted(signed, "file", places, **{**defaults, **how})
+
+
+def test_without_a_key_only_the_first_file_counts(places: Places) -> None:
+    trust(places)
+    places.record.write_text("of another file\n")
+    with pytest.raises(SettingsError, match="provisioned already"):
+        trust(places)
+    trust(places, replace=True)
+
+
+def test_a_broker_is_never_believed_without_a_signature(places: Places) -> None:
+    with pytest.raises(SettingsError, match="no key to check it with"):
+        trust(places, physical=False)
+    with pytest.raises(SettingsError, match="is not signed"):
+        trust(places, physical=False, key=Path("provision.pem"))
+    with pytest.raises(SettingsError, match="is not signed"):
+        trust(places, key=Path("provision.pem"), replace=True)

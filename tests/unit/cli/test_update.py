@@ -1,0 +1,148 @@
+"""A new system is kept when it is healthy; otherwise the one before boots again, and says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from simulated_jetson.firmware import TRIES, Firmware
+
+from edge_server.board.boot_slots import BootSlots
+from edge_server.board.update_record import RecordFile
+from edge_server.cli.main import run_command
+from edge_server.cli.update import Device
+from edge_server.errors import Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Board:
+    """A simulated board with one daemon version per slot; healthy where nobody says otherwise."""
+
+    def __init__(self, root: Path) -> None:
+        self.firmware = Firmware.flashed(root / "board")
+        self.state = root / "data"
+        self.state.mkdir()
+        self.faults: dict[str, str] = {}
+        self.boots = 1
+
+    def device(self) -> Device:
+        slots = BootSlots(self.firmware.root, self.firmware.nvbootctrl)
+        version = {"A": "1.0", "B": "2.0"}[slots.current()]
+        return Device(slots, RecordFile(self.state), f"boot-{self.boots}", version, lambda: 1e9)
+
+    def boot(self) -> str:
+        self.boots += 1
+        slot = self.firmware.boot()
+        assert slot is not None
+        return slot
+
+    def commit(self) -> str:
+        device = self.device()
+        return device.commit(lambda: self.faults.get(device.slots.current(), ""))
+
+    @property
+    def record(self) -> tuple[str, str, str]:
+        record = RecordFile(self.state).read()
+        return record.state, record.slot, record.version
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path)
+
+
+def test_a_healthy_new_system_is_kept(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    assert board.record == ("pending", "A", "1.0")
+    assert board.boot() == "B"
+    board.commit()
+    assert board.record == ("committed", "B", "2.0")
+    assert (board.firmware.tries("B"), board.boot()) == (TRIES, "B")
+    board.commit()
+    assert board.record == ("committed", "B", "2.0")
+
+
+def test_an_unhealthy_new_system_goes_back_and_the_old_one_says_why(board: Board) -> None:
+    board.faults["B"] = "camera:front: no frames arrive"
+    board.device().switch("B", "rauc")
+    assert board.boot() == "B"
+    with pytest.raises(Unavailable, match="slot A boots next"):
+        board.commit()
+    assert board.boot() == "A"
+    board.commit()
+    assert board.record == ("rolled_back", "A", "1.0")
+    assert "no frames arrive" in RecordFile(board.state).read().result
+    assert board.boot() == "A"
+
+
+def test_a_new_system_that_never_reaches_its_verdict_falls_back(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    assert [board.boot() for _ in range(TRIES + 1)] == ["B"] * TRIES + ["A"]
+    board.commit()
+    assert board.record == ("rolled_back", "A", "1.0")
+    assert "did not start" in RecordFile(board.state).read().result
+
+
+def test_an_installed_update_waits_for_its_reboot_without_a_verdict(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    board.commit()
+    assert board.record == ("pending", "A", "1.0")
+    assert board.boot() == "B"
+
+
+def test_choosing_the_present_slot_again_cancels_the_update(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    board.device().switch("A", "rauc")
+    assert board.record == ("cancelled", "A", "1.0")
+    assert board.boot() == "A"
+
+
+def test_an_unhealthy_system_that_nobody_updated_stays_and_is_not_verified(board: Board) -> None:
+    board.faults["A"] = "mqtt: no connection to the broker"
+    board.boot()
+    with pytest.raises(Unavailable, match="slot A is not healthy"):
+        board.commit()
+    assert board.record == ("none", "", "")
+    assert board.device().slots.primary() == "A"
+
+
+def test_a_second_update_after_a_rollback_works(board: Board) -> None:
+    board.faults["B"] = "bad"
+    board.device().switch("B", "rauc")
+    board.boot()
+    with pytest.raises(Unavailable):
+        board.commit()
+    board.boot()
+    board.commit()
+    board.faults.clear()
+    board.device().switch("B", "rauc")
+    assert board.boot() == "B"
+    board.commit()
+    assert board.record == ("committed", "B", "2.0")
+
+
+def test_a_board_without_slots_notes_nothing(tmp_path: Path) -> None:
+    firmware = Firmware.flashed(tmp_path / "raw", redundancy=0)
+    record = RecordFile(tmp_path)
+    device = Device(BootSlots(firmware.root, firmware.nvbootctrl), record, "boot", "1.0")
+    with pytest.raises(Unsupported):
+        device.switch("B")
+    assert not record.path.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["get-primary", "A"], ["set-primary"], ["get-state"], ["set-state", "A"]]
+)
+def test_a_wrong_number_of_arguments_is_usage(arguments: list[str]) -> None:
+    assert run_command(["update", "slot", *arguments]) == 2
+
+
+def test_the_last_update_is_shown(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+    board.device().switch("B", "rauc")
+    directory = ["--state-directory", str(board.state)]
+    assert run_command(["update", "status", *directory]) == 0
+    assert capsys.readouterr().out == "pending, slot A: slot B is to boot; A runs\n"
+    assert run_command(["update", "status", "--json", *directory]) == 0
+    assert '"target": "B"' in capsys.readouterr().out

@@ -1,0 +1,92 @@
+"""The status line says what serves, and changes only where a state does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_server.cameras.status import CameraState, CameraStatus
+from edge_server.daemon.status_line import LaneRate, StatusLine
+from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
+from edge_server.lanes.types import LaneFrame
+
+READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]
+LIVE = CameraStatus(CameraState.LIVE)
+STALLED = CameraStatus(CameraState.STALLED, "no_frames", "", 1_000_000_000)
+DARK = CameraStatus(CameraState.DEGRADED, "dark", "", 1_000_000_000)
+
+
+def loop(name: str, status: CameraStatus, failure: str = "") -> Any:
+    return SimpleNamespace(camera=SimpleNamespace(name=name, status=status), failure=failure)
+
+
+def line(
+    *pipelines: Any,
+    entries: list[ModelEntry] = READY,
+    broker: str = "off",
+    rate: LaneRate | None = None,
+    reload: Any = None,
+) -> StatusLine:
+    data_plane: Any = SimpleNamespace(index=lambda *, only_ready: entries)
+    publisher: Any = SimpleNamespace(state=broker)
+    return StatusLine(data_plane, pipelines, publisher, rate or LaneRate(), reload)
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "now", "expected"),
+    [
+        ((), 0.0, "serving 2 models, no camera, broker off"),
+        ([loop("a", LIVE)], 0.0, "serving 2 models, 1 camera, broker off"),
+        ([loop("a", LIVE), loop("b", STALLED)], 24.0, "1 of 2 cameras (b: stalled 20 s)"),
+        ([loop("a", LIVE), loop("b", STALLED)], 5.0, "1 of 2 cameras (b: stalled),"),
+        ([loop("b", STALLED)], 200.0, "0 of 1 camera (b: stalled 3 min)"),
+        ([loop("b", STALLED)], 8000.0, "0 of 1 camera (b: stalled 2 h)"),
+        ([loop("b", DARK)], 5.0, "1 of 1 camera (b: degraded (dark)),"),
+        ([loop("b", LIVE, "model gone\nreally")], 0.0, "0 of 1 camera (b: no lanes: model gone "),
+    ],
+)
+def test_cameras_with_a_fault_are_named(pipelines: Any, now: float, expected: str) -> None:
+    assert expected in line(*pipelines).text(now)
+
+
+def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
+    entries = [
+        ModelEntry("a", 1, ModelState.READY),
+        ModelEntry("a", 2, ModelState.UNAVAILABLE, "older"),
+        ModelEntry("b", 1, ModelState.UNAVAILABLE, UNLOADED),
+        ModelEntry("c", 1, ModelState.UNAVAILABLE, "x" * 1000),
+    ]
+    text = line(entries=entries, broker="connected").text(0.0)
+    assert text == f"serving 1 of 2 models (c: {'x' * 120}…), no camera, broker connected"
+
+
+def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little() -> None:
+    rate = LaneRate()
+    shown = line(loop("a", LIVE), rate=rate)
+
+    def ten_seconds(frames: int, since: float) -> str:
+        for number in range(frames):
+            rate(LaneFrame("a", number, 0, 0, 0, 1, 1, "m"), None)
+        return shown.text(since + 10)
+
+    assert "lanes/s" not in shown.text(100.0)
+    assert ten_seconds(410, 100.0).endswith(", 41 lanes/s")
+    assert ten_seconds(400, 110.0).endswith(", 41 lanes/s")
+    assert ten_seconds(48, 120.0).endswith(", 4.8 lanes/s")
+    assert ten_seconds(0, 130.0).endswith(", 0.0 lanes/s")
+    assert ten_seconds(1, 140.0).endswith(", 0.1 lanes/s")
+
+
+def test_frames_without_lanes_count_for_nothing() -> None:
+    rate = LaneRate()
+    assert rate.shown_hz(0.0) is None
+    rate(LaneFrame("a", 1, 0, 0, 0, 1, 1, "m", failure="no model"), None)
+    assert rate.shown_hz(10.0) == 0.0
+
+
+def test_what_became_of_the_last_reload_is_part_of_it() -> None:
+    reload = SimpleNamespace(restart_needed=("grpc.port", "device.id"), fault="c.toml: not TOML")
+    text = line(reload=reload).text(0.0)
+    assert "; restart needed for grpc.port, device.id; settings not reloaded: c.toml: not" in text

@@ -1,0 +1,155 @@
+"""DepartureWatch: ISO 17361's two lines, hysteresis, and the reasons for no warning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.lanes.departure import DepartureChange, DepartureRule, DepartureWatch
+from edge_server.lanes.types import GroundLane, Lane, Polynomial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.lanes.departure import Turn
+
+FRAME_S = 1 / 30
+HALF_WIDTH_M = DepartureRule().half_width_m
+
+
+def boundary(
+    index: int, offset_m: float, heading_rad: float = 0.0, *, id_: int = 0, std_m: float = 0.03
+) -> Lane:
+    covariance = np.diag([std_m**2, 1e-6, 1e-9, 0.0])
+    polynomial = Polynomial(np.array([offset_m, heading_rad, 0.0, 0.0]), covariance, 5.0, 40.0)
+    points = np.array([[5, offset_m], [40, offset_m]], np.float32)
+    return Lane(
+        points, 0.9, id=id_ or index + 10, index=index, ground=GroundLane(points, polynomial)
+    )
+
+
+@dataclass
+class Drive:
+    """A vehicle in a lane of 3.6 m that moves sideways; positive to the left."""
+
+    offset_m: Callable[[float], float]
+    speed_mps: float = 25.0
+    turn: Turn = "unknown"
+    knows_speed: bool = True
+    std_m: float = 0.03
+    predicted: bool = False
+    rule: DepartureRule | None = None
+
+    def changes(self, seconds: float) -> Iterator[tuple[float, DepartureChange]]:
+        watch = DepartureWatch(self.rule)
+        for n in range(int(seconds / FRAME_S)):
+            time_s = n * FRAME_S
+            offset = self.offset_m(time_s)
+            sideways_mps = (self.offset_m(time_s + 1e-3) - offset) / 1e-3
+            heading = -sideways_mps / self.speed_mps
+            lanes = [
+                replace(
+                    boundary(index, -index * 1.8 - offset, heading, std_m=self.std_m),
+                    predicted=self.predicted,
+                )
+                for index in (-1, 1)
+            ]
+            speed = self.speed_mps if self.knows_speed else None
+            change = watch.update(lanes, int(time_s * 1e9), speed, self.turn)
+            if change is not None:
+                yield time_s, change
+
+
+def drift(speed_mps: float) -> Callable[[float], float]:
+    return lambda time_s: speed_mps * max(0.0, time_s - 1.0)
+
+
+@pytest.mark.parametrize("knows_speed", [True, False])
+@pytest.mark.parametrize("lateral_mps", [0.1, 0.3, 0.5, 0.8, 1.0, -0.5, -0.8])
+def test_the_warning_lies_between_the_two_lines_of_iso_17361(
+    lateral_mps: float, knows_speed: bool
+) -> None:
+    began = next(Drive(drift(lateral_mps), knows_speed=knows_speed).changes(30))[1]
+    fast = abs(lateral_mps)
+    earliest_m = 0.75 if fast <= 0.5 else min(1.5 * fast, 1.5)
+    assert began.cause is None
+    assert began.side == ("left" if lateral_mps > 0 else "right")
+    assert -0.3 <= began.distance_m <= earliest_m
+
+
+def test_a_vehicle_that_keeps_its_lane_is_not_warned() -> None:
+    weaving = Drive(lambda time_s: 0.3 * math.sin(time_s))
+    assert not list(weaving.changes(60))
+
+
+def test_a_warning_ends_when_the_vehicle_is_back_for_a_while() -> None:
+    offset = {0: 0.0, 2: 0.9, 4: 0.2, 30: 0.2}
+    there_and_back = Drive(lambda t: float(np.interp(t, list(offset), list(offset.values()))))
+    (_, began), (ended_s, ended) = there_and_back.changes(10)
+    assert began.cause is None
+    assert ended.cause == "returned"
+    assert ended.distance_m >= DepartureRule().clear_m
+    # 1.8 - 0.95 - 0.3 m sideways is reached at 3 s; half a second later it is over.
+    assert ended_s == pytest.approx(3.5, abs=0.1)
+
+
+def test_a_warning_does_not_flicker_on_the_line() -> None:
+    on_the_line = Drive(lambda t: 0.85 + 0.05 * math.sin(20 * t))
+    assert len(list(on_the_line.changes(20))) == 1
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        Drive(drift(0.5), turn="left"),
+        Drive(drift(0.5), turn="hazard"),
+        Drive(drift(0.5), speed_mps=10.0),
+        Drive(drift(0.5), std_m=0.3),
+        Drive(drift(0.5), predicted=True),
+    ],
+    ids=["indicator", "hazard", "slow", "inaccurate", "predicted"],
+)
+def test_nothing_is_warned_of_with_a_reason(silent: Drive) -> None:
+    assert not list(silent.changes(4))
+
+
+def test_the_indicator_of_the_other_side_withholds_nothing() -> None:
+    assert next(Drive(drift(0.5), turn="right").changes(10))[1].side == "left"
+
+
+def test_an_unknown_speed_withholds_nothing() -> None:
+    assert list(Drive(drift(0.5), speed_mps=10.0, knows_speed=False).changes(10))
+
+
+def test_the_indicator_ends_a_warning() -> None:
+    watch = DepartureWatch()
+    lanes = [boundary(-1, HALF_WIDTH_M - 0.1)]
+    changes = [watch.update(lanes, n * 33_000_000, 25.0) for n in range(5)]
+    assert [change for change in changes if change] == [watch.active]
+    ended = watch.update(lanes, 200_000_000, 25.0, "left")
+    assert ended is not None
+    assert ended.cause == "indicator"
+    assert watch.active is None
+
+
+def test_a_lane_change_ends_a_warning() -> None:
+    watch = DepartureWatch()
+    for n in range(5):
+        watch.update([boundary(-1, 0.5, id_=7)], n * 33_000_000, 25.0)
+    assert watch.active is not None
+    ended = watch.update([boundary(1, -0.5, id_=7), boundary(-1, 3.1, id_=8)], 200_000_000, 25.0)
+    assert ended is not None
+    assert ended.cause == "lane_changed"
+
+
+def test_a_boundary_that_is_not_seen_any_more_ends_a_warning_after_a_second() -> None:
+    watch = DepartureWatch()
+    for n in range(5):
+        watch.update([boundary(-1, 0.5)], n * 33_000_000, 25.0)
+    ends = [watch.update([], 132_000_000 + n * 100_000_000, 25.0) for n in range(1, 15)]
+    assert [change.cause for change in ends if change] == ["not_seen"]
+    assert ends.index(next(change for change in ends if change)) == 10

@@ -1,0 +1,257 @@
+"""LaneTracker: identity, smoothness, short gaps, lane changes; nothing that was never detected."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.lanes.lane_filter import Motion
+from edge_server.lanes.tracking import LaneTracker
+from edge_server.lanes.types import GroundLane, Lane, Polynomial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+FRAME_S = 1 / 30
+SPEED_MPS = 25.0
+X_M = np.linspace(6.0, 45.0, 20)
+# What a network's pixel does on the ground: more with the distance.
+SIGMA_M = 0.03 + 0.004 * X_M
+
+
+def to_image(ground: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A pinhole camera of 1000 px, 1.4 m above the road, at the origin."""
+    x, y = ground.T
+    return np.stack((640 - 1000 * y / x, 360 + 1400 / x), axis=1)
+
+
+@dataclass
+class Road:
+    """Straight parallel markings, and a vehicle that moves sideways among them.
+
+    Attributes:
+        markings_m: their offsets from the road's axis, positive to the left.
+        vehicle_m: the vehicle's offset from the axis at a time in s.
+    """
+
+    markings_m: Sequence[float]
+    vehicle_m: Callable[[float], float] = lambda _: 0.0
+    curvature_1pm: float = 0.0
+    noise: np.random.Generator | None = None
+
+    def truth(self, marking_m: float, time_s: float) -> NDArray[np.float64]:
+        sideways_mps = (self.vehicle_m(time_s + 0.01) - self.vehicle_m(time_s)) / 0.01
+        heading = sideways_mps / SPEED_MPS
+        return np.array([marking_m - self.vehicle_m(time_s), -heading, self.curvature_1pm / 2, 0.0])
+
+    def lanes(self, time_s: float, *, without: frozenset[float] = frozenset()) -> list[Lane]:
+        return [self._lane(m, time_s) for m in self.markings_m if m not in without]
+
+    def _lane(self, marking_m: float, time_s: float) -> Lane:
+        powers = np.vander(X_M, 4, increasing=True)
+        y_m = powers @ self.truth(marking_m, time_s)
+        if self.noise is not None:
+            y_m = y_m + self.noise.normal(0, SIGMA_M)
+        weighted = powers[:, :3] / SIGMA_M[:, None]
+        covariance = np.zeros((4, 4))
+        covariance[:3, :3] = np.linalg.inv(weighted.T @ weighted)
+        coefficients = np.zeros(4)
+        coefficients[:3] = covariance[:3, :3] @ weighted.T @ (y_m / SIGMA_M)
+        points = np.stack((X_M, y_m), axis=1)
+        polynomial = Polynomial(coefficients, covariance, float(X_M[0]), float(X_M[-1]))
+        image = to_image(points).astype(np.float32)
+        return Lane(image, 0.9, ground=GroundLane(points.astype(np.float32), polynomial))
+
+
+MOTION = Motion(SPEED_MPS, 0.0)
+
+
+def drive(
+    road: Road,
+    frames: int,
+    tracker: LaneTracker | None = None,
+    *,
+    first: int = 0,
+    gap: Callable[[int], frozenset[float]] = lambda _: frozenset(),
+    motion: Motion = MOTION,
+) -> list[tuple[Lane, ...]]:
+    tracker = tracker or LaneTracker()
+    return [
+        tracker.update(
+            road.lanes(n * FRAME_S, without=gap(n)), int(n * FRAME_S * 1e9), motion, to_image
+        )
+        for n in range(first, first + frames)
+    ]
+
+
+def ids(lanes: Sequence[Lane]) -> list[int]:
+    return [lane.id for lane in lanes]
+
+
+def offset_m(lane: Lane) -> float:
+    assert lane.ground is not None
+    return float(lane.ground.polynomial.coefficients[0])
+
+
+def test_a_marking_has_a_number_once_three_frames_of_five_show_it() -> None:
+    shown = drive(Road([1.8, -1.8]), 5)
+    assert [ids(lanes) for lanes in shown] == [[0, 0], [0, 0], [1, 2], [1, 2], [1, 2]]
+    assert [lane.index for lane in shown[-1]] == [-1, 1]
+
+
+def test_markings_are_numbered_outwards_from_the_vehicle() -> None:
+    last = drive(Road([5.4, -1.8, 1.8, -5.4]), 4)[-1]
+    assert [lane.index for lane in last] == [-2, 1, -1, 2]
+
+
+@pytest.mark.parametrize("motion", [MOTION, Motion()])
+def test_the_jitter_of_the_offset_is_halved(motion: Motion) -> None:
+    road = Road([1.8, -1.8], curvature_1pm=1 / 400, noise=np.random.default_rng(7))
+    tracker = LaneTracker()
+    raw, tracked = [], []
+    for n in range(300):
+        lanes = road.lanes(n * FRAME_S)
+        result = tracker.update(lanes, int(n * FRAME_S * 1e9), motion, to_image)
+        if n > 30:
+            raw.append(offset_m(lanes[0]))
+            tracked.append(offset_m(result[0]))
+    assert np.abs(np.diff(tracked)).mean() < np.abs(np.diff(raw)).mean() / 2
+    assert np.std(tracked) < np.std(raw) / 1.5
+    assert abs(np.mean(tracked) - 1.8) < 0.05
+
+
+def test_the_covariance_covers_the_error() -> None:
+    inside = []
+    for seed in range(40):
+        road = Road([1.8], noise=np.random.default_rng(seed))
+        lane = drive(road, 40)[-1][0]
+        assert lane.ground is not None
+        polynomial = lane.ground.polynomial
+        error = polynomial.coefficients[0] - 1.8
+        inside.append(abs(error) < 2 * np.sqrt(polynomial.covariance[0, 0]))
+    assert np.mean(inside) > 0.9
+
+
+def test_a_gap_is_bridged_for_half_a_second_and_its_lanes_are_predicted() -> None:
+    tracker = LaneTracker()
+    road = Road([1.8, -1.8])
+    drive(road, 10, tracker)
+    shown = drive(road, 30, tracker, first=10, gap=lambda _: frozenset({1.8}))
+    predicted = [next((lane for lane in lanes if lane.predicted), None) for lanes in shown]
+    bridged = [lane for lane in predicted if lane is not None]
+    shares = [lane is not None for lane in predicted]
+    assert all(shares[:14])
+    assert not any(shares[15:])
+    assert all(lane.id == 1 and lane.index == -1 for lane in bridged)
+    scores = [lane.score for lane in bridged]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] < 0.9 / 3
+    assert abs(offset_m(bridged[-1]) - 1.8) < 0.05
+    # Its pixels are those of its ground points.
+    ground = bridged[0].ground
+    assert ground is not None
+    assert np.allclose(bridged[0].points, to_image(ground.points.astype(np.float64)), atol=0.1)
+
+
+def test_a_marking_comes_back_with_its_number() -> None:
+    tracker = LaneTracker()
+    road = Road([1.8, -1.8])
+    drive(road, 10, tracker)
+    drive(road, 10, tracker, first=10, gap=lambda _: frozenset({1.8}))
+    assert ids(drive(road, 1, tracker, first=20)[0]) == [1, 2]
+
+
+def test_one_false_detection_is_not_continued() -> None:
+    tracker = LaneTracker()
+    road = Road([1.8, -1.8])
+    drive(road, 10, tracker)
+    seen = drive(Road([1.8, -1.8, -4.0]), 1, tracker, first=10)[0]
+    assert ids(seen) == [1, 2, 0]
+    after = drive(road, 20, tracker, first=11)
+    assert all(len(lanes) == 2 for lanes in after)
+
+
+def test_the_numbers_stay_in_a_lane_change_and_the_sides_are_handed_over() -> None:
+    def to_the_left(time_s: float) -> float:
+        return 3.6 * float(np.clip((time_s - 1) / 4, 0, 1))
+
+    road = Road([5.4, 1.8, -1.8], to_the_left, noise=np.random.default_rng(3))
+    tracker = LaneTracker()
+    changes = []
+    indices = []
+    for n in range(200):
+        lanes = tracker.update(
+            road.lanes(n * FRAME_S), int(n * FRAME_S * 1e9), Motion(SPEED_MPS, 0.0), to_image
+        )
+        assert len(lanes) == 3
+        if n > 3:
+            assert ids(lanes) == [1, 2, 3]
+            changes.append(tracker.lane_change)
+            indices.append(tuple(lane.index for lane in lanes))
+    assert indices[0] == (-2, -1, 1)
+    assert indices[-1] == (-1, 1, 2)
+    assert sum(a != b for a, b in itertools.pairwise(indices)) == 1
+    runs = [change for change, _ in itertools.groupby(changes)]
+    assert runs == ["none", "left", "none"]
+
+
+def test_weaving_over_a_marking_for_a_moment_hands_no_side_over() -> None:
+    road = Road([1.8, -1.8], lambda t: 2.2 if 1.0 <= t < 1.2 else 1.6)
+    shown = drive(road, 60)
+    assert {tuple(lane.index for lane in lanes) for lanes in shown[5:]} == {(-1, 1)}
+
+
+def test_everything_is_forgotten_after_a_long_gap_and_no_number_is_used_again() -> None:
+    tracker = LaneTracker()
+    road = Road([1.8, -1.8])
+    drive(road, 5, tracker)
+    later = drive(road, 5, tracker, first=300)
+    assert ids(later[0]) == [0, 0]
+    assert set(ids(later[-1])).isdisjoint({1, 2})
+
+
+def test_time_that_runs_backwards_moves_nothing() -> None:
+    tracker = LaneTracker()
+    road = Road([1.8, -1.8])
+    drive(road, 10, tracker)
+    shown = drive(road, 3, tracker, first=2)
+    assert [ids(lanes) for lanes in shown] == [[1, 2]] * 3
+    assert abs(offset_m(shown[-1][0]) - 1.8) < 0.01
+
+
+def test_lanes_without_a_place_on_the_ground_are_returned_as_they_are() -> None:
+    lane = Lane(np.array([[100, 700], [200, 400]], np.float32), 0.8)
+    tracker = LaneTracker()
+    assert tracker.update([lane], 0, Motion(), to_image) == (lane,)
+
+
+@given(st.lists(st.sets(st.sampled_from([5.4, 1.8, -1.8])), min_size=1, max_size=60))
+def test_nothing_appears_that_was_not_detected_within_half_a_second(
+    missing: list[set[float]],
+) -> None:
+    tracker = LaneTracker()
+    road = Road([5.4, 1.8, -1.8])
+    last_seen: dict[float, float] = {}
+    for n, without in enumerate(missing):
+        time_s = n * FRAME_S
+        lanes = drive(road, 1, tracker, first=n, gap=lambda _, w=without: frozenset(w))[0]
+        detected = [lane for lane in lanes if not lane.predicted]
+        assert [round(offset_m(lane), 1) for lane in detected] == [
+            m for m in road.markings_m if m not in without
+        ]
+        for marking_m in set(road.markings_m) - without:
+            last_seen[marking_m] = time_s
+        for lane in lanes:
+            nearest = min(road.markings_m, key=lambda m, lane=lane: abs(m - offset_m(lane)))
+            assert abs(nearest - offset_m(lane)) < 0.3
+            assert time_s - last_seen[nearest] <= 0.5 + 1e-6
+        known = [lane.id for lane in lanes if lane.id]
+        assert len(known) == len(set(known))

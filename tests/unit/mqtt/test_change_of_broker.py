@@ -1,0 +1,182 @@
+"""Lanes move to another broker once that accepts the device, and not before."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.mqtt import link as linking
+from edge_server.mqtt.publisher import Publisher
+from edge_server.mqtt.topics import Identity
+from edge_server.settings import Mqtt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from edge_server.mqtt.outbox import Wake
+
+IDENTITY = Identity("truck-7", "1", "boot", "client")
+STATUS = "edge/v1/truck-7/status"
+WAIT_S = 30.0
+
+
+class Brokers:
+    """Brokers by their host, and the states that each has got."""
+
+    def __init__(self) -> None:
+        self.absent: set[str] = set()
+        self.states: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        self.changed = threading.Condition()
+
+    def put(self, host: str, topic: str, payload: bytes) -> None:
+        with self.changed:
+            state = json.loads(payload or b"{}").get("state", "")
+            self.states[host].append((topic, state))
+            self.changed.notify_all()
+
+    def wait(self, fits: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(fits, WAIT_S), self.states
+
+    def last(self, host: str) -> str:
+        return [state for topic, state in self.states[host] if topic == STATUS][-1]
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    made = Brokers()
+
+    class Connection:
+        """Is accepted at once by a broker that is there, and acknowledges at once."""
+
+        ready = True
+        end = None
+        refused = False
+        receive_maximum = 65535
+        live_in_flight = in_flight = 0
+        retained: frozenset[str] = frozenset()
+
+        def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
+            self.host = mqtt.host
+
+        def open(self) -> None:
+            with made.changed:
+                made.changed.notify_all()
+            if self.host in made.absent:
+                raise ConnectionRefusedError(111, "Connection refused")
+
+        def step(self, wake: Wake, timeout_s: float) -> None:
+            wake.wait(timeout_s)
+
+        def watch(self, *filters: str) -> None:
+            pass
+
+        def publish_state(self, topic: str, payload: bytes) -> None:
+            made.put(self.host, topic, payload)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(linking, "Connection", Connection)
+    monkeypatch.setattr(linking, "_STEP_S", 0.01)
+    monkeypatch.setattr(linking, "_RETRY_S", (0.01, 0.01))
+    return made
+
+
+@pytest.fixture
+def publisher(brokers: Brokers) -> Iterator[Publisher]:
+    made = Publisher(Mqtt("a"), IDENTITY)
+    made.start()
+    made.publish_online()
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["a"])
+    yield made
+    workers = made.workers()
+    made.stop()
+    assert [worker.failure for worker in workers] == [None] * len(workers)
+
+
+def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
+    publisher: Publisher, brokers: Brokers
+) -> None:
+    publisher.publish_model_state("m", "READY")
+    assert publisher.change(Mqtt("b")) == "moves from a:1883 to b:1883 once accepted there"
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
+    brokers.wait(lambda: brokers.last("a") == "offline")
+    topics = {topic.removeprefix("edge/v1/truck-7/") for topic, _ in brokers.states["b"]}
+    assert topics == {"status", "meta", "models/m/state"}
+    publisher.publish_model_state("m", "UNAVAILABLE")
+    changed = ("edge/v1/truck-7/models/m/state", "UNAVAILABLE")
+    brokers.wait(lambda: changed in brokers.states["b"])
+    assert changed not in brokers.states["a"]
+
+
+def test_an_absent_broker_gets_nothing_and_the_old_one_goes_on(
+    publisher: Publisher, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    brokers.absent.add("b")
+    publisher.change(Mqtt("b"))
+    publisher.publish_model_state("m", "READY")
+    brokers.wait(lambda: ("edge/v1/truck-7/models/m/state", "READY") in brokers.states["a"])
+    brokers.wait(lambda: publisher.state == "connected, not yet at b:1883 (Connection refused)")
+    assert len(publisher.workers()) == 2
+    assert publisher.change(Mqtt("b")) == "", "it is on its way there"
+
+    abandoned = publisher.workers()[1]
+    assert publisher.change(Mqtt("a")) == "stays at a:1883"
+    abandoned.stop(WAIT_S)
+    assert publisher.state == "connected"
+    assert brokers.last("a") == "online"
+    assert not brokers.states["b"]
+
+    publisher.change(Mqtt("b"))
+    brokers.absent.clear()
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
+    brokers.wait(lambda: brokers.last("a") == "offline")
+    assert "mqtt: cannot reach b:1883: Connection refused; trying again; lanes go to a" in (
+        caplog.text
+    )
+
+
+def test_settings_that_are_the_same_change_nothing(publisher: Publisher) -> None:
+    before = publisher.workers()
+    assert publisher.change(Mqtt("a")) == ""
+    assert publisher.workers() == before
+
+
+def test_a_file_whose_contents_have_changed_is_a_change(
+    publisher: Publisher, brokers: Brokers, tmp_path: Path
+) -> None:
+    password = tmp_path / "password"
+    password.write_text("one")
+    login = Mqtt("b", username="me", password_file=str(password), insecure=True)
+    publisher.change(login)
+    brokers.wait(lambda: brokers.last("a") == "offline")
+    assert publisher.change(login) == ""
+    password.write_text("two")
+    assert publisher.change(login) == "logs in to b:1883 anew"
+
+
+def test_to_publish_ends_and_begins_with_the_table(publisher: Publisher, brokers: Brokers) -> None:
+    assert publisher.change(None) == "off, a:1883 is left"
+    brokers.wait(lambda: brokers.last("a") == "offline")
+    assert (publisher.on, publisher.connected, publisher.state) == (False, False, "off")
+    assert publisher.workers() == []
+    assert publisher.change(None) == ""
+    publisher.publish_model_state("m", "READY")
+    assert publisher.change(Mqtt("b")) == "on, at b:1883"
+    brokers.wait(lambda: ("edge/v1/truck-7/models/m/state", "READY") in brokers.states["b"])
+    brokers.wait(lambda: brokers.last("b") == "online")
+
+
+def test_nothing_begins_after_the_end(brokers: Brokers) -> None:
+    publisher = Publisher(None, IDENTITY)
+    publisher.start()
+    publisher.stop()
+    assert publisher.change(Mqtt("b")) == ""
+    assert publisher.workers() == []
+    assert brokers.states == {}

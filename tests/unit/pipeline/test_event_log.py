@@ -1,0 +1,140 @@
+"""EventLog: ids in order across restarts, within a bound, whatever the disk does.
+
+The worker's tick is called by the tests: no thread runs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import SettingsError, Unavailable
+from edge_server.pipeline import event_log
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.events import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def event(cause: str = "left") -> Event:
+    return Event("lane_departure", "begin", cause, "", 1, 2, camera="front", frame_id=7)
+
+
+def tick(events: EventLog, now: float = 0.0) -> None:
+    # With something to write it does not wait.
+    events._tick(now)
+
+
+def opened_again(events: EventLog, tmp_path: Path) -> EventLog:
+    """Return the log of a daemon that starts after the first one was killed: it ended nothing."""
+    assert events._file is not None
+    events._file.close()
+    return EventLog(tmp_path / "events.db", kept=events._kept)
+
+
+def causes(events: EventLog, after: int = 0) -> list[str]:
+    return [each.cause for each in events.after(after)]
+
+
+def add(events: EventLog, *texts: str, now: float = 0.0) -> None:
+    for text in texts:
+        events.put(event(text))
+    tick(events, now)
+
+
+def test_events_have_ids_in_the_order_of_their_arrival(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a", "b")
+    add(events, "c")
+    assert [(each.id, each.cause) for each in events.after(0)] == [(1, "a"), (2, "b"), (3, "c")]
+    assert causes(events, after=2) == ["c"]
+    assert events.newest == 3
+
+
+def test_an_end_names_its_begin_though_both_arrive_at_once() -> None:
+    events = EventLog()
+    begin = events.put(event())
+    events.put(event("returned"), ends=begin)
+    tick(events)
+    assert [each.begin_id for each in events.after(0)] == [0, 1]
+
+
+def test_events_and_their_readers_survive_a_kill(tmp_path: Path) -> None:
+    first = EventLog(tmp_path / "events.db")
+    add(first, "a", "b")
+    first.acknowledge("mqtt", 1)
+    add(first, "c")
+    second = opened_again(first, tmp_path)
+    assert causes(second) == ["a", "b", "c"]
+    assert second.acknowledged("mqtt") == 1
+    assert second.acknowledged("other") == 0
+    add(second, "d")
+    assert second.newest == 4
+
+
+def test_the_oldest_are_forgotten_on_disk_too(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db", kept=10)
+    for n in range(35):
+        add(events, str(n))
+    assert causes(events) == [str(n) for n in range(25, 35)]
+    assert causes(opened_again(events, tmp_path)) == [str(n) for n in range(25, 35)]
+
+
+def test_a_crowd_that_no_disk_took_is_bounded_and_counted() -> None:
+    events = EventLog(kept=10)
+    for n in range(25):
+        events.put(event(str(n)))
+    tick(events)
+    assert events.dropped == 15
+    assert causes(events) == [str(n) for n in range(15, 25)]
+
+
+def test_a_full_disk_delays_nothing_and_is_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a")
+    store = event_log._store
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(event_log, "_store", full)
+    add(events, "b")
+    add(events, "c", now=1.0)
+    assert causes(events) == ["a", "b", "c"]
+    assert caplog.text.count("disk is full") == 1
+    monkeypatch.setattr(event_log, "_store", store)
+    add(events, "d", now=2.0)
+    assert causes(opened_again(events, tmp_path)) == ["a", "b", "c", "d"]
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "events.db").write_bytes(b"no database at all, " * 100)
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a")
+    assert events.newest == 1
+    assert "is damaged" in caplog.text
+    assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+
+
+def test_a_place_that_cannot_hold_the_file_is_an_error_of_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="events cannot be kept there"):
+        EventLog(tmp_path / "file" / "events.db")
+
+
+def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
+    add(EventLog(tmp_path / "events.db"), "a")
+    with pytest.raises(Unavailable, match="give this one another"):
+        EventLog(tmp_path / "events.db")
+
+
+def test_what_arrives_before_the_end_is_written(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db")
+    events.put(event("last"))
+    events._end()
+    assert causes(EventLog(tmp_path / "events.db")) == ["last"]

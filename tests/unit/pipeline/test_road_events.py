@@ -1,0 +1,100 @@
+"""RoadEvents: each departure, lane change and degradation is one event that begins and one that
+ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.lanes.departure import DepartureRule
+from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.road_events import RoadEvents
+from edge_server.pipeline.vehicle import VehicleState
+
+if TYPE_CHECKING:
+    from edge_server.lanes.types import Side
+    from edge_server.pipeline.events import Event
+
+FRAME_NS = 33_000_000
+
+
+def frame(number: int, offset_m: float = 1.8, **more: object) -> LaneFrame:
+    polynomial = Polynomial(np.array([offset_m, 0, 0, 0.0]), np.eye(4) * 1e-6, 5.0, 40.0)
+    points = np.array([[5, offset_m], [40, offset_m]], np.float32)
+    left = Lane(points, 0.9, id=1, index=-1, ground=GroundLane(points, polynomial))
+    made = LaneFrame(
+        "front",
+        number,
+        0,
+        number * FRAME_NS,
+        number,
+        1280,
+        720,
+        "lane_detection",
+        "1",
+        lanes=(left,),
+    )
+    return replace(made, **more)  # type: ignore[arg-type]  # the tests name existing fields
+
+
+def seen(*frames: LaneFrame, rule: DepartureRule | None = None) -> list[Event]:
+    log = EventLog()
+    events = RoadEvents(log, rule)
+    for each in frames:
+        events.update(each, VehicleState(each.capture_mono_ns, 25.0, 0.0))
+    log._end()
+    return log.after(0)
+
+
+def test_a_departure_begins_and_ends_once_with_the_frames_that_show_it() -> None:
+    frames = [frame(n, 0.9 if 10 <= n < 40 else 1.8) for n in range(90)]
+    begin, end = seen(*frames, rule=DepartureRule())
+    assert (begin.kind, begin.phase, begin.cause) == ("lane_departure", "begin", "left")
+    assert (begin.camera, begin.frame_id, begin.model_version) == ("front", 12, "1")
+    assert begin.distance_to_line_m is not None
+    assert begin.distance_to_line_m < 0
+    assert begin.mono_ns == 12 * FRAME_NS
+    assert (end.phase, end.cause, end.begin_id) == ("end", "returned", begin.id)
+
+
+def test_without_a_rule_nothing_is_warned_of() -> None:
+    assert not seen(*(frame(n, 0.5) for n in range(30)))
+
+
+def test_a_lane_change_begins_and_ends() -> None:
+    def sides(*spans: tuple[Side, int]) -> list[LaneFrame]:
+        chosen = [side for side, count in spans for _ in range(count)]
+        return [frame(n, ego=Ego(lane_change=side)) for n, side in enumerate(chosen)]
+
+    begin, end, other = seen(*sides(("none", 3), ("left", 5), ("none", 2), ("right", 1)))
+    assert (begin.kind, begin.phase, begin.cause, begin.frame_id) == (
+        "lane_change",
+        "begin",
+        "left",
+        3,
+    )
+    assert (end.phase, end.begin_id, end.frame_id) == ("end", begin.id, 8)
+    assert (other.phase, other.cause) == ("begin", "right")
+
+
+def test_a_calibration_that_is_wrong_begins_and_ends() -> None:
+    drift = "calibration_drift: 0.7 degrees down"
+    size = "calibration_size: another shape"
+    reasons = [(), ("dark: night", drift), (drift, "throttled: 93 C"), (size,), ("dark: night",)]
+    events = seen(*(frame(n, degraded=reason) for n, reason in enumerate(reasons)))
+    assert [(each.phase, each.cause, each.frame_id) for each in events] == [
+        ("begin", "calibration_drift", 1),
+        ("end", "calibration_drift", 3),
+        ("begin", "calibration_size", 3),
+        ("end", "calibration_size", 4),
+    ]
+    assert events[0].text == "0.7 degrees down"
+
+
+def test_a_frame_without_lanes_ends_no_lane_change() -> None:
+    changing = frame(0, ego=Ego(lane_change="left"))
+    failed = frame(1, failure="out of memory")
+    assert len(seen(changing, failed, replace(changing, frame_id=2))) == 1

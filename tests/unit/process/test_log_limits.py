@@ -1,0 +1,133 @@
+"""A line that repeats becomes a count, a source that floods is cut, and both say how much."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from edge_server.process.log_limits import BURST_LINES, FOLD_S, LINES_PER_S, LineLimits
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.levels: list[int] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.levels.append(record.levelno)
+
+
+class Bench:
+    """A handler with limits, and the time."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.lines = Lines()
+        self.limits = LineLimits(self.lines, lambda: self.now_s)
+        self.lines.addFilter(self.limits)
+
+    def log(self, text: str, *args: Any, name: str = "a", level: int = logging.WARNING) -> None:
+        self.lines.handle(logging.LogRecord(name, level, "", 0, text, args, None))
+
+    def said(self) -> list[str]:
+        texts, self.lines.texts = self.lines.texts, []
+        return texts
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_repeated_line_is_logged_once_and_then_counted(bench: Bench) -> None:
+    for _ in range(1000):
+        bench.log("camera %s: no frames", "front")
+    assert bench.said() == ["camera front: no frames"]
+    bench.now_s += FOLD_S
+    bench.log("something else")
+    assert bench.said() == ["camera front: no frames [999 more of it]", "something else"]
+
+
+def test_a_line_that_repeats_for_ever_comes_with_a_count_in_each_time(bench: Bench) -> None:
+    for _ in range(10 * int(FOLD_S)):
+        bench.log("again")
+        bench.now_s += 1
+    said = bench.said()
+    assert len(said) == 19
+    assert said.count("again") == 10
+    assert said.count("again [9 more of it]") == 9
+
+
+def test_lines_that_differ_are_all_logged(bench: Bench) -> None:
+    bench.log("camera %s: lost", "front")
+    bench.log("camera %s: lost", "rear")
+    bench.log("camera front: lost", name="b")
+    bench.log("camera front: lost", level=logging.ERROR)
+    assert len(bench.said()) == 4
+
+
+def test_a_line_without_repeats_has_no_count(bench: Bench) -> None:
+    bench.log("once")
+    bench.now_s += FOLD_S
+    bench.log("twice")
+    assert bench.said() == ["once", "twice"]
+
+
+def test_a_source_that_floods_is_cut_and_the_others_are_not(bench: Bench) -> None:
+    for number in range(BURST_LINES + 5000):
+        bench.log("line %d", number)
+    bench.log("of another", name="b")
+    said = bench.said()
+    assert len(said) == BURST_LINES + 1
+    assert said[-1] == "of another"
+    bench.now_s += BURST_LINES / LINES_PER_S
+    bench.log("calm")
+    assert bench.said() == [
+        "log: 5000 lines of this source were left out: too many at once",
+        "calm",
+    ]
+
+
+def test_a_flood_that_goes_on_logs_no_more_than_its_rate(bench: Bench) -> None:
+    seconds = 100
+    for number in range(seconds * 1000):
+        bench.log("line %d", number)
+        bench.now_s += 0.001
+    assert len(bench.said()) <= BURST_LINES + seconds * LINES_PER_S + 1
+
+
+def test_debug_lines_have_no_limit(bench: Bench) -> None:
+    for _ in range(2 * BURST_LINES):
+        bench.log("detail", level=logging.DEBUG)
+    assert len(bench.said()) == 2 * BURST_LINES
+
+
+def test_counts_that_are_due_are_logged_at_the_end(bench: Bench) -> None:
+    bench.log("again")
+    bench.log("again")
+    for number in range(BURST_LINES + 1):
+        bench.log("line %d", number, name="b")
+    bench.said()
+    bench.limits.close()
+    assert bench.said() == [
+        "again [1 more of it]",
+        "log: 1 lines of this source were left out: too many at once",
+    ]
+    bench.limits.close()
+    assert bench.said() == []
+
+
+def test_what_is_remembered_is_bounded(bench: Bench) -> None:
+    for number in range(100_000):
+        bench.log("line %d", number, name=f"source {number % 7}")
+    assert len(bench.limits._lines) < 1000
+
+
+def test_a_record_that_cannot_be_formatted_is_left_to_the_handler(bench: Bench) -> None:
+    record = logging.LogRecord("a", logging.ERROR, "", 0, "%d", ("x",), None)
+    assert bench.limits.filter(record)
+    assert bench.limits.filter(record)
