@@ -56,6 +56,9 @@ _YELLOW_STD = 0.035
 _COLOUR_FARTHEST_M = 16.0
 _FEWEST_COLOURED = 3
 _MOST_EVIDENCE = 4.0
+# Over frames: a marking that changes is another one after some ten frames.
+_MOST_TOGETHER = 12.0
+_FADING = 0.95
 
 _BGR_TO_LUMA = np.array([0.114, 0.587, 0.299], np.float32)
 
@@ -76,6 +79,15 @@ class MarkingEvidence(NamedTuple):
 
 
 NO_EVIDENCE = MarkingEvidence(0.0, 0.0)
+
+
+def accumulated(before: MarkingEvidence, now: MarkingEvidence) -> MarkingEvidence:
+    """Return the evidence of a marking's frames so far and the next one; old frames fade."""
+    solid, yellow = (
+        max(-_MOST_TOGETHER, min(_MOST_TOGETHER, _FADING * old + new))
+        for old, new in zip(before, now, strict=True)
+    )
+    return MarkingEvidence(solid, yellow)
 
 
 def type_of(solid: float) -> MarkingType:
