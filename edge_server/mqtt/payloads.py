@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from edge_server.pipeline.messages import LANES_SCHEMA, lane_frame_fields
+from edge_server.pipeline.messages import (
+    EVENT_SCHEMA,
+    LANES_SCHEMA,
+    event_fields,
+    lane_frame_fields,
+)
 from edge_server.process.utf8 import as_utf8
-from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
 
 if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.board.update_record import UpdateRecord
     from edge_server.lanes.types import LaneFrame
-
-CONTENT_TYPE = "application/json"
-PROTOBUF_CONTENT_TYPE = "application/x-protobuf; messageType=edge.lanes.v1.LaneFrame"
+    from edge_server.pipeline.events import Event
+    from edge_server.settings.sections import PayloadFormat
 
 CameraState = Literal["ok", "degraded", "stalled", "frozen", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
@@ -33,16 +37,32 @@ _OF_UPDATE = ("slot", "state", "target", "result", "engine")
 _encode = msgspec.json.Encoder().encode
 
 
-def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
-    """Return the JSON of `frame`, with its age at `now_mono_ns`.
+def content_type(payload: PayloadFormat, message: str) -> str:
+    """Return the MIME type of a message, of one of ours where it is a protobuf."""
+    if payload == "json":
+        return "application/json"
+    return f"application/x-protobuf; messageType=edge.lanes.v1.{message}"
+
+
+def lane_frame(
+    frame: LaneFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    payload: PayloadFormat = "json",
+) -> bytes:
+    """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`.
 
     Args:
         frame: the pipeline's result.
         identity: of this device.
         seq: count of this message on its topic, dropped ones included.
         now_mono_ns: `time.monotonic_ns()` of the publish.
+        payload: its format.
     """
     fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
+    if payload == "protobuf":
+        return lanes_pb2.LaneFrame(**fields).SerializeToString()
     # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
     fields["time"] |= {
         "capture_mono_ns": str(frame.capture_mono_ns),
@@ -50,12 +70,6 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
         "capture_time": rfc3339(frame.capture_epoch_ns),
     }
     return _encode(fields)
-
-
-def lane_frame_protobuf(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
-    """Return what `lane_frame` returns, as a serialised `LaneFrame` message."""
-    fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
-    return lanes_pb2.LaneFrame(**fields).SerializeToString()
 
 
 def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
@@ -79,7 +93,7 @@ def meta(identity: Identity) -> bytes:
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
-            "schemas": [LANES_SCHEMA],
+            "schemas": [LANES_SCHEMA, EVENT_SCHEMA],
         }
     )
 
@@ -135,6 +149,17 @@ def camera_status(
 def model_state(name: str, state: str, reason: str) -> bytes:
     """Return whether a model serves, and the reason if it does not."""
     return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
+
+
+def event(event: Event, identity: Identity, payload: PayloadFormat = "json") -> bytes:
+    """Return the message of an event, in the format `payload`."""
+    fields = event_fields(event, identity)
+    if payload == "protobuf":
+        return events_pb2.Event(**fields).SerializeToString()
+    for name in ("id", "begin_id", "mono_ns", "epoch_ns"):
+        fields[name] = str(fields[name])
+    fields["time"] = rfc3339(event.epoch_ns)
+    return _encode(fields)
 
 
 def rfc3339(epoch_ns: int) -> str:

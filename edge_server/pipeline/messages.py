@@ -42,7 +42,7 @@ CAMERA_STATES: Mapping[CameraState, str] = MappingProxyType(
     }
 )
 _UINT32 = 2**32
-_LONGEST_REASON = 500  # characters of a text that is sent with every frame
+_LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
 _UPPER = np.triu_indices(4)
 
 
@@ -178,8 +178,8 @@ def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
     """Return the fields of an `Event` message."""
     measured = {
         "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
-        "distance_to_line_m": event.distance_to_line_m,
-        "time_to_line_s": event.time_to_line_s,
+        "distance_to_line_m": _rounded(event.distance_to_line_m),
+        "time_to_line_s": _rounded(event.time_to_line_s),
     }
     return {
         "schema": EVENT_SCHEMA,
@@ -193,7 +193,7 @@ def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
         "model": as_utf8(event.model),
         "model_version": as_utf8(event.model_version),
         "cause": as_utf8(event.cause),
-        "text": as_utf8(event.text),
+        "text": as_utf8(event.text[:_LONGEST_REASON]),
         "mono_ns": event.mono_ns,
         "epoch_ns": event.epoch_ns,
         "time": timestamp(event.epoch_ns),
@@ -232,6 +232,10 @@ def timestamp(epoch_ns: int) -> dict[str, int]:
     """Return the fields of a Timestamp, cut to microseconds."""
     seconds, ns = divmod(epoch_ns, 1_000_000_000)
     return {"seconds": seconds, "nanos": ns // 1000 * 1000}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _finite(lane: Lane) -> bool:

@@ -226,7 +226,7 @@ def test_the_broker_publishes_offline_after_an_abrupt_end(mosquitto: Mosquitto) 
     program = (
         "import sys\n"
         "from edge_server.mqtt.publisher import Publisher\n"
-        "from edge_server.mqtt.topics import Identity\n"
+        "from edge_server.board.identity import Identity\n"
         "from edge_server.settings import Mqtt\n"
         "identity = Identity('truck-7', '1', 'b', 'c')\n"
         "p = Publisher(Mqtt('127.0.0.1', int(sys.argv[1])), identity)\n"

@@ -216,7 +216,7 @@ def test_state_payloads() -> None:
         "device": "truck-7",
         "version": "0.1.0",
         "boot_id": IDENTITY.boot_id,
-        "schemas": ["edge.lanes/1"],
+        "schemas": ["edge.lanes/1", "edge.event/1"],
     }
     assert json.loads(payloads.camera_status("lost", None)) == {
         "state": "lost",
@@ -353,7 +353,7 @@ def test_the_protobuf_payload_is_the_json_payload(age_ns: int, whole: bool, fail
     expected = json_format.ParseDict(
         json.loads(payloads.lane_frame(sent, IDENTITY, 7, now_ns)), lanes_pb2.LaneFrame()
     )
-    written = payloads.lane_frame_protobuf(sent, IDENTITY, 7, now_ns)
+    written = payloads.lane_frame(sent, IDENTITY, 7, now_ns, "protobuf")
     assert lanes_pb2.LaneFrame.FromString(written) == expected
     # As the lane service sends it.
     assert LaneMessage(sent, IDENTITY, 7).sent_at(now_ns) == expected

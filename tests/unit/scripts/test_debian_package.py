@@ -119,6 +119,8 @@ def test_maintainer_scripts_are_filled_and_leave_the_shells_own_alone(name: str)
     values = {
         "UNITS": "edge-server.service",
         "TEMPLATE": "edge-server@*.service",
+        "DAEMON": "edge-server.service",
+        "OTHERS": "edge-server-plans.service",
         "HOME": "/usr/lib/edge-server",
         "PYTHON": "3.10",
     }
