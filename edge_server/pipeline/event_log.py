@@ -20,7 +20,7 @@ from edge_server.pipeline.events import Event
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class EventLog:
         self._unwritten: deque[Event] = deque(maxlen=kept)
         self._readers: dict[str, int] = {}
         self._written_readers: dict[str, int] = {}
+        self._callbacks: list[Callable[[], object]] = []
         self._retry_at = 0.0
         self._failure = ""
         self._file = None if path is None else _open(path)
@@ -104,6 +105,10 @@ class EventLog:
             return self._changed.wait_for(
                 lambda: bool(self._events) and self._events[-1].id > id_, timeout_s
             )
+
+    def when_visible(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the log's thread whenever there are new events; before its start."""
+        self._callbacks.append(callback)
 
     def acknowledge(self, reader: str, id_: int) -> None:
         """Keep, across restarts, that `reader` has every event up to `id_`."""
@@ -154,6 +159,8 @@ class EventLog:
             with self._changed:
                 self._events.extend(new)
                 self._changed.notify_all()
+            for callback in self._callbacks:
+                callback()
 
     def _note(self, failure: str) -> None:
         """Log a change of the disk's state once."""
