@@ -99,9 +99,9 @@ class CameraSet:
         listeners: receive every LaneFrame.
         models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
+        road: makes what follows the road through the frames of a calibrated camera.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
         board: returns what is wrong with the device itself.
-        road: makes what follows the road through the frames of a calibrated camera.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class CameraSet:
         models: set[str],
         on_removed: Callable[[str], None] = lambda _: None,
         *,
+        road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
         board: Callable[[], BoardCondition] = BoardCondition,
-        road: Callable[[Calibration], RoadFollower | None] = lambda _: None,
     ) -> None:
         self.models = models
         self._data_plane = data_plane

@@ -189,7 +189,7 @@ class LanePipeline:
             reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
             lane_frame = replace(lane_frame, degraded=reasons)
         if self._road is not None:
-            lane_frame = self._road.follow(lane_frame)
+            lane_frame = self._road.follow(lane_frame, frame.image)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:

@@ -15,6 +15,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
 from edge_server.daemon.camera_set import MOST_HANGING, CameraSet
+from edge_server.daemon.road_parts import road_follower
 from edge_server.errors import (
     SettingsError,
     SourceError,
@@ -22,8 +23,10 @@ from edge_server.errors import (
     StageStuck,
     Unavailable,
 )
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
-from edge_server.settings import CameraSection
+from edge_server.settings import CameraSection, Settings
 from tests.unit.pipeline.test_pipeline import LaneModel, data_plane
 
 if TYPE_CHECKING:
@@ -110,6 +113,9 @@ class Drive:
             [self._note],
             self.models,
             self.removed.append,
+            road=lambda calibration: road_follower(
+                Settings(), calibration, VehicleInputs(), EventLog()
+            ),
             kinds=self.devices.kinds(),
         )
         self.set.open_recordings()
@@ -378,3 +384,31 @@ def test_a_file_of_credentials_that_is_not_there_is_named_and_changes_nothing(dr
     with pytest.raises(SettingsError, match=r"cameras\.left\.credentials_file: /no/such/file: can"):
         drive.set.change({"left": bad})
     assert drive.names() == ["front", "rear"]
+
+
+def test_a_calibration_changes_without_reopening_the_source(drive: Drive, tmp_path: Path) -> None:
+    file = tmp_path / "front.toml"
+    lens = (
+        '[lens]\nkind = "pinhole"\nwidth = 160\nheight = 90\nfx = 160\nfy = 160\ncx = 80\ncy = 45\n'
+        "distortion = [0, 0, 0, 0, 0]\n[mounting]\nheight_m = "
+    )
+    file.write_text(f"{lens}1.4")
+    camera = drive.set.pipelines[0].camera
+    assert drive.next_lanes("front").calibration_id == ""
+    sections = {"front": section("device://0", calibration=str(file)), "rear": REAR}
+    assert drive.set.change(sections) == "changed front"
+    first = drive.next_lanes("front").calibration_id
+    assert first
+    # The settings stay the same, the file does not.
+    assert drive.set.change(sections) == ""
+    file.write_text(f"{lens}1.5")
+    assert drive.set.change(sections) == "changed front"
+    second = drive.next_lanes("front").calibration_id
+    assert second not in ("", first)
+    # A damaged file changes nothing.
+    file.write_text(f"{lens}'high'")
+    with pytest.raises(SettingsError, match=r"cameras\.front\.calibration: .*mounting\.height_m"):
+        drive.set.change(sections)
+    assert drive.next_lanes("front").calibration_id == second
+    assert drive.set.pipelines[0].camera is camera
+    assert drive.next_lanes("rear").calibration_id == ""
