@@ -65,9 +65,19 @@ def command(words: str) -> Callable[[Scene], object]:
     return lambda scene: scene.camera.command(words)
 
 
+def kill(scene: Scene) -> None:
+    scene.proxy.shut()
+    scene.camera.kill()
+
+
+def start_again(scene: Scene) -> None:
+    scene.camera.start()
+    scene.proxy.open()
+
+
 PLAY = command("play")
 FAULTS = {
-    "killed": Fault(lambda s: s.camera.kill(), lambda s: s.camera.start(), ("lost",), (0.5, 1.0)),
+    "killed": Fault(kill, start_again, ("lost",), (0.5, 1.0)),
     "cut": Fault(lambda s: s.proxy.cut(), None, ("lost",), (0.5, 1.0)),
     "stalled": Fault(
         lambda s: s.proxy.stall(), lambda s: s.proxy.flow(), ("stalled", "lost"), (1.0, 1.0)

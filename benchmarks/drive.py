@@ -32,6 +32,7 @@ from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.road_follower import RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -144,7 +145,7 @@ def drive(
             vehicle.put(VehicleState(mono_ns, SPEED_MPS, yaw_rate))
         frame = LaneFrame("front", number, 0, mono_ns, mono_ns, WIDTH, HEIGHT, "m", lanes=lanes)
         alone = road_of(lanes, model).ego
-        followed = follower.follow(frame)
+        followed = follower.follow(frame, Image.of_bgr(image))
         assert followed.ego is not None
         by_index = {lane.index: lane.id for lane in followed.lanes}
         ids = by_index.get(-1, 0), by_index.get(1, 0)

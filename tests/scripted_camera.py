@@ -74,10 +74,38 @@ class ScriptedReader:
         self._on_done()
 
 
+class ScriptedWatch:
+    """The source is there, or away, as the test says."""
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.there = True
+        self.looks = 0
+        self.closed = False
+        self._away = False
+
+    def look(self, now: float) -> bool:
+        if now < self.due:
+            return False
+        self.due = now + 0.25
+        self.looks += 1
+        back, self._away = self.there and self._away, not self.there
+        return back
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Rig:
     """A camera on scripted readers; time moves only in `advance`."""
 
-    def __init__(self, *, live: bool = True, retry_first_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        *,
+        live: bool = True,
+        retry_first_s: float = 0.2,
+        watches: list[ScriptedWatch] | None = None,
+    ) -> None:
         self.now = START_S
         self.readers: list[ScriptedReader] = []
         self.opened = 0
@@ -87,7 +115,13 @@ class Rig:
             self.readers.append(made)
             return made
 
-        kinds = {"scripted": SourceKind(self._open, live=live)}
+        def watch(_uri: SourceUri) -> ScriptedWatch:
+            assert watches is not None
+            watches.append(ScriptedWatch())
+            return watches[-1]
+
+        watched = None if watches is None else watch
+        kinds = {"scripted": SourceKind(self._open, live=live, watch=watched)}
         self.camera = Camera(
             "front",
             "scripted://it",

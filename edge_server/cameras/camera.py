@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection
 from edge_server.cameras.limits import LIVE, RECORDED
 from edge_server.cameras.reader import DriverCall, Reader
-from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is_live, open_source
+from edge_server.cameras.source import (
+    NO_OPTIONS,
+    SourceKind,
+    SourceOptions,
+    is_live,
+    open_source,
+    watch_source,
+)
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.process.backoff import Backoff
@@ -23,12 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
+    from edge_server.cameras.return_watch import ReturnWatch
     from edge_server.cameras.status import PictureFault
 
 log = logging.getLogger(__name__)
 
 # The longest interval between two checks of the deadlines.
 LONGEST_WAIT_S = 0.25
+# A source that is there again is opened before it is due so many times within that time.
+_MOST_CALLS_BACK = 3
+_CALLS_BACK_WITHIN_S = 10.0
 
 
 class Camera:
@@ -36,8 +48,9 @@ class Camera:
 
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
     frames stop, the state says so within `Limits`, and the source is opened again after delays that
-    double; frame ids continue. A reader that hangs in a driver is abandoned and replaced. A second
-    one that hangs while the first still does ends the worker with StageStuck.
+    double, or as soon as it is there again where that can be seen; frame ids continue. A reader
+    that hangs in a driver is abandoned and replaced. A second one that hangs while the first still
+    does ends the worker with StageStuck.
 
     Attributes:
         status: the present state, with its reason.
@@ -47,6 +60,7 @@ class Camera:
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `CameraStatus` began.
         worker: watches over the reader.
+        useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -79,7 +93,8 @@ class Camera:
         self.reconnects = 0
         self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
-        self._options = options
+        self.useful = UsefulSize()
+        self._options = replace(options, useful=self.useful)
         self._kinds = kinds
         self._clock = clock
         self._new_reader = reader
@@ -97,6 +112,8 @@ class Camera:
         self._reader_since = 0.0
         self._abandoned: list[Reader] = []
         self._retry_at = 0.0
+        self._watch: ReturnWatch | None = None
+        self._called_back: deque[float] = deque(maxlen=_MOST_CALLS_BACK)
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
@@ -186,6 +203,12 @@ class Camera:
         return self._inspection.corrupt
 
     @property
+    def hanging(self) -> int:
+        """Number of its readers that were left and have not closed their source yet."""
+        readers = [*self._abandoned, *([self._reader] if self._reader is not None else [])]
+        return sum(reader.leaving and not reader.done for reader in readers)
+
+    @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
         return self.state is CameraState.ENDED and self._newest is None
@@ -211,8 +234,8 @@ class Camera:
                 self._reader = None
             reader = self._reader
             if reader is None:
-                if now < self._retry_at:
-                    return self._retry_at - now
+                if now < self._retry_at and not self._is_back(now):
+                    return self._wait_s(now)
                 self._start_reader(now)
                 return LONGEST_WAIT_S
             call = reader.call
@@ -292,7 +315,39 @@ class Camera:
             self._set_arriving(verdict.fault)
         return verdict.use
 
+    def _is_back(self, now: float) -> bool:
+        """Return whether the source was away, and may be opened before it is due.
+
+        A source that comes and goes is opened as often as the delays allow, and little more.
+        """
+        if self._watch is None or not self._watch.look(now):
+            return False
+        often = len(self._called_back) == _MOST_CALLS_BACK
+        if often and now - self._called_back[0] < _CALLS_BACK_WITHIN_S:
+            return False
+        self._called_back.append(now)
+        self._backoff.reset()
+        return True
+
+    def _wait_s(self, now: float) -> float:
+        """Return the seconds until the source is opened or looked for."""
+        due = self._retry_at if self._watch is None else min(self._retry_at, self._watch.due)
+        return max(0.0, due - now)
+
+    def _start_watch(self) -> None:
+        self._end_watch()
+        try:
+            self._watch = watch_source(self.source_uri, self._kinds)
+        except SourceUriError:  # its reader has said so
+            self._watch = None
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
     def _start_reader(self, now: float) -> Reader:
+        self._end_watch()
         self._inspection.restart()
         self._reader_since = now
         self._reader = self._new_reader(
@@ -340,6 +395,7 @@ class Camera:
             self._backoff.reset()
         self._retry_at = now + self._backoff.next_s()
         self._resuming = self.captured > 0
+        self._start_watch()
         reason, text = "lost", f"the reader failed: {error!r}"
         if isinstance(error, SourceError):
             reason, text = error.reason, str(error)
@@ -355,8 +411,8 @@ class Camera:
             state = CameraState.FROZEN if frozen else CameraState.DEGRADED
             self._set(state, fault.reason, fault.text)
         elif frame is not None:
-            image = frame.image
-            form = f"{image.width} x {image.height} {image.pixel_format.value}"
+            width, height = frame.size
+            form = f"{width} x {height} {frame.image.pixel_format.value}"
             self._set(CameraState.LIVE, "", form)
         if frame is not None:
             self.reconnects += self._resuming
@@ -390,6 +446,7 @@ class Camera:
             if self.state is not CameraState.ENDED:
                 self._set(CameraState.STOPPED)
             self._closed = True
+            self._end_watch()
             source, self._source = self._source, None
             self._changed.notify_all()
         if source is not None:

@@ -90,8 +90,7 @@ class Continuity:
     def compare(self, frame: Frame, now: float) -> StreamChange | None:
         """Return what distinguishes `frame`, which arrived at `now`, from its predecessor; None
         where it is nothing."""
-        image = frame.image
-        form = image.pixel_format.value, image.width, image.height
+        form = frame.image.pixel_format.value, *frame.size
         age_ns = round(now * 1e9) - frame.capture_mono_ns
         before, self._form = self._form, form
         last_ns, self._capture_ns = self._capture_ns, max(self._capture_ns, frame.capture_mono_ns)

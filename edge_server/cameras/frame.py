@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from edge_server.pixels import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,6 +35,28 @@ CATCH_UP_S = 0.25
 CaptureClock = Literal["arrival", "sensor", "rtp", "ntp"]
 
 
+class UsefulSize:
+    """The smallest picture of a camera that loses nothing for its model; safe from any thread.
+
+    A decoder that can make its pictures smaller for less work makes none below this size. The
+    camera's model sets it, and may be replaced while the camera is read.
+
+    Attributes:
+        size: width and height in px; None where the model needs whole pictures, or is not known.
+    """
+
+    def __init__(self) -> None:
+        self.size: tuple[int, int] | None = None
+
+    def divisor(self, width: int, height: int, divisors: Sequence[int]) -> int:
+        """Return the largest of `divisors` of a picture of that size in px; 1 where none fits."""
+        if self.size is None:
+            return 1
+        across, down = self.size
+        fitting = [d for d in divisors if width // d >= across and height // d >= down]
+        return max(fitting, default=1)
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """One captured image and its capture time.
@@ -50,6 +72,8 @@ class Frame:
         uncertainty_ns: the capture may have been earlier by this much; 0 where that is not known,
             as for `arrival`.
         calibration_id: of the camera; empty where it has none.
+        picture_size: width and height in px of the camera's picture, where the decoder has made
+            `image` smaller; None where `image` has its size.
     """
 
     id: int
@@ -59,6 +83,12 @@ class Frame:
     clock: CaptureClock = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""
+    picture_size: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in px of the camera's picture, in which lanes have their coordinates."""
+        return self.picture_size or (self.image.width, self.image.height)
 
     @staticmethod
     def arrived(number: int, image: Image) -> Frame:

@@ -76,6 +76,11 @@ def gstreamer_missing(scheme: str = "") -> str:
     return missing_elements(scheme, registry_has) if scheme else ""
 
 
+def decodes_jpeg_in_hardware() -> bool:
+    """Return whether GStreamer, which is there, has an element for it."""
+    return first_decoder("JPEG", registry_has).startswith("nv")
+
+
 def report() -> dict[str, Any]:
     """Return what `edge-server doctor` reports.
 

@@ -62,7 +62,7 @@ def check_name(uri: SourceUri, timeout_s: float = _NAME_S) -> None:
     try:
         _addresses(uri, timeout_s)
     except OSError as error:
-        raise _of_connection(uri, error) from error
+        raise connection_fault(uri, error) from error
 
 
 def find_fault(
@@ -72,7 +72,7 @@ def find_fault(
     try:
         response = _request(uri, credentials, time.monotonic() + timeout_s)
     except OSError as error:
-        return _of_connection(uri, error)
+        return connection_fault(uri, error)
     return fault_of_response(uri, credentials, response)
 
 
@@ -87,14 +87,14 @@ def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceErro
     return SourceError(f"{uri.label}: {masked(text)}", reason=reason)
 
 
-def _place(uri: SourceUri) -> str:
+def place_of(uri: SourceUri) -> str:
     host = f"[{uri.host}]" if ":" in uri.host else uri.host
     return f"{host}:{uri.port or PORTS[uri.scheme]}"
 
 
-def _of_connection(uri: SourceUri, error: OSError) -> SourceError:
+def connection_fault(uri: SourceUri, error: OSError) -> SourceError:
     """Return the error of a camera with which no connection or no conversation came about."""
-    place = _place(uri)
+    place = place_of(uri)
     match error:
         case socket.gaierror():
             text = (
@@ -111,7 +111,7 @@ def _of_connection(uri: SourceUri, error: OSError) -> SourceError:
                 f"the name service does not respond to {uri.host!r}; check the network, or write "
                 "the camera's IP address"
             )
-        case _SilentError():
+        case SilentError():
             text = f"{place} accepts the connection and sends nothing; restart the camera"
         case ConnectionRefusedError():
             text = (
@@ -133,7 +133,7 @@ def fault_of_response(
     uri: SourceUri, credentials: Credentials | None, response: Response
 ) -> SourceError:
     """Return what `response` says about a camera that could not be opened."""
-    place = _place(uri)
+    place = place_of(uri)
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
         other = f"{response.protocol}, not {wanted}" if response.protocol else f"not in {wanted}"
@@ -188,7 +188,7 @@ class _NameServiceError(TimeoutError):
     """The name service did not respond."""
 
 
-class _SilentError(TimeoutError):
+class SilentError(TimeoutError):
     """The connection stands, and no response came."""
 
 
@@ -203,21 +203,21 @@ def _request(uri: SourceUri, credentials: Credentials | None, until: float) -> R
         return response
     method = "DESCRIBE" if uri.scheme.startswith("rtsp") else "GET"
     challenges = response.headers("WWW-Authenticate")
-    header = authorization(challenges, credentials, method, _target(uri))
+    header = authorization(challenges, credentials, method, target_of(uri))
     return _exchange(uri, until, f"Authorization: {header}\r\n") if header else response
 
 
-def _target(uri: SourceUri) -> str:
+def target_of(uri: SourceUri) -> str:
     return uri.address("transport") if uri.scheme.startswith("rtsp") else uri.target or "/"
 
 
 def _exchange(uri: SourceUri, until: float, authorized: str) -> Response:
     if uri.scheme.startswith("rtsp"):
-        request = f"DESCRIBE {_target(uri)} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n"
+        request = f"DESCRIBE {target_of(uri)} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n"
     else:
-        request = f"GET {_target(uri)} HTTP/1.1\r\nHost: {_place(uri)}\r\nConnection: close\r\n"
+        request = f"GET {target_of(uri)} HTTP/1.1\r\nHost: {place_of(uri)}\r\nConnection: close\r\n"
     data = b""
-    with _connect(uri, until) as connection:
+    with connect(uri, until) as connection:
         connection.sendall(f"{request}{authorized}User-Agent: edge-server\r\n\r\n".encode())
         try:
             while not _is_whole(data):
@@ -227,7 +227,7 @@ def _exchange(uri: SourceUri, until: float, authorized: str) -> Response:
                 data += piece
         except TimeoutError:
             if not data:
-                raise _SilentError from None
+                raise SilentError from None
     if not data:
         raise ConnectionResetError
     return parse_response(data)
@@ -241,7 +241,7 @@ def _is_whole(data: bytes) -> bool:
     return len(data) >= _LONGEST or (bool(end) and len(body) >= wanted)
 
 
-def _connect(uri: SourceUri, until: float) -> socket.socket:
+def connect(uri: SourceUri, until: float) -> socket.socket:
     addresses = _addresses(uri, _left(until))
     for at, (family, kind, protocol, _, address) in enumerate(addresses, 1):
         connection = socket.socket(family, kind, protocol)

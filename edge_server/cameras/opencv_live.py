@@ -1,9 +1,10 @@
-"""The OpenCV reader of live cameras: RTSP and MJPEG through FFmpeg, V4L2 devices.
+"""The OpenCV reader of live cameras: RTSP through FFmpeg, V4L2 devices; MJPEG by `http_mjpeg`.
 
 It needs nothing but OpenCV's wheel. What it cannot do, GStreamer can (`readers.py` has the list):
 frames are BGR, converted with BT.601 where the stream names no colours (OpenCV before 5: always,
-which is wrong by up to 23 of 255 for BT.709); images that change their size in the middle are
-scaled to their first size by OpenCV, which does not report it, but for JPEGs over RTSP and USB.
+which is wrong by up to 23 of 255 for BT.709); images of H.264 and H.265 that change their size in
+the middle are scaled to their first size by OpenCV, which does not report it. JPEGs come as the
+camera sent them, and `JpegDecoder` decodes them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import cv2
 from edge_server.cameras.frame import LARGEST_PX, Frame
 from edge_server.cameras.gstreamer_modes import best_mode
 from edge_server.cameras.gstreamer_timestamps import TimestampMapper
+from edge_server.cameras.http_mjpeg import open_http
+from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.network_probe import check_name, find_fault
-from edge_server.cameras.opencv_settings import settle_opencv
+from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
@@ -48,6 +51,12 @@ _LONGEST_READ_MS = 1800
 _BACKLOG_S = 3.0
 # An image that cannot be decoded costs one attempt, a closed connection all of them.
 _ATTEMPTS = 3
+# What V4L2 and FFmpeg call JPEG.
+_JPEG_FOURCCS = frozenset({"MJPG", "JPEG", "mjpg", "jpeg"})
+# Cameras send a key frame every one to four seconds.
+_KEY_FRAME_S = 4.0
+# FFmpeg's options are those of a process: for so long a camera waits for others with other ones.
+_TURN_S = 1.0
 _FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
 
 
@@ -71,31 +80,28 @@ def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
     """
     settle_opencv()
     if uri.scheme == "v4l2":
-        return _open_device(uri)
-    return _open_network(uri, uri.credentials or options.credentials)
+        return _open_device(uri, JpegDecoder(uri.label, options.useful))
+    if uri.scheme.startswith("http"):
+        return open_http(uri, options)
+    decoder = JpegDecoder(uri.label, options.useful)
+    return _open_rtsp(uri, uri.credentials or options.credentials, decoder)
 
 
-def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSource:
-    if uri.query.get("transport") == "udp" and uri.scheme.startswith("rtsp"):
-        raise SourceError(
-            f"{uri.label}: OpenCV reads every RTSP camera of a process over TCP; remove "
-            "transport=udp, or install what GStreamer's reader needs (edge-server doctor)",
-            reason="unavailable",
-        )
+def _open_rtsp(
+    uri: SourceUri, credentials: Credentials | None, decoder: JpegDecoder
+) -> FrameSource:
     check_name(uri)
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
     address = uri.address("transport", login=login)
-    begun = time.monotonic()
-    capture, read_ms = _ffmpeg(address, _READ_MS), _READ_MS
-    if uri.scheme.startswith("rtsp"):
-        read_ms = read_limit_ms(capture.get(cv2.CAP_PROP_FPS))
-    if read_ms > _READ_MS:
-        # The limit cannot be changed later.
-        capture.release()
-        left_ms = _OPEN_MS - int(1e3 * (time.monotonic() - begun))
-        capture = _ffmpeg(address, read_ms, max(left_ms, _READ_MS))
+    try:
+        capture, read_ms = _open_stream(address, uri.query.get("transport") == "udp")
+    except TimeoutError:
+        raise SourceError(
+            f"{uri.label}: cameras with other options are being opened; it is tried again",
+            reason="unavailable",
+        ) from None
     if not capture.isOpened():
         capture.release()
         raise find_fault(uri, credentials)
@@ -108,10 +114,17 @@ def _open_network(uri: SourceUri, credentials: Credentials | None) -> FrameSourc
             f"{LARGEST_PX >> 20} megapixels; set a lower resolution in the camera",
             reason="unavailable",
         )
-    # MJPEG has no time: FFmpeg counts its images.
-    clock: Literal["rtp", "arrival"] = "rtp" if uri.scheme.startswith("rtsp") else "arrival"
+    is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
+    decode = decoder if is_jpeg else None
     try:
-        return OpenCvSource(capture, uri.label, clock, gap_s=read_ms / 1e3)
+        return OpenCvSource(
+            capture,
+            uri.label,
+            "rtp",
+            gap_s=read_ms / 1e3,
+            first_frame_s=_KEY_FRAME_S,
+            jpeg=decode,
+        )
     except SourceError as error:
         # A camera that serves no more viewers, or a stream that cannot be decoded.
         if error.reason in {"lost", "stalled"}:
@@ -134,7 +147,41 @@ def _ffmpeg(address: str, read_ms: int, open_ms: int = _OPEN_MS) -> Any:
     return cv2.VideoCapture(address, cv2.CAP_FFMPEG, options)
 
 
-def _open_device(uri: SourceUri) -> FrameSource:
+def _open_stream(address: str, udp: bool) -> tuple[Any, int]:
+    """Return the opened stream, and after how many milliseconds without a frame it is stalled.
+
+    Raises:
+        TimeoutError: the streams of other cameras take too long to open.
+    """
+    begun = time.monotonic()
+    transport = {"rtsp_transport": "udp"} if udp else {}
+    # Where the camera's description has the size, no frames are needed to find it out.
+    with ffmpeg_options({**transport, "probesize": "32"}, _TURN_S):
+        capture, read_ms = _ffmpeg(address, _READ_MS), _READ_MS
+        longer_ms = read_limit_ms(capture.get(cv2.CAP_PROP_FPS))
+        if longer_ms > read_ms:
+            # The limit cannot be changed later.
+            capture.release()
+            read_ms = longer_ms
+            capture = _ffmpeg(address, read_ms, _left_ms(begun))
+    if capture.isOpened() and not capture.get(cv2.CAP_PROP_FRAME_WIDTH):
+        capture.release()
+        with ffmpeg_options(transport, _TURN_S):
+            capture = _ffmpeg(address, read_ms, _left_ms(begun))
+    return capture, read_ms
+
+
+def _left_ms(begun: float) -> int:
+    return max(_OPEN_MS - int(1e3 * (time.monotonic() - begun)), _READ_MS)
+
+
+def _codec(capture: Any) -> str:
+    return (
+        int(capture.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little", signed=False).decode("latin-1")
+    )
+
+
+def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
     if "flip" in uri.query:
         raise SourceError(
             f"{uri.label}: OpenCV's reader does not flip; remove flip, or install what GStreamer's "
@@ -165,13 +212,14 @@ def _open_device(uri: SourceUri) -> FrameSource:
             f"{uri.label}: OpenCV cannot open the camera; unplug it and plug it in again",
             reason="unavailable",
         )
-    given = int(capture.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode("latin-1")
+    given = _codec(capture)
     if FOURCC_NAMES.get(given) != mode.format:
         log.warning("%s: the camera gives %s, not %s", uri.label, given, fourcc_of(mode))
+    is_jpeg = given in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_CONVERT_RGB, 0)
+    late_ns = int(1e9 / float(mode.fps))
+    jpeg = decoder if is_jpeg else None
     try:
-        return OpenCvSource(
-            capture, uri.label, "sensor", gap_s=1.0, late_ns=int(1e9 / float(mode.fps))
-        )
+        return OpenCvSource(capture, uri.label, "sensor", gap_s=1.0, late_ns=late_ns, jpeg=jpeg)
     except SourceError:
         # Another program may have taken the device in between.
         check_free(uri.path, mode)
@@ -210,9 +258,11 @@ class OpenCvSource:
         capture: opened; released by `close`, and by the constructor where it raises.
         label: names the camera in errors.
         clock: what POS_MSEC means: `rtp` is the stream's pace, `sensor` the driver's
-            CLOCK_MONOTONIC; `arrival` ignores it.
+            CLOCK_MONOTONIC.
         gap_s: a read that takes longer raises: frames would come in a burst and look fresh.
         late_ns: uncertainty of the capture time.
+        first_frame_s: how long the first frame may take, where that is longer.
+        jpeg: decodes what `capture` retrieves; None where those are pixels.
         monotonic_ns: CLOCK_MONOTONIC.
         epoch_ns: Unix time.
 
@@ -224,25 +274,28 @@ class OpenCvSource:
         self,
         capture: Capture,
         label: str,
-        clock: Literal["rtp", "sensor", "arrival"],
+        clock: Literal["rtp", "sensor"],
         *,
         gap_s: float,
         late_ns: int = 0,
+        first_frame_s: float = 0.0,
+        jpeg: JpegDecoder | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         epoch_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.corrupt = 0
         self._capture = capture
         self._label = label
-        self._clock = clock
         self._stamps = TimestampMapper(clock)
         self._gap_s = gap_s
         self._late_ns = late_ns
+        self._jpeg = jpeg
         self._monotonic_ns = monotonic_ns
         self._epoch_ns = epoch_ns
         self._count = 0
-        self._shape: tuple[int, ...] | None = None
+        self._size: tuple[int, int] | None = None
         self._closed = False
+        self._first_until_ns = monotonic_ns() + int(first_frame_s * 1e9)
         try:
             if clock == "rtp":
                 self._skip_backlog()
@@ -282,8 +335,13 @@ class OpenCvSource:
             now_ns = self._grab()
             stamp_ns = int(1e6 * self._capture.get(cv2.CAP_PROP_POS_MSEC))
             found, pixels = self._capture.retrieve()
-            if found:
-                return self._frame(pixels, now_ns, stamp_ns)
+            is_picture = pixels is not None and pixels.ndim == 3 and pixels.shape[2] == 3
+            if found and (self._jpeg is None or is_picture):
+                return self._frame(pixels, (pixels.shape[1], pixels.shape[0]), now_ns, stamp_ns)
+            if found and self._jpeg is not None:
+                decoded = self._jpeg.decode(pixels.tobytes())
+                if decoded is not None:
+                    return self._frame(*decoded, now_ns, stamp_ns)
             self.corrupt += 1
         raise SourceError(
             f"{self._label}: {_ATTEMPTS} images one after another cannot be decoded; check cable "
@@ -299,50 +357,54 @@ class OpenCvSource:
         """
         if self._closed:
             raise SourceError(f"{self._label}: the camera is closed")
-        for _ in range(_ATTEMPTS):
+        attempts = _ATTEMPTS
+        while attempts:
             begun_ns = self._monotonic_ns()
             found = self._capture.grab()
             now_ns = self._monotonic_ns()
             waited_s = (now_ns - begun_ns) / 1e9
+            if waited_s >= 0.9 * self._gap_s and now_ns < self._first_until_ns:
+                # The next key frame, which a decoder needs first, may be seconds away.
+                if found:
+                    return now_ns
+                continue
             # After a timeout FFmpeg first gives frames that its decoder still holds.
             if waited_s >= 0.9 * self._gap_s:
-                # FFmpeg knows no rate of MJPEG, by which the limit could be made longer.
-                slow = ""
-                if self._clock == "arrival":
-                    slow = "; one that always sends fewer than 3 a second needs GStreamer"
                 raise SourceError(
-                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again"
-                    f"{slow}",
+                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again",
                     reason="stalled",
                 )
             if found:
+                self._first_until_ns = 0
                 return now_ns
             self.corrupt += 1
+            attempts -= 1
         raise SourceError(
             f"{self._label}: the camera closed the stream, or sends images that cannot be decoded; "
             "it is opened again",
             reason="lost",
         )
 
-    def _frame(self, pixels: NDArray[Any], now_ns: int, stamp_ns: int) -> Frame:
-        if self._shape is not None and pixels.shape != self._shape:
+    def _frame(
+        self, pixels: NDArray[Any], size: tuple[int, int], now_ns: int, stamp_ns: int
+    ) -> Frame:
+        if self._size is not None and size != self._size:
             raise SourceError(
-                f"{self._label}: the image changed from {_size(self._shape)} to "
-                f"{_size(pixels.shape)}; the camera is opened again",
+                "{}: the image changed from {} x {} to {} x {}; the camera is opened again".format(
+                    self._label, *self._size, *size
+                ),
                 reason="changed",
             )
-        self._shape = pixels.shape
+        self._size = size
         capture = self._stamps.map(now_ns, stamp_ns)
         self._count += 1
+        image = Image.of_bgr(pixels)
         return Frame(
             self._count - 1,
-            Image.of_bgr(pixels),
+            image,
             capture.mono_ns,
             self._epoch_ns() - (now_ns - capture.mono_ns),
             capture.clock,
             self._late_ns if capture.clock == "sensor" else 0,
+            picture_size=None if size == (image.width, image.height) else size,
         )
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return f"{shape[1]} x {shape[0]}"

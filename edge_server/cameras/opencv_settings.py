@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import threading
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import cv2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 
 _FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
 _OPENCV_SILENT = 0  # LOG_LEVEL_SILENT
@@ -16,16 +24,69 @@ _FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0"}
 _V4L2_WAIT_S = "1"
 
 
+class _Openings:
+    """The streams that FFmpeg opens now; all of them get the options of the process."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = 0
+        self.options = self.base = os.environ.get(_OPTIONS, "")
+
+    def begin(self, options: str, timeout_s: float) -> bool:
+        """Wait until no stream opens with other options; return whether that came in time."""
+        with self.changed:
+            if not self.changed.wait_for(
+                lambda: not self.count or self.options == options, timeout_s
+            ):
+                return False
+            self.count += 1
+            if self.options != options:
+                self.options = os.environ[_OPTIONS] = options
+            return True
+
+    def end(self) -> None:
+        with self.changed:
+            self.count -= 1
+            if not self.count:
+                self.options = os.environ[_OPTIONS] = self.base
+            self.changed.notify_all()
+
+
+@lru_cache(maxsize=1)
+def _openings() -> _Openings:
+    """There is one environment in a process, and one of these."""
+    return _Openings()
+
+
+@contextmanager
+def ffmpeg_options(options: Mapping[str, str], timeout_s: float) -> Iterator[None]:
+    """Let a stream that is opened within this context have `options`, and nobody else's.
+
+    Raises:
+        TimeoutError: streams with other options take too long to open.
+    """
+    settle_opencv()
+    openings = _openings()
+    wanted = dict(pair.partition(";")[::2] for pair in openings.base.split("|") if pair)
+    wanted |= options
+    if not openings.begin("|".join(f"{key};{wanted[key]}" for key in wanted), timeout_s):
+        raise TimeoutError
+    try:
+        yield
+    finally:
+        openings.end()
+
+
 def settle_opencv() -> None:
     """Set what every opened file and camera of this process has in common; once or again.
 
     FFmpeg and OpenCV write nothing to stderr then: their lines must not mix with the log, and may
     quote a URI with its password.
     """
-    given = os.environ.get("OPENCV_FFMPEG_CAPTURE_OPTIONS", "")
+    given = os.environ.get(_OPTIONS, "")
     options = _FFMPEG_OPTIONS | dict(pair.partition(";")[::2] for pair in given.split("|") if pair)
     wanted = {
-        "OPENCV_FFMPEG_CAPTURE_OPTIONS": "|".join(f"{key};{options[key]}" for key in options),
+        _OPTIONS: "|".join(f"{key};{options[key]}" for key in options),
         "OPENCV_FFMPEG_LOGLEVEL": _FFMPEG_QUIET,
         "OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT": _V4L2_WAIT_S,
     }

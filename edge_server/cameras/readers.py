@@ -6,7 +6,11 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer
+from edge_server.cameras.gstreamer import (
+    decodes_jpeg_in_hardware,
+    gstreamer_missing,
+    open_gstreamer,
+)
 from edge_server.cameras.opencv_live import open_opencv
 from edge_server.errors import SourceError, SourceUriError
 
@@ -42,7 +46,7 @@ def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
         SourceError: the camera delivers no frame; the text names the cause and the next step.
         SourceUriError: the chosen reader never reads such a camera.
     """
-    missing = gstreamer_missing(uri.scheme)
+    missing = why_not_gstreamer(uri.scheme, options.reader)
     reader = choose_reader(uri, options.reader, missing)
     if reader == "gstreamer":
         _log_once(f"camera source {uri.label}: read by GStreamer")
@@ -50,6 +54,15 @@ def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
     why = "as chosen" if options.reader == "opencv" else f"as {missing}"
     _log_once(f"camera source {uri.label}: read by OpenCV, {why}; without: {_LOST[uri.scheme]}")
     return open_opencv(uri, options)
+
+
+def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
+    """Return why GStreamer cannot read cameras of `scheme` here, or gains nothing; else ""."""
+    missing = gstreamer_missing(scheme)
+    if missing or wanted != "auto" or scheme not in {"http", "https"}:
+        return missing
+    # OpenCV decodes a JPEG at the scale that the model needs.
+    return "" if decodes_jpeg_in_hardware() else "GStreamer here has no hardware that decodes JPEG"
 
 
 def choose_reader(

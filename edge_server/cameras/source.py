@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,8 @@ from edge_server.errors import SourceError, SourceUriError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.frame import FrameSource, UsefulSize
+    from edge_server.cameras.return_watch import ReturnWatch
     from edge_server.cameras.source_uri import Credentials, SourceUri
     from edge_server.pixels import ColourMatrix, ColourRange
 
@@ -30,12 +31,14 @@ class SourceOptions:
         reader: of a live camera; `auto` prefers GStreamer.
         matrix: overrides the matrix that the camera reports.
         range: likewise the range.
+        useful: the smallest size that a decoder may give pictures.
     """
 
     credentials: Credentials | None = None
     reader: Literal["auto", "gstreamer", "opencv"] = "auto"
     matrix: ColourMatrix | None = None
     range: ColourRange | None = None
+    useful: UsefulSize | None = field(default=None, compare=False)
 
 
 NO_OPTIONS = SourceOptions()
@@ -50,11 +53,13 @@ class SourceKind:
         live: the source is a device, which may be absent now and return later; an absent recording
             is an error.
         check: raises SourceUriError where a URI of this kind can never be opened on any machine.
+        watch: looks whether a lost device is there again; None where only opening it shows that.
     """
 
     open: Callable[[SourceUri, SourceOptions], FrameSource]
     live: bool
     check: Callable[[SourceUri], None] = lambda _: None
+    watch: Callable[[SourceUri], ReturnWatch] | None = None
 
 
 def open_source(
@@ -92,6 +97,18 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
         SourceUriError: the URI is wrong.
     """
     return _kind_of(parse_source_uri(uri), kinds).live
+
+
+def watch_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> ReturnWatch | None:
+    """Return what looks for a device that was lost; None where its kind has nothing cheaper than
+    to open it.
+
+    Raises:
+        SourceUriError: the URI is wrong.
+    """
+    parsed = parse_source_uri(uri)
+    watch = _kind_of(parsed, kinds).watch
+    return None if watch is None else watch(parsed)
 
 
 def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKind:
@@ -161,6 +178,18 @@ def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
     return open_live(uri, options)
 
 
+def _watch_port(uri: SourceUri) -> ReturnWatch:
+    from edge_server.cameras.return_watch import watch_port  # noqa: PLC0415
+
+    return watch_port(uri)
+
+
+def _watch_device(uri: SourceUri) -> ReturnWatch:
+    from edge_server.cameras.return_watch import watch_device  # noqa: PLC0415
+
+    return watch_device(uri)
+
+
 # The checks know the options of both readers: a URI must not depend on which one reads it.
 
 
@@ -214,11 +243,11 @@ V4L2_FORMATS = ("mjpeg", "yuy2", "nv12", "i420", "grey")
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
         "csi": SourceKind(_open_live, live=True, check=_check_csi),
-        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2),
-        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp),
-        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp),
-        "http": SourceKind(_open_live, live=True, check=_check_network),
-        "https": SourceKind(_open_live, live=True, check=_check_network),
+        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2, watch=_watch_device),
+        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp, watch=_watch_port),
+        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp, watch=_watch_port),
+        "http": SourceKind(_open_live, live=True, check=_check_network, watch=_watch_port),
+        "https": SourceKind(_open_live, live=True, check=_check_network, watch=_watch_port),
         "gst": SourceKind(_open_live, live=True),
         "file": SourceKind(_open_file, live=False),
         "synthetic": SourceKind(_open_synthetic, live=False),

@@ -200,12 +200,13 @@ def no_lanes_text(shown: str, reason: str) -> str:
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
-    from edge_server.cameras.colour import bgr_of  # noqa: PLC0415
+    from edge_server.cameras.colour import bgr_of, resized  # noqa: PLC0415
     from edge_server.cameras.recordings import draw_lanes, write_picture  # noqa: PLC0415
 
     picture = free_name(PICTURE)
     try:
-        write_picture(picture, draw_lanes(bgr_of(frame.image), lane_frame.lanes))
+        whole = resized(bgr_of(frame.image), *frame.size)
+        write_picture(picture, draw_lanes(whole, lane_frame.lanes))
     except SourceError as error:
         print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
         return

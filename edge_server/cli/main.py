@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
@@ -155,6 +156,10 @@ def _parser() -> argparse.ArgumentParser:
 
     add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
 
+    add_calibrate_verbs(
+        verbs.add_parser("calibrate", help="put a camera's lanes on the road, in metres")
+    )
+
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
     bundle = verbs.add_parser(
@@ -182,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--anonymous", action="store_true", help="without the names of device and host"
     )
     bundle.set_defaults(verb=_support_bundle, flags=("--config", "-o", "--output", "--anonymous"))
-    add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
+
+    health = "whether the daemon serves what is required"
+    add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
@@ -318,6 +325,10 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
+    from edge_server.settings import LogSection  # noqa: PLC0415
+
+    # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
+    set_up_logging(LogSection())
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:

@@ -89,6 +89,26 @@ def decode_lanes(
     )
 
 
+def calibrated_confidence(
+    scores: NDArray[np.floating], temperature: float, bias: float
+) -> NDArray[np.float32]:
+    """Return the share of lanes with such a score that are right: their logit by `temperature`,
+    plus `bias`; the order of the scores stays.
+
+    Args:
+        scores: of any shape, 0..1.
+        temperature: above 0; 1 with bias 0 leaves scores as they are.
+        bias: of the logit.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks (2017); Platt (1999) for the bias.
+    """
+    if (temperature, bias) == (1.0, 0.0):
+        return np.asarray(scores, np.float32)
+    sure = np.clip(np.asarray(scores, np.float64), 1e-9, 1.0 - 1e-9)
+    logit = np.log(sure / (1.0 - sure)) / temperature + bias
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logit, -60.0, 60.0))), np.float32)
+
+
 def _scores(
     proposals: NDArray[np.float32], scores: Literal["logits", "prob"]
 ) -> NDArray[np.float64]:

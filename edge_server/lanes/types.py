@@ -64,6 +64,8 @@ class Lane:
         color: likewise.
         ground: the boundary on the road; None where the camera has no calibration.
         predicted: not detected in this frame, but continued from earlier ones.
+        solid_evidence, yellow_evidence: log odds for solid against dashed and yellow against white,
+            of this frame alone; 0 says nothing. Those of several frames add up, see `marking`.
     """
 
     points: NDArray[np.float32]
@@ -74,6 +76,8 @@ class Lane:
     color: MarkingColor = "unknown"
     ground: GroundLane | None = None
     predicted: bool = False
+    solid_evidence: float = 0.0
+    yellow_evidence: float = 0.0
 
 
 @dataclass(frozen=True)

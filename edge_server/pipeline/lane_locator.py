@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.lanes.marking import with_markings
 from edge_server.lanes.pitch import PitchDrift, PitchFilter
 from edge_server.lanes.road_geometry import road_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
+    from edge_server.pixels import Image
 
 
 class LaneLocator:
@@ -37,8 +39,13 @@ class LaneLocator:
         self._pitch = PitchFilter(calibration.model.mounting.pitch_std_rad)
         self._drift = PitchDrift()
 
-    def locate(self, lane_frame: LaneFrame) -> LaneFrame:
-        """Return `lane_frame` with its lanes on the road."""
+    def locate(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
+        """Return `lane_frame` with its lanes on the road, and what is painted there.
+
+        Args:
+            lane_frame: of `image`.
+            image: the frame, in the camera's own format.
+        """
         if lane_frame.failure:
             return lane_frame
         model = self._model_for(lane_frame.width, lane_frame.height)
@@ -54,15 +61,13 @@ class LaneLocator:
         pitch = self._pitch
         pitch.predict(now_s)
         before_rad = pitch.rad
-        road = road_of(
-            lane_frame.lanes,
-            model.pitched(before_rad),
-            pitch_std_rad=pitch.std_rad,
-        )
+        pitched = model.pitched(before_rad)
+        road = road_of(lane_frame.lanes, pitched, pitch_std_rad=pitch.std_rad)
         if road.pitch is not None:
             pitch.correct(road.pitch)
             self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, now_s)
-        lane_frame = replace(lane_frame, lanes=road.lanes, ego=road.ego)
+        lanes = with_markings(road.lanes, image, pitched)
+        lane_frame = replace(lane_frame, lanes=lanes, ego=road.ego)
         if self._drift.rad is not None:
             degrees = math.degrees(self._drift.rad)
             lane_frame = _degraded(

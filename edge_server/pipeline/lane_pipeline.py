@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import FairShares, frames_at_once
-from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors
 from edge_server.pixels import Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.pipeline.road_follower import RoadFollower
 
@@ -67,7 +69,8 @@ class LanePipeline:
     Frames go through the same DataPlane as every client's requests. A failed request costs one
     frame, which reaches the listeners without lanes and with the reason. A frame of a camera that
     shows no road does not reach the model, and the listeners get the camera's reason, once a second
-    where no frames arrive. Listeners run on this loop's thread and must return at once.
+    where no frames arrive. While a model does not respond, `report_silence` says so. Listeners run
+    on either thread, one call at a time, and must return at once.
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
@@ -124,9 +127,15 @@ class LanePipeline:
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
-        self._found: tuple[ModelConfig, LaneTensors] | None = None
+        self._found: _Found | None = None
         self._last: LaneFrame | None = None
+        self._giving = threading.Lock()  # held while the listeners are called
         self._muted = False
+        # Since when a frame has waited for lanes, `time.monotonic()`; None while none does.
+        self._owing_since: float | None = None
+        # Of `report_silence`: the wait that it has seen, and when it is reported.
+        self._silence_of = 0.0
+        self._silence_due: float | None = None
         self._absence: CameraStatus | None = None  # that the listeners got, or will get
         self._absence_due = 0.0
 
@@ -136,6 +145,8 @@ class LanePipeline:
             self._report_no_frames(now)
             return not self.camera.ended
         self._absence = None
+        if self._owing_since is None:
+            self._owing_since = time.monotonic()
         status = self.camera.status
         if status.reason in UNUSABLE:
             self._give_no_road(status)
@@ -152,6 +163,7 @@ class LanePipeline:
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
+        self._owing_since = None
         frame = self._next_frame()
         if frame is None:
             return
@@ -168,6 +180,7 @@ class LanePipeline:
             status = self.camera.status
             lane_frame = self._try_detect(frame)
         finally:
+            self._owing_since = None
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
         if not lane_frame.failure and (late := _too_late(lane_frame)):
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
@@ -176,7 +189,7 @@ class LanePipeline:
             reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
             lane_frame = replace(lane_frame, degraded=reasons)
         if self._road is not None:
-            lane_frame = self._road.follow(lane_frame)
+            lane_frame = self._road.follow(lane_frame, frame.image)
         self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
@@ -240,7 +253,7 @@ class LanePipeline:
         """
         queue_ns = time.monotonic_ns() - frame.capture_mono_ns
         with self._data_plane.lease() as snapshot:
-            tensors = self._tensors_of(snapshot.find(self.model).config)
+            tensors = self._tensors_of(snapshot)
             image, parameters = tensors.input_of(frame.image)
             response = snapshot.infer(
                 InferRequest(
@@ -270,7 +283,7 @@ class LanePipeline:
             model_name=response.model_name,
             model_version=response.model_version,
             latency_us=_stage_latency(queue_ns, response.timings),
-            lanes=lanes_from_rows(points[0], scores[0]),
+            lanes=lanes_from_rows(_in_picture(points[0], frame), scores[0]),
         )
 
     def validate(self) -> None:
@@ -300,15 +313,27 @@ class LanePipeline:
         pixel_format = PixelFormat.BGR
         if self.camera.is_live:
             with self._data_plane.lease() as snapshot:
-                tensors = self._tensors_of(snapshot.find(self.model).config)
+                tensors = self._tensors_of(snapshot)
             pixel_format = tensors.pixel_format or pixel_format
         return Image.grey(pixel_format, 1280, 720)
 
-    def _tensors_of(self, config: ModelConfig) -> LaneTensors:
-        """Return the model's tensors, found once for each version that serves."""
-        if self._found is None or self._found[0] is not config:
-            self._found = config, LaneTensors.of(config)
-        return self._found[1]
+    def _tensors_of(self, snapshot: Snapshot) -> LaneTensors:
+        """Return the model's tensors, found once for each version that serves; the camera learns
+        how small its images may be."""
+        config = snapshot.find(self.model).config
+        found = self._found
+        if found is None or found.config is not config:
+            tensors = LaneTensors.of(config)
+            found = self._found = _Found(config, tensors, tensors.step_of(config))
+        step = snapshot.find(found.step).config if found.step else config
+        if found.step_config is not step:
+            needs = ImageNeeds.of(step)
+            tensors = found.tensors
+            if tensors.pixel_format is not None and needs.pixel_format is not None:
+                tensors = replace(tensors, pixel_format=needs.pixel_format)
+            found = self._found = _Found(config, tensors, found.step, step)
+            self.camera.useful.size = needs.size
+        return found.tensors
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
@@ -319,8 +344,8 @@ class LanePipeline:
             dropped=self.camera.dropped + self.too_old_frames,
             capture_mono_ns=frame.capture_mono_ns,
             capture_epoch_ns=frame.capture_epoch_ns,
-            width=frame.image.width,
-            height=frame.image.height,
+            width=frame.size[0],
+            height=frame.size[1],
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
@@ -332,11 +357,32 @@ class LanePipeline:
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        with self._giving:
+            self._give_alone(lane_frame, frame)
+
+    def _give_alone(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         if self._muted:
             return
         self._last = lane_frame
         for listener in self._listeners:
             listener(lane_frame, frame)
+
+    def report_silence(self, now: float) -> None:
+        """Give the listeners the reason why a frame has no lanes yet: after a second, then every
+        second. Another thread than the loop's calls it, which waits for the model meanwhile."""
+        with self._giving:
+            since = self._owing_since
+            if since is None:
+                self._silence_due = None
+                return
+            if self._silence_due is None or self._silence_of != since:
+                self._silence_of, self._silence_due = since, since + _LONGEST_AGE_S
+            if now < self._silence_due:
+                return
+            self._silence_due = now + _NO_FRAMES_PERIOD_S
+            failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
+            self._fail(f"model '{self.model}' does not respond", "model_failed")
+            self._give_alone(self._without_lanes(failure, "model_failed"), None)
 
     def _report_no_frames(self, now: float) -> None:
         """Give the listeners the reason why there are no frames: at once, then every second.
@@ -355,20 +401,25 @@ class LanePipeline:
         if now < self._absence_due:
             return
         self._absence_due = now + _NO_FRAMES_PERIOD_S
+        self._give(self._without_lanes(status.text, status.reason), None)
+
+    def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
+        """Return what is known of the last frame that the listeners got, and why there is none."""
         last = self._last
         if last is None:
+            status = self.camera.status
             since = status.since_mono_ns, status.since_epoch_ns
             last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self.model)
-        absent = replace(
+        return replace(
             last,
             dropped=self.camera.dropped + self.too_old_frames,
             lanes=(),
             latency_us=StageLatency(),
-            failure=status.text,
-            failure_reason=status.reason,
+            failure=failure,
+            failure_reason=reason,
             degraded=self._board().reasons,
+            ego=None,
         )
-        self._give(absent, None)
 
     def _note(self, failure: str, reason: str) -> None:
         """Count a failed frame, and log where failures begin and end."""
@@ -396,6 +447,16 @@ def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
     )
 
 
+def _in_picture(points: NDArray[Any], frame: Frame) -> NDArray[Any]:
+    """Return points of the frame's image in px of the camera's picture, which may be larger."""
+    if frame.picture_size is None:
+        return points
+    image = frame.image
+    ratio = frame.picture_size[0] / image.width, frame.picture_size[1] / image.height
+    scaled: NDArray[Any] = points * np.array(ratio, points.dtype)
+    return scaled
+
+
 def _too_late(lane_frame: LaneFrame) -> str:
     """Return why nobody may act upon new lanes; empty where they are not too old for that."""
     age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
@@ -405,6 +466,20 @@ def _too_late(lane_frame: LaneFrame) -> str:
         f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
         f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
     )
+
+
+class _Found(NamedTuple):
+    """The tensors of one version of the model.
+
+    Attributes:
+        step: the model that takes the image; "" where that is the model itself.
+        step_config: from which `tensors` and the camera's useful size come.
+    """
+
+    config: ModelConfig
+    tensors: LaneTensors
+    step: str
+    step_config: ModelConfig | None = None
 
 
 class _NoLanes(InternalError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,12 @@ class LaneTensors:
     pixel_format: PixelFormat | None
     batched: bool
 
+    def step_of(self, config: ModelConfig) -> str:
+        """Return the name of the model that takes the image in an ensemble; "" without such a one,
+        or with several."""
+        takers = [step.model_name for step in config.steps if self.image in step.input_map.values()]
+        return takers[0] if len(takers) == 1 else ""
+
     @staticmethod
     def of(config: ModelConfig) -> LaneTensors:
         """Find the tensors: the one UINT8 input that every request needs, the one floating-point
@@ -74,31 +80,63 @@ class LaneTensors:
         """Return the input tensor of `image`, and the request parameters that describe its pixels:
         `pixel_format`, `color_matrix` and `color_range`.
 
-        The pixels are copied only where their planes have gaps, or where the model takes BGR alone.
+        The pixels are copied only where their planes have gaps, or where the model takes another
+        format alone.
         """
-        if self.pixel_format is None:
-            pixels = image.packed()
-        elif self.pixel_format is image.pixel_format:
-            pixels = image.packed()
-            if self.pixel_format is PixelFormat.NV12:
-                pixels = pixels[..., 0]
-        elif self.pixel_format is PixelFormat.BGR:
-            # OpenCV is not needed by a daemon without cameras.
-            from edge_server.cameras.colour import bgr_of  # noqa: PLC0415
-
-            pixels = bgr_of(image)
-        else:
-            raise ModelConfigError(
-                f"the model takes {self.pixel_format.value} images, the camera gives "
-                f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
-                'image_preprocess the parameter pixel_format "any"'
-            )
+        if self.pixel_format is not None and self.pixel_format is not image.pixel_format:
+            image = _converted(image, self.pixel_format)
+        pixels = image.packed()
+        if self.pixel_format is not None and self.pixel_format.is_subsampled:
+            pixels = pixels[..., 0]
         parameters = {
-            "pixel_format": (self.pixel_format or image.pixel_format).value,
+            "pixel_format": image.pixel_format.value,
             "color_matrix": image.colour.matrix.value,
             "color_range": image.colour.range.value,
         }
         return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+
+
+def _converted(image: Image, pixel_format: PixelFormat) -> Image:
+    # OpenCV is not needed by a daemon without cameras.
+    from edge_server.cameras.colour import converted  # noqa: PLC0415
+
+    made = converted(image, pixel_format)
+    if made is None:
+        raise ModelConfigError(
+            f"the model takes {pixel_format.value} images, the camera gives "
+            f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
+            'image_preprocess the parameter pixel_format "any"'
+        )
+    return made
+
+
+class ImageNeeds(NamedTuple):
+    """What a model needs of its images.
+
+    Attributes:
+        pixel_format: where dims do not tell it: NV12 and I420 have the same.
+        size: width and height in px of what the model makes of them; None where it cannot be
+            known, or where regions or the lens are given in px of whole images.
+    """
+
+    pixel_format: PixelFormat | None = None
+    size: tuple[int, int] | None = None
+
+    @staticmethod
+    def of(config: ModelConfig) -> ImageNeeds:
+        """Return the needs of the step that takes the image."""
+        if config.backend != "image_preprocess":
+            return ImageNeeds()
+        # It needs OpenCV, and so does the model.
+        from edge_server.backends.vision.image_preprocess_config import (  # noqa: PLC0415
+            FrameParameters,
+        )
+
+        frame = FrameParameters.of(config)
+        planes = [spec.shape for spec in config.outputs if len(spec.shape) == 3]
+        if frame.crop is not None or frame.lens is not None or not planes:
+            return ImageNeeds(frame.pixel_format)
+        return ImageNeeds(frame.pixel_format, (planes[0][2], planes[0][1]))
 
 
 def check_replacement(old: ModelConfig, new: ModelConfig) -> None:

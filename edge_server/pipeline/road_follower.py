@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.lane_locator import LaneLocator
     from edge_server.pipeline.road_events import RoadEvents
     from edge_server.pipeline.vehicle import VehicleInputs
+    from edge_server.pixels import Image
 
 
 class RoadFollower:
@@ -43,15 +44,19 @@ class RoadFollower:
     def calibration(self) -> Calibration:
         return self._locator.calibration
 
-    def follow(self, lane_frame: LaneFrame) -> LaneFrame:
+    def follow(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
         """Return `lane_frame` with its lanes on the road, tracked, and the vehicle among them.
 
         A frame without lanes for a reason of its own changes nothing but the warnings that its
         absence ends.
+
+        Args:
+            lane_frame: as the model detected them.
+            image: the frame, in the camera's own format.
         """
         vehicle = self._vehicle.at(lane_frame.capture_mono_ns)
         if not lane_frame.failure:
-            lane_frame = self._locator.locate(lane_frame)
+            lane_frame = self._locator.locate(lane_frame, image)
             lanes = self._tracker.update(
                 lane_frame.lanes,
                 lane_frame.capture_mono_ns,

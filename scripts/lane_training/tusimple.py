@@ -103,7 +103,7 @@ def score_image(
         return ImageScore(0.0, 0.0, 1.0)
     line_accuracy = np.zeros(len(labelled))
     if len(predicted) and len(labelled):
-        thresholds = np.array([_threshold_px(lane, h_samples) for lane in labelled])
+        thresholds = np.array([line_threshold_px(lane, h_samples) for lane in labelled])
         a = np.where(predicted < 0, FAR_AWAY_PX, predicted)
         b = np.where(labelled < 0, FAR_AWAY_PX, labelled)
         met = np.abs(a[:, None] - b[None]) < thresholds[:, None]
@@ -122,7 +122,7 @@ def score_image(
     )
 
 
-def _threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64]) -> float:
+def line_threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64]) -> float:
     """Return the match threshold: 20 px across the lane, which is more along the row the flatter
     the lane lies."""
     present = lane >= 0

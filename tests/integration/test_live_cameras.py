@@ -246,10 +246,8 @@ def test_a_camera_that_changes_its_size_gives_lanes_again(
 
 
 def test_lanes_go_on_where_a_network_loses_packets(
-    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras, reader: str
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
 ) -> None:
-    if reader == "opencv":
-        pytest.skip("OpenCV reads RTSP over TCP only, which loses nothing")
     camera = live_cameras.rtsp(key_frame_s=0.5)
     relay = live_cameras.relay(camera.port, loss=0.05)
     running = appliance({"front": f"{camera.uri(relay.port)}?transport=udp"})
@@ -298,8 +296,7 @@ def test_jpegs_over_http_stall_break_and_return(
     running.wait_for_state("stalled", "lost")
     camera.flow()
     running.wait_for_lanes()
-    # FFmpeg fills what is missing of a JPEG, and OpenCV does not say so.
-    for damage in ("no_jpeg", "truncated") if reader == "gstreamer" else ("no_jpeg",):
+    for damage in ("no_jpeg", "truncated"):
         camera.damage = damage
         running.wait_for_invalid("corrupt", "stalled", "lost", "unavailable", "stuck", "no_frames")
         camera.damage = ""

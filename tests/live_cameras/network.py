@@ -51,6 +51,17 @@ class TcpProxy:
         for each in sockets:
             _reset(each)
 
+    def shut(self) -> None:
+        """Refuse new connections from now on, as a host whose server is gone."""
+        _reset(self._listener)
+        self._threads[0].join()
+
+    def open(self) -> None:
+        """Accept connections again, after `shut`."""
+        self._listener = _listener(self.port)
+        self._threads[0] = threading.Thread(target=self._accept)
+        self._threads[0].start()
+
     def close(self) -> None:
         self._closed = True
         _reset(self._listener)

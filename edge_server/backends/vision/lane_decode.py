@@ -7,19 +7,28 @@ by score; there may be none.
 
 Parameters in config.pbtxt: `score_threshold`, `nms_threshold_px` (px of the 640-wide network
 input), `max_lanes`, and `scores` (`logits` or `prob`: whether the network's first two columns
-still need the softmax).
+still need the softmax). `confidence_temperature` and `confidence_bias` make a probability of each
+score that is given out; the threshold, the suppression and the order use the network's own.
+`scripts/calibrate_confidence.py` finds them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.lanes.decode import COLUMN_COUNT, ROW_COUNT, DecodedLanes, decode_lanes
+from edge_server.lanes.decode import (
+    COLUMN_COUNT,
+    ROW_COUNT,
+    DecodedLanes,
+    calibrated_confidence,
+    decode_lanes,
+)
 from edge_server.lanes.types import ABSENT_X
 from edge_server.tensors import DataType, Tensor, TensorSpec
 
@@ -38,6 +47,8 @@ class LaneDecodeParameters(Parameters, frozen=True):
     nms_threshold_px: float = 50.0
     max_lanes: int = 4
     scores: Literal["logits", "prob"] = "logits"
+    confidence_temperature: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    confidence_bias: Annotated[float, msgspec.Meta(ge=-60, le=60)] = 0.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -90,7 +101,9 @@ def load(context: LoadContext) -> TensorModel:
         )
         made = {
             points: frame_points(lanes, height=int(frame_size[0]), width=int(frame_size[1])),
-            scores: lanes.scores,
+            scores: calibrated_confidence(
+                lanes.scores, parameters.confidence_temperature, parameters.confidence_bias
+            ),
         }
         return {name: Tensor(made[name][np.newaxis] if batched else made[name]) for name in outputs}
 

@@ -10,9 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.gstreamer import gstreamer_missing
 from edge_server.cameras.opencv_settings import opencv_report
-from edge_server.cameras.readers import choose_reader
+from edge_server.cameras.readers import choose_reader, why_not_gstreamer
 from edge_server.cameras.recordings import write_picture
 from edge_server.cameras.source import SourceOptions, is_live, open_source
 from edge_server.cameras.source_uri import parse_source_uri, read_credentials
@@ -106,7 +105,7 @@ def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
     if not is_live(uri):
         return "of recordings"
     parsed = parse_source_uri(uri)
-    missing = gstreamer_missing(parsed.scheme)
+    missing = why_not_gstreamer(parsed.scheme, wanted)
     if choose_reader(parsed, wanted, missing) == "gstreamer":
         return "GStreamer"
     version = f"OpenCV {opencv_report()['version']}"
@@ -151,7 +150,7 @@ def facts_of(measured: Measured, source: FrameSource) -> dict[str, Any]:
     usual = statistics.median(intervals) if intervals else 0
     facts: dict[str, Any] = {
         "format": image.pixel_format.value,
-        "size": f"{image.width} x {image.height}",
+        "size": "{} x {}".format(*frame.size),
     }
     if image.pixel_format is not PixelFormat.BGR:
         facts["colour"] = f"{image.colour.matrix.value}, {image.colour.range.value} range"

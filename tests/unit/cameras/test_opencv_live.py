@@ -48,12 +48,15 @@ class ScriptedCapture:
         self.released += 1
 
 
-def source_of(capture: ScriptedCapture, clock: str = "rtp", gap_s: float = 0.5) -> OpenCvSource:
+def source_of(
+    capture: ScriptedCapture, clock: str = "rtp", gap_s: float = 0.5, first_frame_s: float = 0.0
+) -> OpenCvSource:
     return OpenCvSource(
         capture,
         "rtsp://cam/x",
         clock,  # type: ignore[arg-type]  # a str in these tests
         gap_s=gap_s,
+        first_frame_s=first_frame_s,
         late_ns=33 * MS,
         monotonic_ns=lambda: capture.now_ns,
         epoch_ns=lambda: capture.now_ns + 5 * S,
@@ -99,6 +102,17 @@ def test_a_camera_that_stalls_raises_even_if_ffmpeg_still_holds_a_frame() -> Non
         with pytest.raises(SourceError, match=r"no frame for 0\.5 s; .* opened again$") as at:
             source.read()
         assert at.value.reason == "stalled"
+
+
+def test_a_first_frame_may_wait_for_the_next_key_frame() -> None:
+    waits = [(500, None, 0)] * 3
+    source = source_of(ScriptedCapture([*waits, *paced(0, 9)]), first_frame_s=4.0)
+    assert source.read() is not None
+    late = ScriptedCapture([*waits, *waits, *waits])
+    with pytest.raises(SourceError) as caught:
+        source_of(late, first_frame_s=4.0)
+    assert caught.value.reason == "stalled"
+    assert late.now_ns < 1006 * S
 
 
 def test_a_closed_stream_is_lost_and_one_bad_image_is_not() -> None:

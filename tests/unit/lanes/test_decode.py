@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_server.lanes.decode import DecodedLanes, decode_lanes
+from edge_server.lanes.decode import DecodedLanes, calibrated_confidence, decode_lanes
 
 Proposals = NDArray[np.float32]
 
@@ -202,3 +202,13 @@ def test_another_shape_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected shape \(N, 77\), got") as refused:
         decode(np.zeros(shape, np.float32))
     assert str(shape) in str(refused.value)
+
+
+def test_confidence_keeps_the_order_and_by_default_the_score() -> None:
+    scores = np.array([0.999, 0.9, 0.5, 0.38], np.float32)
+    np.testing.assert_array_equal(calibrated_confidence(scores, 1.0, 0.0), scores)
+    confidence = calibrated_confidence(scores, 2.0, 0.3)
+    assert (np.diff(confidence) < 0).all()
+    assert confidence.dtype == np.float32
+    assert confidence[2] == pytest.approx(1 / (1 + np.exp(-0.3)))
+    assert np.isfinite(calibrated_confidence(np.array([0.0, 1.0]), 0.01, 0.0)).all()

@@ -116,7 +116,14 @@ def test_every_file_of_systemd_has_its_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
 def test_maintainer_scripts_are_filled_and_leave_the_shells_own_alone(name: str) -> None:
-    values = {"UNITS": "edge-server.service", "HOME": "/usr/lib/edge-server", "PYTHON": "3.10"}
+    values = {
+        "UNITS": "edge-server.service",
+        "TEMPLATE": "edge-server@*.service",
+        "DAEMON": "edge-server.service",
+        "OTHERS": "edge-server-plans.service",
+        "HOME": "/usr/lib/edge-server",
+        "PYTHON": "3.10",
+    }
     script = _filled(name, values)
     assert "edge-server.service" in script
     assert not re.search(r"@[A-Z]+@", script)

@@ -61,6 +61,30 @@ def test_no_proposal_above_the_threshold_is_an_empty_answer_not_an_error() -> No
     assert answer["lane_scores"].shape == (1, 0)
 
 
+def test_the_confidence_is_mapped_and_the_threshold_is_the_network_s() -> None:
+    text = SHIPPED + (
+        'parameters { key: "confidence_temperature" value { string_value: "2.0" } }'
+        'parameters { key: "confidence_bias" value { string_value: "-1.0" } }'
+    )
+    proposals = np.zeros((1, 2784, COLUMN_COUNT), np.float32)
+    proposals[..., 0] = 9  # surely no lane
+    for row, (logit, x_px) in enumerate(((2.0, 100.0), (0.0, 300.0), (-1.0, 500.0))):
+        proposals[0, row] = 0
+        proposals[0, row, 1], proposals[0, row, 4], proposals[0, row, 5:] = logit, 72, x_px
+    inputs = {
+        "predict_lanes": Tensor(proposals),
+        "image_size": Tensor(np.array([[720, 1280]], np.int32)),
+    }
+    scores = []
+    for each in (SHIPPED, text):
+        context = LoadContext(Path("d/1"), completed(each), Devices(), no_progress, STANDALONE)
+        outputs = lane_decode.load(context)._run(inputs, frozenset({"lane_scores"}))
+        scores.append(outputs["lane_scores"].array[0])
+    # The third is below the threshold in both; sigmoid(2) becomes sigmoid(2 / 2 - 1).
+    np.testing.assert_allclose(scores[0], [1 / (1 + np.exp(-2)), 0.5], rtol=1e-5)
+    np.testing.assert_allclose(scores[1], [0.5, 1 / (1 + np.exp(1))], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

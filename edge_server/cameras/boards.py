@@ -1,0 +1,333 @@
+"""Calibration boards: their corners in pictures, and the lens and the mounting that follow.
+
+The procedure is that of OpenCV's `samples/cpp/calibration.cpp`: corners to a fraction of a pixel,
+then the least squares of all reprojections.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import cv2
+import numpy as np
+
+from edge_server.errors import SettingsError
+from edge_server.lanes.camera_model import CameraModel, Lens, LensKind, Mounting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_FORM = (
+    "write chessboard:COLUMNSxROWS:SQUARE_M of inner corners, like chessboard:9x6:0.025, or "
+    "charuco:COLUMNSxROWS:SQUARE_M:MARKER_M[:DICTIONARY[:legacy]] of squares, like "
+    "charuco:11x8:0.03:0.022:DICT_5X5_100"
+)
+_DICTIONARY = "DICT_5X5_100"
+_SIZE = r"(\d{1,3})x(\d{1,3}):(\d*\.?\d+)"
+_CHESSBOARD = re.compile(f"chessboard:{_SIZE}")
+_CHARUCO = re.compile(rf"charuco:{_SIZE}:(\d*\.?\d+)(?::(DICT_\w+))?(:legacy)?")
+FEWEST_VIEWS = 4
+_FEWEST_CORNERS = 8
+_SUBPIXEL = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 30, 0.001)
+_FEWEST_MARKS = 4
+_LEAST_STD_RAD = np.radians(0.02)
+
+
+@dataclass(frozen=True)
+class Board:
+    """A printed board.
+
+    Attributes:
+        kind: chessboards have to be seen whole; ChArUco boards also in part.
+        columns, rows: inner corners of a chessboard, squares of a ChArUco board.
+        square_m: side of a square.
+        marker_m: side of a marker of a ChArUco board.
+        dictionary: of its markers.
+        legacy: an even number of rows as boards had before OpenCV 4.6.
+    """
+
+    kind: Literal["chessboard", "charuco"]
+    columns: int
+    rows: int
+    square_m: float
+    marker_m: float = 0.0
+    dictionary: str = _DICTIONARY
+    legacy: bool = False
+
+    @staticmethod
+    def of(text: str) -> Board:
+        """Return the board that `text` describes.
+
+        Raises:
+            SettingsError: it describes none.
+        """
+        if (found := _CHESSBOARD.fullmatch(text)) is not None:
+            board = Board("chessboard", int(found[1]), int(found[2]), float(found[3]))
+        elif (found := _CHARUCO.fullmatch(text)) is not None:
+            square_m, marker_m = float(found[3]), float(found[4])
+            dictionary, legacy = found[5] or _DICTIONARY, found[6] is not None
+            board = Board(
+                "charuco", int(found[1]), int(found[2]), square_m, marker_m, dictionary, legacy
+            )
+        else:
+            raise SettingsError(f"board {text!r}: {_FORM}")
+        if not (min(board.columns, board.rows) >= 3 and board.marker_m < board.square_m < 10.0):
+            raise SettingsError(f"board {text!r}: no board has such a size; {_FORM}")
+        if not hasattr(cv2.aruco, board.dictionary):
+            raise SettingsError(f"board {text!r}: OpenCV has no dictionary {board.dictionary}")
+        return board
+
+
+@dataclass(frozen=True, eq=False)
+class BoardView:
+    """The corners of a board in one picture.
+
+    Attributes:
+        name: of the picture.
+        corners: (N, 2) float32, px.
+        places: (N, 3) float32, on the board, m.
+    """
+
+    name: str
+    corners: NDArray[np.float32]
+    places: NDArray[np.float32]
+
+
+def find_board(name: str, image: NDArray[np.uint8], board: Board) -> BoardView | None:
+    """Return the corners of `board` in `image`, (H, W, 3) uint8 BGR; None where it is not seen."""
+    grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+    if board.kind == "charuco":
+        return _find_charuco(name, grey, board)
+    size = (board.columns, board.rows)
+    flags = cv2.CALIB_CB_ADAPTIVE_THRESH | cv2.CALIB_CB_NORMALIZE_IMAGE
+    found, corners = cv2.findChessboardCorners(grey, size, None, flags)
+    if not found:
+        return None
+    # The window must not reach the next corner.
+    grid = corners.reshape(board.rows, board.columns, 2)
+    nearest = min(float(np.linalg.norm(np.diff(grid, axis=axis), axis=2).min()) for axis in (0, 1))
+    half = int(np.clip(nearest / 3, 2, 11))
+    corners = cv2.cornerSubPix(grey, corners, (half, half), (-1, -1), _SUBPIXEL)
+    places = np.zeros((board.rows * board.columns, 3), np.float32)
+    places[:, :2] = np.mgrid[: board.columns, : board.rows].T.reshape(-1, 2) * board.square_m
+    return BoardView(name, corners.reshape(-1, 2), places)
+
+
+def _find_charuco(name: str, grey: NDArray[np.uint8], board: Board) -> BoardView | None:
+    dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, board.dictionary))
+    size = (board.columns, board.rows)
+    pattern = cv2.aruco.CharucoBoard(size, board.square_m, board.marker_m, dictionary)
+    pattern.setLegacyPattern(board.legacy)
+    corners, ids, _, _ = cv2.aruco.CharucoDetector(pattern).detectBoard(grey)
+    if ids is None or len(ids) < _FEWEST_CORNERS:
+        return None
+    places, seen = pattern.matchImagePoints(corners, ids)
+    return BoardView(
+        name,
+        seen.reshape(-1, 2).astype(np.float32),
+        places.reshape(-1, 3).astype(np.float32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LensCalibration:
+    """A lens, and how well it explains the pictures.
+
+    Attributes:
+        error_px: root mean square of all reprojections.
+        errors_px: the same of each view.
+        residuals: for each view (N, 2) float64, seen minus reprojected, px.
+        focal_std_px: standard deviation of fx; None where OpenCV states none.
+        covered: part of the picture's 6 x 4 fields that have corners.
+    """
+
+    lens: Lens
+    error_px: float
+    errors_px: tuple[float, ...]
+    residuals: tuple[NDArray[np.float64], ...]
+    focal_std_px: float | None
+    covered: float
+
+
+def calibrate_lens(
+    views: Sequence[BoardView], width: int, height: int, kind: LensKind = "pinhole"
+) -> LensCalibration:
+    """Return the lens that explains `views` of pictures of that size in px best.
+
+    Raises:
+        SettingsError: there are too few views, or they do not determine the lens.
+    """
+    if len(views) < FEWEST_VIEWS:
+        raise SettingsError(
+            f"the board was found in {len(views)} pictures, {FEWEST_VIEWS} are the least and 15 "
+            "are good: near and far, in the middle and the corners, tilted in each direction"
+        )
+    size, focal_std = (width, height), None
+    try:
+        if kind == "fisheye":
+            places = [view.places.reshape(1, -1, 3).astype(np.float64) for view in views]
+            corners = [view.corners.reshape(1, -1, 2).astype(np.float64) for view in views]
+            # OpenCV 5 has the flags in another place.
+            flags: Any = cv2.fisheye if hasattr(cv2.fisheye, "CALIB_FIX_SKEW") else cv2
+            _, matrix, distortion, turns, shifts = cv2.fisheye.calibrate(
+                places,
+                corners,
+                size,
+                np.zeros((3, 3)),
+                np.zeros((4, 1)),
+                flags=flags.CALIB_RECOMPUTE_EXTRINSIC | flags.CALIB_FIX_SKEW,
+            )
+        else:
+            _, matrix, distortion, turns, shifts, stds, _, _ = cv2.calibrateCameraExtended(
+                [view.places for view in views],
+                [view.corners.reshape(-1, 1, 2) for view in views],
+                size,
+                None,
+                None,
+            )
+            focal_std = float(stds[0, 0])
+    except cv2.error as error:
+        raise SettingsError(
+            f"the pictures do not determine a {kind} lens: {error.err}; take more of them, tilted "
+            "in each direction, or leave out those where the corners are wrong"
+        ) from error
+    residuals = []
+    module: Any = cv2.fisheye if kind == "fisheye" else cv2
+    for view, turn, shift in zip(views, turns, shifts, strict=True):
+        points = view.places.reshape(-1, 1, 3).astype(np.float64)
+        seen = module.projectPoints(
+            points, turn.reshape(3, 1), shift.reshape(3, 1), matrix, distortion
+        )[0]
+        residuals.append(view.corners - seen.reshape(-1, 2))
+    squares = [np.sum(each**2, axis=1) for each in residuals]
+    lens = Lens(
+        kind,
+        width,
+        height,
+        float(matrix[0, 0]),
+        float(matrix[1, 1]),
+        float(matrix[0, 2]),
+        float(matrix[1, 2]),
+        tuple(float(value) for value in distortion.ravel()),
+    )
+    return LensCalibration(
+        lens,
+        float(np.sqrt(np.concatenate(squares).mean())),
+        tuple(float(np.sqrt(each.mean())) for each in squares),
+        tuple(residuals),
+        focal_std,
+        _covered(views, width, height),
+    )
+
+
+def _covered(views: Sequence[BoardView], width: int, height: int) -> float:
+    corners = np.concatenate([view.corners for view in views])
+    fields = np.floor(corners / (width, height) * (6, 4)).astype(int)
+    fields = fields[((fields >= 0) & (fields < (6, 4))).all(axis=1)]
+    return len({tuple(field) for field in fields.tolist()}) / 24
+
+
+@dataclass(frozen=True)
+class MeasuredMounting:
+    """A mounting from marks on the ground, and how well it explains them.
+
+    Attributes:
+        error_px: root mean square of the marks' reprojections.
+    """
+
+    mounting: Mounting
+    error_px: float
+
+
+def board_on_ground(view: BoardView, board: Board, x_m: float, y_m: float) -> NDArray[np.float64]:
+    """Return the ground points (N, 2), m, of a chessboard's corners that lies across the road.
+
+    Args:
+        view: the board, lying flat with its columns across the road.
+        board: a chessboard.
+        x_m, y_m: of its nearest corner on the left.
+
+    Raises:
+        SettingsError: it is no chessboard, or lies along the road.
+    """
+    if board.kind != "chessboard":
+        raise SettingsError("a board on the ground has to be a chessboard")
+    corners = view.corners.reshape(board.rows, board.columns, 2)
+    along_row = corners[:, -1] - corners[:, 0]
+    if np.mean(np.abs(along_row[:, 0])) < np.mean(np.abs(along_row[:, 1])):
+        raise SettingsError(
+            f"{view.name}: the board lies along the road; lay its {board.columns} corners across"
+        )
+    ahead = np.arange(board.rows, dtype=np.float64)
+    right = np.arange(board.columns, dtype=np.float64)
+    if corners[0, :, 1].mean() < corners[-1, :, 1].mean():  # the first row is the farthest
+        ahead = ahead[::-1]
+    if along_row[:, 0].mean() < 0:
+        right = right[::-1]
+    x = x_m + board.square_m * np.repeat(ahead, board.columns)
+    y = y_m - board.square_m * np.tile(right, board.rows)
+    return np.stack([x, y], axis=1)
+
+
+def measure_mounting(
+    lens: Lens, pixels: NDArray[np.float64], ground: NDArray[np.float64]
+) -> MeasuredMounting:
+    """Return the mounting that shows ground points (N, 2), m, at pixels (N, 2).
+
+    Raises:
+        SettingsError: there are too few marks, or no mounting explains them.
+    """
+    if len(pixels) < _FEWEST_MARKS:
+        raise SettingsError(f"{len(pixels)} marks on the ground; give {_FEWEST_MARKS} at least")
+    rays = lens.rays_of(pixels).xy
+    if np.isnan(rays).any():
+        raise SettingsError("a mark is where the lens shows nothing; check its pixel")
+    places = np.c_[ground, np.zeros(len(ground))]
+    try:
+        found, turn, shift = cv2.solvePnP(
+            places[:, None], rays[:, None], np.eye(3), None, flags=cv2.SOLVEPNP_ITERATIVE
+        )
+    except cv2.error as error:
+        raise SettingsError(f"the marks lie in one line, or too near: {error.err}") from error
+    rotation = cv2.Rodrigues(turn)[0]
+    position = -(rotation.T @ shift).ravel()
+    if not (found and np.isfinite(position).all() and position[2] > 0.1):
+        raise SettingsError("no mounting shows the marks at these pixels; check the numbers")
+    # Rows: the picture's axes in the vehicle's; R_cv = P Rᵀ, so R = (Pᵀ R_cv)ᵀ.
+    forward, right, down = rotation[2], rotation[0], rotation[1]
+    body = np.stack([forward, -right, -down], axis=1)
+    pitch = float(np.arcsin(np.clip(-body[2, 0], -1.0, 1.0)))
+    yaw = float(np.arctan2(body[1, 0], body[0, 0]))
+    roll = float(np.arctan2(body[2, 1], body[2, 2]))
+    x_m, y_m, height_m = (float(value) for value in position)
+    mounting = Mounting(height_m, pitch, roll, yaw, x_m, y_m)
+    seen = cv2.projectPoints(places, turn, shift, np.eye(3), None)[0].reshape(-1, 2)
+    residual = lens.pixels_of(seen) - pixels
+    error_px = float(np.sqrt(np.mean(np.sum(residual**2, axis=1))))
+    # A click is good to a pixel.
+    pitch_std, yaw_std = _angle_stds(lens, mounting, ground, max(1.0, error_px))
+    mounting = replace(mounting, pitch_std_rad=pitch_std, yaw_std_rad=yaw_std)
+    return MeasuredMounting(mounting, error_px)
+
+
+def _angle_stds(
+    lens: Lens, mounting: Mounting, ground: NDArray[np.float64], std_px: float
+) -> tuple[float, float]:
+    """Return the standard deviations of pitch and yaw, from the projection's derivatives."""
+    step = 1e-5
+    columns = []
+    for name in ("pitch_rad", "yaw_rad", "height_m", "roll_rad", "x_m", "y_m"):
+        value = getattr(mounting, name)
+        ends = [
+            CameraModel(lens, replace(mounting, **{name: end})).image_of(ground).ravel()
+            for end in (value + step, value - step)
+        ]
+        columns.append((ends[0] - ends[1]) / (2 * step))
+    jacobian = np.stack(columns, axis=1)
+    variances = np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * std_px**2
+    pitch, yaw = np.sqrt(np.maximum(variances[:2], _LEAST_STD_RAD**2))
+    return float(pitch), float(yaw)

@@ -1,0 +1,180 @@
+"""`edge-server calibrate …`: the arguments of each verb, whose code is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from edge_server.cli.verbs import OK, Verb, Verbs
+
+_ABOUT = """\
+Makes the file that puts a camera's lanes on the road: first its lens (intrinsics), then where the
+camera sits in the vehicle (mounting, or estimate while driving), then a look at the result (show).
+cameras.NAME.calibration in the settings names the file.
+"""
+_CODES = """\
+exit codes: 0 done, 2 usage, 69 a camera or a picture gives nothing, or a file cannot be written,
+78 the pictures, numbers or the file do not make a calibration; the text says why, 130 interrupted
+"""
+_INTERRUPTED = "\nedge-server: interrupted; no file was changed"
+
+
+def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs below `calibrate`."""
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+
+    lens = verbs.add("intrinsics", "the lens, from pictures of a board", _intrinsics)
+    lens.takes("pictures", nargs="*", type=Path, metavar="PICTURE", help="images of the board")
+    lens.takes("--camera", metavar="URI", help="take the pictures now: hold the board in view")
+    lens.takes("--views", type=_count, default=20, metavar="N", help="of --camera; default: 20")
+    lens.takes(
+        "--board",
+        required=True,
+        metavar="KIND",
+        help="chessboard:9x6:0.025 (inner corners, metres) or charuco:11x8:0.03:0.022:DICT_5X5_100 "
+        "(squares, square and marker in metres; :legacy for boards of before OpenCV 4.6)",
+    )
+    lens.takes("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="default: pinhole")
+    lens.takes(
+        "--output", type=Path, required=True, metavar="FILE", help="the calibration to write"
+    )
+    lens.takes(
+        "--residuals", type=Path, metavar="PNG", help="picture of the errors; default: beside FILE"
+    )
+
+    mounting = verbs.add("mounting", "where the camera sits: given, or from marks", _mounting)
+    _takes_file(mounting, "the calibration, with its lens")
+    _takes_mounting(mounting, angles=True)
+    mounting.takes("--picture", type=Path, metavar="PICTURE", help="of marks on the ground")
+    mounting.takes(
+        "--mark",
+        action="append",
+        type=_mark,
+        metavar="U,V=X,Y",
+        help="a mark on the ground: its pixel, and metres forward and left of the front axle's "
+        "middle; 4 or more, not in one line",
+    )
+    mounting.takes(
+        "--board",
+        metavar="chessboard:9x6:0.1",
+        help="a chessboard that lies flat in --picture, its columns across the road",
+    )
+    mounting.takes(
+        "--at",
+        type=_place,
+        metavar="X,Y",
+        help="of the board's nearest inner corner on the left, metres, as for --mark",
+    )
+
+    estimate = verbs.add("estimate", "where the camera looks, from a straight drive", _estimate)
+    _takes_file(estimate, "the calibration, with its lens")
+    estimate.takes(
+        "source", metavar="URI", help="a clip of the drive, or the camera on the vehicle"
+    )
+    estimate.takes(
+        "--frames", type=_count, default=1500, metavar="N", help="end after N; default: 1500"
+    )
+    estimate.takes(
+        "--lane-width",
+        type=_metres,
+        default=3.6,
+        metavar="METRES",
+        help="of the lanes driven on, from which the height follows where --height is not given; "
+        "default: 3.6",
+    )
+    _takes_mounting(estimate, angles=False)
+    _takes_model(estimate)
+    estimate.takes("--write", action="store_true", help="put the mounting into the file")
+
+    show = verbs.add("show", "a grid on the road and a bird's-eye view, to check by eye", _show)
+    _takes_file(show, "the calibration")
+    show.takes("source", metavar="URI", help="a picture, a clip or a camera")
+    show.takes("--output", type=Path, required=True, metavar="PNG", help="the picture to write")
+    show.takes("--frame", type=_whole, default=0, metavar="N", help="of a clip; default: 0")
+    show.takes("--lanes", action="store_true", help="detect lanes, draw them, print their numbers")
+    _takes_model(show)
+
+
+def _takes_file(verb: Verb, text: str) -> None:
+    verb.takes("file", type=Path, metavar="FILE", help=text)
+
+
+def _takes_mounting(verb: Verb, *, angles: bool) -> None:
+    verb.takes("--height", type=float, metavar="METRES", help="of the lens above the road")
+    if angles:
+        verb.takes("--pitch", type=float, metavar="DEG", help="positive looks down; default: 0")
+        verb.takes("--yaw", type=float, metavar="DEG", help="positive looks left; default: 0")
+    verb.takes("--roll", type=float, metavar="DEG", help="positive: right side lower; default: 0")
+    verb.takes(
+        "--x", type=float, metavar="METRES", help="lens forward of the front axle; default: 0"
+    )
+    verb.takes("--y", type=float, metavar="METRES", help="lens left of the middle; default: 0")
+
+
+def _takes_model(verb: Verb) -> None:
+    verb.takes(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="where the lane model is; default: the shipped models",
+    )
+    verb.takes("--model", default="lane_detection", help="default: lane_detection")
+
+
+def _number(text: str, convert: type[int] | type[float], low: float, what: str) -> float:
+    try:
+        value = convert(text)
+    except ValueError:
+        value = convert(-1)
+    if not low <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: give {what}")
+    return value
+
+
+def _count(text: str) -> int:
+    return int(_number(text, int, 1, "a whole number, 1 or above"))
+
+
+def _whole(text: str) -> int:
+    return int(_number(text, int, 0, "a whole number"))
+
+
+def _metres(text: str) -> float:
+    return _number(text, float, 0.1, "metres")
+
+
+def _pair(text: str, form: str) -> tuple[float, float]:
+    parts = text.split(",")
+    try:
+        first, second = map(float, parts)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: write it as {form}") from None
+    return first, second
+
+
+def _place(text: str) -> tuple[float, float]:
+    return _pair(text, "X,Y in metres, like 6.0,0.9")
+
+
+def _mark(text: str) -> tuple[float, float, float, float]:
+    pixel, equals, place = text.partition("=")
+    form = "U,V=X,Y, like 512,630=6.0,1.5"
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text}: write it as {form}")
+    return (*_pair(pixel, form), *_pair(place, form))
+
+
+def _run(name: str, arguments: argparse.Namespace) -> int:
+    # --help imports no OpenCV.
+    from edge_server.cli.calibrate import actions  # noqa: PLC0415
+
+    for line in getattr(actions, name)(arguments):
+        print(line, flush=True)
+    return OK
+
+
+_intrinsics = partial(_run, "intrinsics")
+_mounting = partial(_run, "mounting")
+_estimate = partial(_run, "estimate")
+_show = partial(_run, "show")

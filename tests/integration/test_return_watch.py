@@ -1,0 +1,68 @@
+"""A lost camera's port and device are looked for, with real sockets and files."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from free_ports import free_ports
+
+from edge_server.cameras.return_watch import DeviceWatch, PortWatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.conftest import LiveCameras
+
+PATIENCE_S = 20.0
+
+
+def looks(watch: PortWatch | DeviceWatch, for_s: float, until: bool = True) -> bool:
+    """Look whenever it is due; return whether a look said that the camera is back."""
+    end = time.monotonic() + for_s
+    while (now := time.monotonic()) < end:
+        if watch.look(now) and until:
+            return True
+        time.sleep(max(0.0, min(watch.due, end) - time.monotonic()))
+    return False
+
+
+def test_a_port_that_opens_again_is_seen() -> None:
+    (port,) = free_ports(1)
+    watch = PortWatch("localhost", port)
+    assert not looks(watch, 1.0)
+    with socket.create_server(("127.0.0.1", port)):
+        assert looks(watch, PATIENCE_S)
+    watch.close()
+
+
+def test_a_port_that_was_open_all_the_time_is_not_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch = PortWatch("127.0.0.1", server.getsockname()[1])
+        assert not looks(watch, 1.0)
+        watch.close()
+
+
+def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
+    live_cameras: LiveCameras,
+) -> None:
+    for watch in (
+        PortWatch("127.0.0.1", live_cameras.dropping_port()),
+        PortWatch("kamera.invalid", 554),
+    ):
+        begun = time.monotonic()
+        for step in range(30):
+            watch.look(begun + step)
+        assert time.monotonic() - begun < 1.0
+        watch.close()
+        watch.close()
+
+
+def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
+    device = tmp_path / "video0"
+    watch = DeviceWatch(str(device))
+    assert not looks(watch, 0.5)
+    device.touch()
+    assert looks(watch, PATIENCE_S)
+    watch.close()

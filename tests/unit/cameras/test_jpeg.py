@@ -1,0 +1,97 @@
+"""JPEGs are checked before they are decoded, and decoded no larger than needed."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_server.cameras.frame import UsefulSize
+from edge_server.cameras.jpeg import JpegDecoder, damage_of, read_header
+from edge_server.errors import SourceError
+
+
+def jpeg(width: int = 330, height: int = 242, *options: int) -> bytes:
+    across = np.linspace(0, 255, width, dtype=np.uint8)
+    image = np.dstack([np.tile(across, (height, 1))] * 3)
+    image[height // 2 :, :, 0] = 40
+    return cv2.imencode(".jpg", image, options)[1].tobytes()
+
+
+WHOLE = jpeg()
+
+
+@pytest.mark.parametrize("progressive", [0, 1])
+def test_a_header_says_the_size(progressive: int) -> None:
+    data = jpeg(330, 242, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive)
+    header = read_header(data)
+    assert header is not None
+    assert (header.width, header.height) == (330, 242)
+    assert damage_of(data, header) == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"", "header"),
+        (b"<html>busy</html>", "header"),
+        (WHOLE[:40], "header"),
+        (WHOLE[: len(WHOLE) // 2], "end is missing"),
+        (WHOLE[: len(WHOLE) - 90] + WHOLE, "something else begins"),
+    ],
+)
+def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
+    assert word in damage_of(data, read_header(data))
+    decoder = JpegDecoder("usb")
+    assert decoder.decode(data) is None
+    assert word in decoder.damage
+
+
+def test_a_buffer_that_a_driver_fills_up_is_whole() -> None:
+    assert JpegDecoder("usb").decode(WHOLE + bytes(2000) + WHOLE[-500:]) is not None
+
+
+@pytest.mark.parametrize(
+    ("useful", "shape"),
+    [
+        (None, (242, 330)),
+        ((330, 242), (242, 330)),
+        ((166, 121), (242, 330)),
+        ((165, 121), (121, 165)),
+        ((64, 36), (61, 83)),
+        ((41, 30), (31, 42)),
+        ((1, 1), (31, 42)),
+    ],
+)
+def test_no_more_is_decoded_than_the_model_needs(
+    useful: tuple[int, int] | None, shape: tuple[int, int]
+) -> None:
+    size = UsefulSize()
+    size.size = useful
+    decoded = JpegDecoder("usb", size).decode(WHOLE)
+    assert decoded is not None
+    pixels, whole = decoded
+    assert pixels.shape[:2] == shape
+    assert whole == (330, 242)
+
+
+def test_a_smaller_picture_shows_the_same() -> None:
+    size = UsefulSize()
+    decoder = JpegDecoder("usb", size)
+    whole, _ = decoder.decode(jpeg(640, 480)) or (None, None)
+    size.size = (160, 120)
+    small, _ = decoder.decode(jpeg(640, 480)) or (None, None)
+    assert whole is not None
+    assert small is not None
+    means = cv2.resize(whole, (160, 120), interpolation=cv2.INTER_AREA)
+    differences = np.abs(means.astype(int) - small)
+    # The most at the edge between two colours, where chroma has half the resolution.
+    assert differences.mean() < 0.5
+    assert differences.max() <= 16
+
+
+def test_a_picture_too_large_for_the_memory_is_not_decoded() -> None:
+    at = WHOLE.index(b"\xff\xc0")
+    huge = WHOLE[: at + 5] + (60000).to_bytes(2, "big") * 2 + WHOLE[at + 9 :]
+    with pytest.raises(SourceError, match="60000 x 60000, more than 32 megapixels"):
+        JpegDecoder("usb").decode(huge)

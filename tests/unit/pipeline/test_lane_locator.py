@@ -1,0 +1,96 @@
+"""A camera with a calibration: its lanes are on the road, and a wrong calibration is named."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from edge_server.cameras.calibration import Calibration
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.types import LaneFrame
+from edge_server.mqtt import payloads
+from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.lane_locator import LaneLocator
+from edge_server.pixels import Image, PixelFormat
+from tests.unit.lanes.roads import FlatRoad, lanes_of
+
+MODEL = CameraModel(
+    Lens("pinhole", 1280, 720, 1150.0, 1150.0, 640.0, 360.0, (0.0,) * 5),
+    Mounting(1.4, np.radians(2.0)),
+)
+CALIBRATION = Calibration("abc", MODEL)
+GREY = Image.grey(PixelFormat.NV12, 1280, 720)
+
+
+def lane_frame(
+    number: int = 0, road: FlatRoad | None = None, camera: CameraModel = MODEL, fps: float = 10.0
+) -> LaneFrame:
+    lanes = tuple(lanes_of(road or FlatRoad(), camera))
+    mono_ns = round(number / fps * 1e9)
+    width, height = camera.lens.width, camera.lens.height
+    return LaneFrame("front", number, 0, mono_ns, 0, width, height, "m", lanes=lanes)
+
+
+def test_lanes_get_ground_index_and_ego() -> None:
+    located = LaneLocator(CALIBRATION).locate(lane_frame(road=FlatRoad(0.4)), GREY)
+    assert {lane.index for lane in located.lanes} == {-2, -1, 1, 2}
+    assert located.ego is not None
+    assert located.ego.lateral_offset_m == pytest.approx(0.4, abs=0.02)
+    assert not located.degraded
+
+
+def test_a_frame_of_another_size_is_scaled_and_one_of_another_shape_says_so() -> None:
+    small = MODEL.scaled_to(640, 360)
+    locator = LaneLocator(CALIBRATION)
+    half = locator.locate(lane_frame(camera=small), Image.grey(PixelFormat.NV12, 640, 360))
+    assert half.ego is not None
+    assert half.ego.lane_width_m == pytest.approx(3.6, abs=0.05)
+    squashed = LaneFrame(
+        "front", 0, 0, 0, 0, 640, 480, "m", lanes=half.lanes, degraded=("dark: so",)
+    )
+    located = locator.locate(squashed, Image.grey(PixelFormat.NV12, 640, 480))
+    assert located.ego is None
+    camera, size = located.degraded
+    assert camera == "dark: so"
+    assert size.startswith("calibration_size: the frames have 640 x 480 px")
+    message = json.loads(payloads.lane_frame(located, Identity("d", "0", "b", "c"), 0, 0))
+    assert message["status"] == "FRAME_STATUS_DEGRADED"
+    assert [reason.partition(":")[0] for reason in message["reasons"]] == [
+        "dark",
+        "calibration_size",
+    ]
+    # The right size is right again.
+    assert locator.locate(lane_frame(), GREY).ego is not None
+
+
+def test_a_frame_that_failed_stays_as_it_is() -> None:
+    failed = LaneFrame("front", 0, 0, 0, 0, 640, 480, "m", failure="broken")
+    assert LaneLocator(CALIBRATION).locate(failed, GREY) is failed
+
+
+def test_braking_does_not_bend_the_road() -> None:
+    """The pitch of the springs is taken out within a second; left in, it bends a road by 30 %."""
+    locator = LaneLocator(CALIBRATION)
+    road = FlatRoad(curvature=1 / 400)
+    diving = MODEL.pitched(np.radians(1.2))
+    for number in range(10):
+        located = locator.locate(lane_frame(number, road, diving), GREY)
+    assert located.ego is not None
+    assert located.ego.curvature_1pm == pytest.approx(1 / 400, rel=0.1)
+    assert located.ego.lateral_offset_m == pytest.approx(0.0, abs=0.05)
+    assert not located.degraded
+
+
+def test_a_camera_that_was_moved_is_named_after_a_minute() -> None:
+    locator = LaneLocator(CALIBRATION)
+    moved = MODEL.pitched(np.radians(-0.9))
+    degraded = [
+        locator.locate(lane_frame(number, camera=moved, fps=2.0), GREY).degraded
+        for number in range(130)
+    ]
+    assert not any(degraded[:110])
+    (reason,) = degraded[-1]
+    assert reason.startswith("calibration_drift: ")
+    assert "0.9 degrees up" in reason
