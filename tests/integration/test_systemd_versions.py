@@ -66,7 +66,10 @@ def test_it_knows_every_word_of_the_units(unit: Unit) -> None:
         said = unit.container.run("systemd-analyze", "verify", f"{name}.service").stderr
         assert "edge-server" not in said, said
     unit.container.write("/etc/systemd/system/edge-server-x.service", "[Service]\nExecStrat=/x\n")
-    assert "ExecStrat" in unit.container.run("systemd-analyze", "verify", "edge-server-x").stderr
+    assert (
+        "ExecStrat"
+        in unit.container.run("systemd-analyze", "verify", "edge-server-x.service").stderr
+    )
 
 
 def test_it_starts_reloads_and_restarts_them_in_their_sandbox(unit: Unit) -> None:
