@@ -82,7 +82,7 @@ def test_it_starts_reloads_and_restarts_them_in_their_sandbox(unit: Unit) -> Non
     rear = '[cameras.rear]\nuri = "synthetic://road?seed=3&fps=5"\n'
     container.write(CONFIG, ROAD + rear)
     container.do("systemctl", "reload", "edge-server")
-    wait_for(lambda: "rear live" in unit["StatusText"])
+    wait_for(lambda: any("camera rear: live" in text for _, text in unit.journal()))
     # KILL: a crash. STOP: a hang, which the watchdog ends.
     for signal in ("KILL", "STOP"):
         before = unit["MainPID"]
