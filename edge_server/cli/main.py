@@ -187,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--anonymous", action="store_true", help="without the names of device and host"
     )
     bundle.set_defaults(verb=_support_bundle, flags=("--config", "-o", "--output", "--anonymous"))
-    add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
+
+    health = "whether the daemon serves what is required"
+    add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))

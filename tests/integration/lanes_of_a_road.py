@@ -12,15 +12,12 @@ from pathlib import Path
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cli.plan.verification import load_models
-from edge_server.lanes.types import lanes_from_rows
 from edge_server.requests import InferRequest
-from edge_server.tensors import DataType, Tensor
+from edge_server.tensors import Tensor
 
 with ExitStack() as stack:
     data_plane = load_models(Path("/usr/share/edge_server/models"), stack)
-    image, *_ = render(RoadScene(seed=7), 0.0)
-    found = data_plane.infer(
-        InferRequest("lane_detection", {"image": Tensor(DataType.UINT8, image[None])})
-    )
-    lanes = lanes_from_rows(found.outputs["lanes"].array[0], found.outputs["scores"].array[0])
-    print(json.dumps([[[float(x) for x in point] for point in lane.points] for lane in lanes]))
+    image, _ = render(RoadScene.for_camera(seed=7), 0.0)
+    request = InferRequest("lane_detection", {"image": Tensor.of(image[None])})
+    found = data_plane.infer(request).outputs
+    print(json.dumps({name: tensor.array.tolist() for name, tensor in found.items()}))

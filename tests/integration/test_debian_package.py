@@ -63,6 +63,15 @@ client.on_message = seen
 client.connect("127.0.0.1")
 client.loop_forever()
 """
+# The validator of what writes the bill; it exits with the fault.
+VALIDATE = """
+import json, sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+text = sys.stdin.read()
+schema = SchemaVersion.from_version(json.loads(text)["specVersion"])
+sys.exit(JsonStrictValidator(schema).validate_str(text))
+"""
 # What dpkg says of an edited conffile.
 CHANGED_SETTINGS = f"??5?????? c {CONFIG}\n"
 # What changes in a machine that installs anything at all; and /var/tmp of the machine below, on
@@ -394,8 +403,27 @@ def test_a_repository_that_somebody_changed_is_refused(
     machine.apt("update")
 
 
-def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
-    again = build(tmp_path)
+def test_a_package_that_somebody_changed_is_refused(
+    machine: Machine, repository: Repository, key: dict[str, str]
+) -> None:
+    deb = max(repository.folder.glob("apt/pool/*/*.deb"))
+    shipped = deb.read_bytes()
+    verify = ["gpg", "--batch", "--verify", f"{deb}.asc", deb]
+    assert subprocess.run(verify, env=key, capture_output=True, check=False).returncode == 0
+    deb.write_bytes(shipped[:-1] + bytes([shipped[-1] ^ 1]))
+    signed = subprocess.run(verify, env=key, capture_output=True, text=True, check=False)
+    installed = machine.container.run(
+        "apt-get", "-y", "--no-install-recommends", "install", "--reinstall", "edge-server"
+    )
+    deb.write_bytes(shipped)
+    assert signed.returncode != 0
+    assert "BAD signature" in signed.stderr
+    assert installed.returncode != 0
+    assert "Hash Sum mismatch" in installed.stderr
+
+
+def test_a_second_build_gives_the_same_bytes(target: Target, built: Path, tmp_path: Path) -> None:
+    again = build(tmp_path, "--target", target.name)
     assert again.name == built.name
     for suffix in (".deb", ".deb.sha256", ".cdx.json"):
         first, second = built.with_suffix(suffix), again.with_suffix(suffix)
@@ -405,12 +433,27 @@ def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> Non
 def test_checksum_and_bill_of_materials_lie_beside_the_package(built: Path) -> None:
     checksum, name = Path(f"{built}.sha256").read_text().split()
     assert (checksum, name) == (hashlib.sha256(built.read_bytes()).hexdigest(), built.name)
-    bill = json.loads(built.with_suffix(".cdx.json").read_text())
+    text = built.with_suffix(".cdx.json").read_text()
+    tools = CHECKOUT / ".venv-package/bin/python"
+    validated = subprocess.run(
+        [tools, "-c", VALIDATE], input=text, capture_output=True, text=True, check=False
+    )
+    assert validated.returncode == 0, validated.stderr
+    bill = json.loads(text)
     parts = {part["name"]: part for part in bill["components"]}
     model = CHECKOUT / "models/laneDetect_model/1/model.onnx"
     shipped = parts[f"usr/share/edge_server/{model.relative_to(CHECKOUT)}"]
     assert shipped["hashes"][0]["content"] == hashlib.sha256(model.read_bytes()).hexdigest()
     assert {"numpy", "grpcio", "onnxruntime"} <= set(parts)
+
+
+def test_the_maintainer_scripts_are_clean_shell(built: Path, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is missing: apt install shellcheck")
+    subprocess.run(["dpkg-deb", "--control", built, tmp_path], check=True)
+    scripts = [tmp_path / name for name in ("postinst", "prerm", "postrm")]
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.long

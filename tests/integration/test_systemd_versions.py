@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +12,7 @@ from systemd_machine import (
     Unit,
     checkout_binds,
     install_units,
+    make_root,
     skip_where_no_container_can_be_made,
     wait_for,
 )
@@ -22,9 +20,8 @@ from systemd_machine import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Ubuntu's suite and its systemd. The root of each is made once, and kept.
+# Ubuntu's suite and its systemd.
 SUITES = {"jammy": "249", "noble": "255"}
-ROOTS = Path(os.environ.get("EDGE_UBUNTU_ROOTS", "/var/tmp/edge-server-ubuntu"))  # noqa: S108
 ROAD = f"""
 [repository]
 paths = ["{SHIPPED_MODELS}"]
@@ -41,13 +38,7 @@ def unit(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Unit]:
     skip_where_no_container_can_be_made()
-    root = ROOTS / request.param
-    if not root.is_dir():
-        ROOTS.mkdir(exist_ok=True)
-        script = Path(__file__).with_name("ubuntu_root")
-        made = subprocess.run([script, request.param, root], check=False)
-        if made.returncode:
-            pytest.skip(f"no Ubuntu {request.param} can be made here: see {script.name}")
+    root = make_root(f"{request.param}-amd64")
     booted = Container(tmp_path_factory.mktemp("systemd"), *checkout_binds(), root=root)
     try:
         booted.wait_until_up()
