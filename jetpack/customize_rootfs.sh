@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Makes the appliance of NVIDIA's root file system, after apply_binaries.sh.
 #   customize_rootfs.sh ROOTFS [--deb FILE]... [--ssh-key FILE.pub] [--provision-key FILE.pem]
+#                       [--compatible NAME --keyring FILE.pem]
 #
 #   --deb FILE             installed with its dependencies: edge-server_*_arm64.deb
 #   --ssh-key FILE.pub     who may log in on every board of this image, as user edge
 #   --provision-key FILE   Ed25519 public key (PEM): only provisioning files that it signed count
+#   --compatible, --keyring   installs RAUC for bundles of that name and those certificates; see
+#                          update/install
 #
 # A second run with the same arguments changes nothing. Programs of the root file system run in it, on
 # another architecture under qemu; mounts are those of this process alone and end with it.
@@ -16,13 +19,15 @@ fail() {
     exit 1
 }
 
-rootfs='' debs=() ssh_key='' provision_key=''
+rootfs='' debs=() ssh_key='' provision_key='' compatible='' keyring=''
 arguments=("$@")
 while [ $# != 0 ]; do
     case $1 in
     --deb) debs+=("$(realpath -m "${2:?--deb needs a file}")") && shift ;;
     --ssh-key) ssh_key=${2:?--ssh-key needs a file} && shift ;;
     --provision-key) provision_key=${2:?--provision-key needs a file} && shift ;;
+    --compatible) compatible=${2:?--compatible needs a name} && shift ;;
+    --keyring) keyring=$(realpath -m "${2:?--keyring needs a file}") && shift ;;
     -*) fail "$1: unknown; the first lines of $0 list the options" ;;
     *) rootfs=$1 ;;
     esac
@@ -34,13 +39,15 @@ rootfs=$(realpath -m "$rootfs")
 [ "$rootfs" != / ] || fail "/ is this machine's own root file system"
 [ -f "$rootfs/var/lib/dpkg/status" ] || fail "$rootfs: no root file system of Debian or Ubuntu"
 [ -s "$rootfs/etc/nv_tegra_release" ] || fail "$rootfs/etc/nv_tegra_release: missing; run apply_binaries.sh first"
-for file in "${debs[@]}" ${ssh_key:+"$ssh_key"} ${provision_key:+"$provision_key"}; do
+for file in "${debs[@]}" ${ssh_key:+"$ssh_key"} ${provision_key:+"$provision_key"} ${keyring:+"$keyring"}; do
     [ -f "$file" ] || fail "$file: no such file"
 done
 [ ! "$ssh_key" ] || ssh-keygen -l -f "$ssh_key" >/dev/null 2>&1 || fail "$ssh_key: no public key of ssh"
 [ ! "$ssh_key" ] || ! grep -q 'PRIVATE KEY' "$ssh_key" || fail "$ssh_key: this is the private key; give the .pub"
 [ ! "$provision_key" ] || openssl pkey -pubin -in "$provision_key" -noout -text 2>/dev/null | grep -q ED25519 ||
     fail "$provision_key: no Ed25519 public key in PEM; see docs/flash.md"
+
+[ "${compatible:+yes}" = "${keyring:+yes}" ] || fail "--compatible and --keyring belong together"
 
 # Its own mounts, gone with it however it ends.
 if [ "${EDGE_OWN_MOUNTS:-}" != "$$" ]; then
@@ -136,6 +143,7 @@ install_packages() {
         # shellcheck disable=SC2016 # likewise
         inside sh -c 'command -v "$1" >/dev/null' sh "$command" || wanted+=("$package")
     done <"$here/packages.list"
+    [ ! "$keyring" ] || inside sh -c 'command -v rauc >/dev/null' || wanted+=(rauc)
     for deb in "${debs[@]}"; do
         name=$(dpkg-deb -f "$deb" Package)
         version=$(dpkg-deb -f "$deb" Version)
@@ -176,6 +184,14 @@ copy_overlay() {
     [ ! "$provision_key" ] || put 644 "$provision_key" usr/lib/edge-server-image/provision.pem
     # NVIDIA's own, where there is one, is for its user of the developer kit.
     echo edge-server | put_text 644 etc/hostname
+}
+
+install_update() {
+    [ "$keyring" ] || return 0
+    if ! cmp -s "$keyring" "$rootfs/etc/rauc/keyring.pem" || ! grep -qs "^compatible=$compatible$" "$rootfs/etc/rauc/system.conf"; then
+        changed "RAUC for $compatible"
+    fi
+    "$here/update/install" "$rootfs" --compatible "$compatible" --keyring "$keyring"
 }
 
 make_user() {
@@ -248,6 +264,7 @@ mount_for_programs
 name_the_chip
 install_packages
 copy_overlay
+install_update
 make_user
 unmount
 enable_units

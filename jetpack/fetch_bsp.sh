@@ -9,7 +9,7 @@
 # download. NVIDIA's files stay in FOLDER; their licence does not let you pass them on.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-# shellcheck source=jetpack/versions.env
+# shellcheck source=versions.env
 source "${EDGE_VERSIONS:-$here/versions.env}"
 pins=${EDGE_PINS:-$here/pinned.sha256}
 

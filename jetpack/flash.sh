@@ -19,7 +19,7 @@
 #   --check-board             only compares the board in recovery mode with BOARD
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-# shellcheck source=jetpack/versions.env
+# shellcheck source=versions.env
 source "${EDGE_VERSIONS:-$here/versions.env}"
 sysfs=${EDGE_SYSFS:-/sys}
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts beside it: virtual environments and system packages on a fresh machine.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -39,7 +39,7 @@ class Mosquitto:
             "\n".join(
                 [
                     "user root",
-                    "persistence false",
+                    *([] if "persistence true" in lines else ["persistence false"]),
                     "connection_messages false",
                     f"listener {self.port} {self.host}",
                     *(lines or ["allow_anonymous true"]),

@@ -19,7 +19,7 @@ _PRE_EOL = {"0x01": "normal", "0x02": "warning", "0x03": "urgent"}
 class StorageDevice:
     """One disk; None where its kernel files do not report a fact.
 
-    The wear of an NVMe is not among its files: `sudo smartctl -A /dev/nvme0` reports it.
+    The wear of an NVMe is not among its files: `doctor` asks the drive, as root.
 
     Attributes:
         model: the maker's name for it.

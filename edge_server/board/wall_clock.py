@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.kernel_files import is_there
+from edge_server.board.kernel_files import is_directory, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,9 +83,14 @@ def read_wall_clock(root: Path, now_s: float, kernel: bool | None = None) -> Wal
         now_s: Unix time.
         kernel: what `kernel_synchronized` returned; None leaves it to systemd-timesyncd's file.
     """
-    if kernel is None and is_there(root / "run/systemd/timesync/synchronized"):
-        kernel = True
-    return WallClock(now_s, built_s(root), kernel)
+    return WallClock(now_s, built_s(root), _timesyncd(root) if kernel is None else kernel)
+
+
+def _timesyncd(root: Path) -> bool | None:
+    """Return whether systemd-timesyncd has synchronized the clock; None where it does not run."""
+    if is_there(root / "run/systemd/timesync/synchronized"):
+        return True
+    return False if is_directory(root / "run/systemd/timesync") else None
 
 
 def built_s(root: Path) -> float | None:
@@ -167,9 +172,8 @@ class ClockWatch:
             step_s = (offset_ns - before_ns) / 1e9
             log.warning("clock: was set by %+.1f s; nothing is measured with it", step_s)
         kernel = self._synchronized()
-        if kernel is None and is_there(self._root / "run/systemd/timesync/synchronized"):
-            kernel = True
-        clock = WallClock(wall_ns / 1e9, self._built_s, kernel)
+        synchronized = _timesyncd(self._root) if kernel is None else kernel
+        clock = WallClock(wall_ns / 1e9, self._built_s, synchronized)
         self.state = clock.state
         is_believed = not self.reasons
         if is_believed != self._was_believed:

@@ -203,6 +203,12 @@ class Camera:
         return self._inspection.corrupt
 
     @property
+    def hanging(self) -> int:
+        """Number of its readers that were left and have not closed their source yet."""
+        readers = [*self._abandoned, *([self._reader] if self._reader is not None else [])]
+        return sum(reader.leaving and not reader.done for reader in readers)
+
+    @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
         return self.state is CameraState.ENDED and self._newest is None

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import cv2
 import numpy as np
 
-from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
+from edge_server.pixels import Colour, ColourRange, CropRegion, Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+_FULL = Colour(range=ColourRange.FULL)
 # The values of U and V without colour.
 _NEUTRAL = 128
 
@@ -105,6 +106,34 @@ def bgr_of(image: Image) -> NDArray[np.uint8]:
         for channel in channels_of(image.pixel_format, layers)
     ]
     return bgr_of_channels(image.pixel_format, image.colour, channels)
+
+
+def converted(image: Image, pixel_format: PixelFormat) -> Image | None:
+    """Return `image` in another format; None where there is no conversion.
+
+    BGR and GREY from every format, NV12 and I420 from each other and from BGR. What comes from BGR
+    is BT.601 of limited range, but for GREY, which is of full range.
+    """
+    given, first, chroma = image.pixel_format, image.planes[0], image.planes[1:]
+    planes: tuple[NDArray[np.uint8], ...] | None = None
+    colour = image.colour
+    if given is pixel_format:
+        planes = image.planes
+    elif pixel_format is PixelFormat.BGR:
+        planes = (bgr_of(image),)
+    elif pixel_format is PixelFormat.GREY and given is PixelFormat.BGR:
+        planes, colour = (cv2.cvtColor(first, cv2.COLOR_BGR2GRAY)[..., np.newaxis],), _FULL
+    elif pixel_format is PixelFormat.GREY:
+        planes = (np.ascontiguousarray(image.luma())[..., np.newaxis],)
+    elif (given, pixel_format) == (PixelFormat.I420, PixelFormat.NV12):
+        planes = first, cv2.merge(chroma).reshape(len(chroma[0]), -1)
+    elif (given, pixel_format) == (PixelFormat.NV12, PixelFormat.I420):
+        planes = first, *cv2.split(chroma[0].reshape(len(chroma[0]), -1, 2))
+    elif given is PixelFormat.BGR and pixel_format.is_subsampled:
+        even = first[: image.height & ~1, : image.width & ~1]
+        packed = cv2.cvtColor(even, cv2.COLOR_BGR2YUV_I420)[..., np.newaxis]
+        return converted(Image.of_packed(PixelFormat.I420, packed), pixel_format)
+    return None if planes is None else Image(pixel_format, planes, colour)
 
 
 def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:

@@ -187,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--anonymous", action="store_true", help="without the names of device and host"
     )
     bundle.set_defaults(verb=_support_bundle, flags=("--config", "-o", "--output", "--anonymous"))
-    add_health(verbs.add_parser("health", help="whether the daemon serves what is required"))
+
+    health = "whether the daemon serves what is required"
+    add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
@@ -323,6 +325,10 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
+    from edge_server.settings import LogSection  # noqa: PLC0415
+
+    # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
+    set_up_logging(LogSection())
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:

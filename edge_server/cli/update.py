@@ -34,6 +34,7 @@ _CODES = (
     "slots, or the settings are wrong"
 )
 _ACTIONS = ("get-current", "get-primary", "set-primary", "get-state", "set-state")
+_STATES = ("pending", "committed", "rolled_back", "failed")
 _STATE = Path("/var/lib/edge_server")
 _CONFIG = Path("/etc/edge_server/config.toml")
 
@@ -53,7 +54,11 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     slot.takes("slot", nargs="?", choices=("A", "B"), metavar="SLOT", help="A or B")
     slot.takes("state", nargs="?", choices=("good", "bad"), metavar="STATE", help="good or bad")
     slot.takes("--engine", default="rauc", metavar="NAME", help="of who calls; default: rauc")
-    for verb in (status, commit, slot):
+    record = verbs.add("record", "note what became of an update without slots", _record)
+    record.takes("state", choices=_STATES, metavar="STATE", help=", ".join(_STATES))
+    record.takes("--engine", required=True, metavar="NAME", help="of who updates")
+    record.takes("--result", default="", metavar="TEXT", help="one sentence for people")
+    for verb in (status, commit, slot, record):
         verb.takes(
             "--state-directory",
             type=Path,
@@ -125,11 +130,14 @@ class Device:
         current = self.slots.current()
         record = self.record.read()
         on_trial = record.is_trial(current)
-        if record.state == "pending" and not on_trial and record.boot_id != self.boot_id:
+        # Without a target it is another engine's, which comes to its own verdict.
+        pending = record.state == "pending" and record.target != ""
+        if pending and not on_trial and record.boot_id != self.boot_id:
             why = record.fault or "it did not start, or was not switched to"
             text = f"slot {record.target} was not kept, {current} runs again: {why}"
             record = self._note(record, "rolled_back", text)
-        waits_for_reboot = record.state == "pending" and not on_trial
+            pending = False
+        waits_for_reboot = pending and not on_trial
         if not waits_for_reboot and self.slots.primary() != current:
             # After a fall back the firmware may still prefer the other; it would cancel capsules.
             self.slots.set_primary(current)
@@ -209,6 +217,22 @@ def _commit(arguments: argparse.Namespace) -> int:
         return unmet or f"not for {stability.stable_s:g} s in a row in {wait_s:g} s"
 
     print(_device(arguments).commit(unhealthy))
+    return OK
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from edge_server.board.update_record import RecordFile, UpdateRecord  # noqa: PLC0415 - heavy
+
+    record = RecordFile(arguments.state_directory)
+    noted = UpdateRecord(
+        state=arguments.state,
+        slot=record.read().slot,
+        version=version("edge-server"),
+        result=arguments.result,
+        engine=arguments.engine,
+        changed_s=int(time.time()),
+    )
+    record.write(noted)
     return OK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,25 +13,30 @@ from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
 from edge_server.cameras.source_uri import read_credentials
-from edge_server.errors import SettingsError, SourceError, Unavailable
+from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.road_follower import RoadFollower
-    from edge_server.process.worker import Worker
     from edge_server.settings import CameraSection
+
+log = logging.getLogger(__name__)
 
 # Cameras that leave get so long, all together, to end their reads and requests.
 _LEAVE_S = 3.0
+_WATCH_S = 0.25
+# Only a new process gets a driver back; until then, so many threads may hang.
+MOST_HANGING = 2
 
 
 def source_options(name: str, section: CameraSection) -> SourceOptions:
@@ -125,6 +131,8 @@ class CameraSet:
         }
         self.pipelines = [entry.pipeline for entry in self._entries.values()]
         models.update(section.model for section in sections.values())
+        self._left: list[Camera] = []  # removed, and a reader of theirs hangs
+        self._watch = Worker("camera-watch", self._watch_over)
 
     def open_recordings(self) -> None:
         """Report a camera's mistake before the models load, which may take minutes.
@@ -155,16 +163,19 @@ class CameraSet:
         for pipeline in self.pipelines:
             pipeline.camera.start()
             pipeline.worker.start()
+        self._watch.start()
 
     def ask_to_stop(self) -> None:
         """Request every camera to stop, without a wait; none starts from now on."""
         self._stopping = True
+        self._watch.ask_to_stop()
         for pipeline in self.pipelines:
             pipeline.worker.ask_to_stop()
             pipeline.camera.worker.ask_to_stop()
 
     def stop(self, left_s: Callable[[], float]) -> None:
         """Stop every camera and wait for each as long as `left_s` returns at that moment."""
+        self._watch.stop(left_s())
         for pipeline in self.pipelines:
             pipeline.worker.stop(left_s())
             pipeline.camera.stop(left_s())
@@ -172,7 +183,7 @@ class CameraSet:
     def workers(self) -> list[Worker]:
         """Return the threads that must make progress; the hang of one that leaves ends nothing."""
         staying = [p for p in tuple(self.pipelines) if p not in self._leaving]
-        return [worker for p in staying for worker in (p.camera.worker, p.worker)]
+        return [self._watch, *(w for p in staying for w in (p.camera.worker, p.worker))]
 
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
@@ -210,6 +221,37 @@ class CameraSet:
         self._replace(old, new)
         return _difference(old, new)
 
+    @property
+    def hanging(self) -> int:
+        """Number of readers of removed cameras that hang in their drivers; each keeps a thread and
+        its device."""
+        return sum(camera.hanging for camera in tuple(self._left))
+
+    def _watch_over(self, now: float) -> None:
+        """Report models that do not respond, while the loops of their cameras wait for them.
+
+        Raises:
+            StageStuck: more readers hang than a process may keep.
+        """
+        for pipeline in tuple(self.pipelines):
+            pipeline.report_silence(now)
+        if (hanging := self.hanging) > MOST_HANGING:
+            raise StageStuck(f"{hanging} readers of removed cameras hang in their drivers")
+        self._watch.wait(_WATCH_S)
+
+    def _note_hanging(self, closed: Iterable[Camera]) -> None:
+        for camera in closed:
+            if camera.hanging:
+                self._left.append(camera)
+                log.warning(
+                    "camera %s: was removed while its reader hangs in the driver, and keeps the "
+                    "device; %d such readers, and with more than %d this process ends",
+                    camera.name,
+                    self.hanging,
+                    MOST_HANGING,
+                )
+        self._left = [camera for camera in self._left if camera.hanging]
+
     def _go_on(self) -> None:
         """Raise Unavailable after a request to stop: a stop need not wait for many cameras."""
         if self._stopping:
@@ -232,6 +274,7 @@ class CameraSet:
             pipeline.mute()
         for camera in closing:
             camera.stop(max(0.0, until - time.monotonic()))
+        self._note_hanging(closing)
         for name in old.keys() - new.keys():
             self._on_removed(name)
         if self._stopping:

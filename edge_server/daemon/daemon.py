@@ -127,14 +127,14 @@ class Daemon:
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
         identity = Identity.of_this_host(settings.device.id, VERSION)
-        self._publisher = publisher = Publisher(settings.mqtt, identity)
+        self.vehicle = VehicleInputs()
+        self.events = event_log(settings)
+        self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
         latency = LaneLatency()
         lane_rate = LaneRate()
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
-        self.vehicle = VehicleInputs()
-        self.events = event_log(settings)
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,

@@ -44,18 +44,20 @@ _LEAST_PART = 0.12
 _LEAST_SPREADS = 1.6
 
 # Cells of 2 m count apart. A solid line is seen in 93 % of its cells, a dashed one (3 m of 12 to
-# 6 m of 12) in 35 %; where hardly a cell has paint, nothing is known.
+# 6 m of 12) in 35 %.
 _CELLS = 4
 _ODDS_PAINTED = float(np.log(0.93 / 0.35))
 _ODDS_BARE = float(np.log((1 - 0.93) / (1 - 0.35)))
 _FEWEST_CELLS = 5
-_LEAST_PAINTED = 0.1
 # Blue less than luma, by luma, against the road's: 0.15 to 0.37 for yellow, 0 for white.
 _YELLOW = 0.09
 _YELLOW_STD = 0.035
 _COLOUR_FARTHEST_M = 16.0
 _FEWEST_COLOURED = 3
 _MOST_EVIDENCE = 4.0
+# Over frames: a marking that changes is another one after some ten frames.
+_MOST_TOGETHER = 12.0
+_FADING = 0.95
 
 _BGR_TO_LUMA = np.array([0.114, 0.587, 0.299], np.float32)
 
@@ -76,6 +78,15 @@ class MarkingEvidence(NamedTuple):
 
 
 NO_EVIDENCE = MarkingEvidence(0.0, 0.0)
+
+
+def accumulated(before: MarkingEvidence, now: MarkingEvidence) -> MarkingEvidence:
+    """Return the evidence of a marking's frames so far and the next one; old frames fade."""
+    solid, yellow = (
+        max(-_MOST_TOGETHER, min(_MOST_TOGETHER, _FADING * old + new))
+        for old, new in zip(before, now, strict=True)
+    )
+    return MarkingEvidence(solid, yellow)
 
 
 def type_of(solid: float) -> MarkingType:
@@ -196,10 +207,13 @@ def _solid_odds(painted: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[
     shape = len(seen), cells, _CELLS
     whole = seen[:, : cells * _CELLS].reshape(shape).all(axis=2)
     of_paint = np.count_nonzero(painted[:, : cells * _CELLS].reshape(shape), axis=2)
+    is_filled = whole & (of_paint * 2 >= _CELLS)
+    # Beyond the last paint the line may have left the places that were looked at.
+    whole &= np.maximum.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
     number = np.count_nonzero(whole, axis=1)
-    filled = np.count_nonzero(whole & (of_paint * 2 >= _CELLS), axis=1)
+    filled = np.count_nonzero(is_filled, axis=1)
     odds: NDArray[np.float64] = filled * _ODDS_PAINTED + (number - filled) * _ODDS_BARE
-    odds[(number < _FEWEST_CELLS) | (filled < np.maximum(1.0, _LEAST_PAINTED * number))] = 0.0
+    odds[number < _FEWEST_CELLS] = 0.0
     # The cells of one frame share its light, and the vehicles that hide a part.
     odds /= 1.5
     np.minimum(np.maximum(odds, -_MOST_EVIDENCE, out=odds), _MOST_EVIDENCE, out=odds)

@@ -17,11 +17,20 @@ from edge_server.lanes.camera_model import Mounting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from edge_server.lanes.camera_model import Lens
     from edge_server.lanes.types import Lane
 
-# A line that is bent by more than this, at its middle, is of no straight road; of the focal length.
-_LARGEST_BEND = 0.004
+# Curvature times half of the camera's height: 1/700 m from a car.
+_LARGEST_BEND = 1e-3
+# Root mean square, of the focal length: 4 px of 1000.
+_LARGEST_MISFIT = 0.004
+# So far below the vanishing point the road is 25 heights of the camera away.
+_NEAR_HORIZON = 0.04
+_BELOW = 0.2
+_STEPS = 12
+_LARGEST_STEP = 0.05
 _FEWEST_POINTS = 8
 # The lines' slopes differ by less where they are one lane's boundaries seen from a car or a lorry.
 _PLAUSIBLE_WIDTH_HEIGHTS = (0.8, 4.0)
@@ -106,7 +115,7 @@ class MountingEstimator:
         right = min(((x, lane) for x, lane in feet if x > middle), key=_first, default=None)
         if left is None or right is None:
             return
-        lines = [_line(self._lens, lane, self._roll_rad) for _, lane in (left, right)]
+        lines = [_rays(self._lens, lane, self._roll_rad) for _, lane in (left, right)]
         if lines[0] is None or lines[1] is None:
             return
         found = _meet(lines[0], lines[1])
@@ -146,41 +155,59 @@ def _foot_px(lane: Lane, height_px: int) -> float:
     return float(lower[0, 0] + slope * (height_px - lower[0, 1]))
 
 
-def _line(lens: Lens, lane: Lane, roll_rad: float) -> tuple[float, float] | None:
-    """Return x = a + b y of the lane's rays, upright; None where it bends."""
+def _rays(lens: Lens, lane: Lane, roll_rad: float) -> NDArray[np.float64] | None:
+    """Return the rays (N, 2) of a lane as of an upright camera; None where they are too few."""
     rays = lens.rays_of(lane.points).xy
     rays = rays[~np.isnan(rays[:, 0])]
     if len(rays) < _FEWEST_POINTS:
         return None
-    cos, sin = math.cos(roll_rad), math.sin(roll_rad)
     # A camera whose right side is lower sees the road turned to the left: turn it back.
-    x, y = cos * rays[:, 0] - sin * rays[:, 1], sin * rays[:, 0] + cos * rays[:, 1]
-    design = np.stack([np.ones(len(y)), y, y * y], axis=1)
-    bent = np.linalg.lstsq(design, x, rcond=None)[0]
-    # Between the ends, a parabola leaves its chord by a quarter of this.
-    if abs(bent[2]) * np.ptp(y) ** 2 / 4 > _LARGEST_BEND:
-        return None
-    a, b = np.linalg.lstsq(design[:, :2], x, rcond=None)[0]
-    return float(a), float(b)
+    cos, sin = math.cos(roll_rad), math.sin(roll_rad)
+    return np.asarray(rays @ np.array([[cos, sin], [-sin, cos]]))
 
 
 def _meet(
-    left: tuple[float, float], right: tuple[float, float]
+    left: NDArray[np.float64], right: NDArray[np.float64]
 ) -> tuple[float, float, float] | None:
-    """Return pitch, yaw and the width in heights of two lines; None where they are no lane's."""
-    spread = right[1] - left[1]
-    if abs(spread) < 1e-6:
+    """Return pitch, yaw and the width in heights of two lines; None where they are no lane's.
+
+    On a flat road, u below the vanishing point (x, y), a line at the offset m heights is seen at
+    x + m u + c / u, where c is the road's curvature times half of the height. All five numbers
+    follow from both lines at once.
+    """
+    points = np.concatenate([left, right])
+    is_left = np.repeat([1.0, 0.0], [len(left), len(right)])
+    near = [line[: max(_FEWEST_POINTS, len(line) * 2 // 3)] for line in (left, right)]
+    (b_left, a_left), (b_right, a_right) = (np.polyfit(line[:, 1], line[:, 0], 1) for line in near)
+    if abs(b_right - b_left) < 1e-6:
         return None
-    y = (left[0] - right[0]) / spread
-    x = left[0] + left[1] * y
-    if math.hypot(x, y) > math.tan(_LARGEST_ANGLE_RAD):
+    y = float((a_left - a_right) / (b_right - b_left))
+    values = np.zeros(4)
+    for _ in range(_STEPS):
+        u = points[:, 1] - y
+        used = u > _NEAR_HORIZON
+        if np.count_nonzero(used) < 2 * _FEWEST_POINTS:
+            return None
+        of_left, u = is_left[used], u[used]
+        design = np.stack([np.ones(len(u)), of_left * u, (1 - of_left) * u, 1 / u], axis=1)
+        values = np.linalg.lstsq(design, points[used, 0], rcond=None)[0]
+        slope = of_left * values[1] + (1 - of_left) * values[2] - values[3] / u**2
+        more = np.column_stack([design, -slope])
+        residual = points[used, 0] - design @ values
+        step = float(np.linalg.lstsq(more, residual, rcond=None)[0][4])
+        y += max(-_LARGEST_STEP, min(_LARGEST_STEP, step))
+    x, bend = float(values[0]), float(values[3])
+    if (
+        math.sqrt(float(np.mean(residual**2))) > _LARGEST_MISFIT
+        or abs(bend) > _LARGEST_BEND
+        or math.hypot(x, y) > math.tan(_LARGEST_ANGLE_RAD)
+    ):
         return None
     yaw = math.atan(x)
     pitch = math.atan(-y * math.cos(yaw))
     # One place of each line suffices: on the road they are parallel.
     turn = Mounting(1.0, pitch, 0.0, yaw).rotation
-    below = y + 0.2
-    places = [turn @ (1.0, -(a + b * below), -below) for a, b in (left, right)]
+    places = [turn @ (1.0, -(x + m * _BELOW), -(y + _BELOW)) for m in values[1:3]]
     across = [float(place[1] / -place[2]) for place in places]
     low, high = _PLAUSIBLE_WIDTH_HEIGHTS
     width = across[0] - across[1]

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.lanes.lane_filter import LaneFilter
+from edge_server.lanes.marking import (
+    NO_EVIDENCE,
+    MarkingEvidence,
+    accumulated,
+    color_of,
+    type_of,
+)
 from edge_server.lanes.types import GroundLane
 
 if TYPE_CHECKING:
@@ -47,6 +54,7 @@ class _Track:
     left: bool  # of the vehicle
     seen: list[bool] = field(default_factory=list)  # in the last frames
     confirmed: bool = False
+    marking: MarkingEvidence = NO_EVIDENCE
     unseen_s: float = 0.0
     crossed_s: float = 0.0
 
@@ -58,7 +66,8 @@ class _Track:
 class LaneTracker:
     """Gives the lanes of one camera identity and smoothness; for one thread.
 
-    A detection is always returned; its ground polynomial is the filter's estimate. A marking that
+    A detection is always returned; its ground polynomial is the filter's estimate, its type and
+    colour are what the last frames show together. A marking that
     was confirmed and is not detected is continued for half a second, `predicted` and with decaying
     confidence. Nothing is returned that was not detected before.
 
@@ -157,6 +166,9 @@ class LaneTracker:
         else:
             track.filter.correct(ground.polynomial)
             track.lane = lane
+        track.marking = accumulated(
+            track.marking, MarkingEvidence(lane.solid_evidence, lane.yellow_evidence)
+        )
         return track
 
     def _count(self, seen: set[int], passed_s: float) -> None:
@@ -218,7 +230,14 @@ def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
     x_m = lane.ground.points[:, 0].astype(np.float64)
     points = np.stack((x_m, track.filter.at(x_m)), axis=1).astype(np.float32)
     ground = GroundLane(points, track.filter.polynomial)
-    return replace(lane, id=track.id, index=index_of[track.id], ground=ground)
+    return replace(
+        lane,
+        id=track.id,
+        index=index_of[track.id],
+        type=type_of(track.marking.solid),
+        color=color_of(track.marking.yellow),
+        ground=ground,
+    )
 
 
 def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) -> Lane | None:
@@ -235,6 +254,8 @@ def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) ->
         score=track.lane.score * 0.5 ** (track.unseen_s / _CONFIDENCE_HALVES_S),
         id=track.id,
         index=index_of[track.id],
+        type=type_of(track.marking.solid),
+        color=color_of(track.marking.yellow),
         ground=GroundLane(ground[seen].astype(np.float32), track.filter.polynomial),
         predicted=True,
     )

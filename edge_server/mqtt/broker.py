@@ -6,12 +6,16 @@ The files are read for every connection, so that a changed file takes effect.
 from __future__ import annotations
 
 import ssl
+import time
 from typing import TYPE_CHECKING
 
 from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
     from edge_server.settings import Mqtt
+
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
+_OF_ANOTHER_TIME = (9, 10)
 
 
 def address_of(mqtt: Mqtt) -> str:
@@ -85,3 +89,13 @@ def faults_of(mqtt: Mqtt) -> list[str]:
 def _load_own_certificate(context: ssl.SSLContext, mqtt: Mqtt) -> None:
     # The empty password keeps OpenSSL from asking for one on a terminal.
     context.load_cert_chain(mqtt.cert_file or "", mqtt.key_file, password="")
+
+
+def reason_of(error: Exception) -> str:
+    """Return why no connection was made; the clock may be the reason where a certificate is not
+    valid at this time."""
+    reason = str(getattr(error, "strerror", None) or error)
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OF_ANOTHER_TIME:
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        return f"{reason}; is the clock of this device right? It shows {today}"
+    return reason

@@ -95,6 +95,7 @@ class Connection:
         self._on_live_sent = on_live_sent
         self._packet_limit_bytes: int | None = None
         self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
+        self._of_events: dict[int, Callable[[], None]] = {}
         self._denied: set[str] = set()
         self._client = client = paho.Client(
             CallbackAPIVersion.VERSION2,
@@ -164,6 +165,18 @@ class Connection:
             topic, payload, qos=1, retain=True, properties=self._state_properties
         )
         self._unacknowledged[sent.mid] = topic, time.monotonic()
+
+    def publish_event(
+        self, topic: str, payload: bytes, on_acknowledged: Callable[[], None]
+    ) -> None:
+        """Publish with QoS 1, not retained. An event whose packet exceeds the broker's limit, or
+        that the broker refuses, counts as acknowledged: the next ones would wait for it forever."""
+        if not self._fits(topic, payload, self._state_properties):
+            on_acknowledged()
+            return
+        sent = self._client.publish(topic, payload, qos=1, properties=self._state_properties)
+        self._unacknowledged[sent.mid] = topic, time.monotonic()
+        self._of_events[sent.mid] = on_acknowledged
 
     def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
         # paho sends a packet over the limit all the same, and the broker ends the connection.
@@ -278,8 +291,11 @@ class Connection:
         if topic is None:
             self.live_in_flight -= 1
             self._on_live_sent()
-        elif reason.is_failure:
+            return
+        if reason.is_failure:
             self._log_denied(topic, f"{address_of(self._mqtt)} refuses it: {reason}")
+        if (on_acknowledged := self._of_events.pop(mid, None)) is not None:
+            on_acknowledged()
 
 
 class _ClosingSocket(ssl.SSLSocket):

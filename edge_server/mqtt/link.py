@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from edge_server.mqtt import payloads
-from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.process.backoff import Backoff
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.lanes.types import LaneFrame
+    from edge_server.mqtt.event_feed import EventFeed
     from edge_server.mqtt.topics import Identity, Topics
+    from edge_server.pipeline.events import Event
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Feed:
     """What this device publishes, whichever broker takes it.
 
     Attributes:
+        events: of this device; None publishes none.
         online: the device serves, and every model and camera that exists has a state.
         published: number of lane messages written to a broker's connection.
         lost: number of lane messages that a link took and did not write.
@@ -55,6 +58,7 @@ class Feed:
     keepalive_s: int = KEEPALIVE_S
     now_ns: Callable[[], int] = time.monotonic_ns
     outbox: Outbox[tuple[int, LaneFrame]] = field(default_factory=Outbox)
+    events: EventFeed | None = None
     online: bool = False
     published: int = 0
     lost: int = 0
@@ -171,7 +175,10 @@ class Link:
     @property
     def _waiting(self) -> int:
         """Number of messages that this link has yet to publish before it may leave."""
-        return self._feed.outbox.waiting if self._drains else int(self._farewell is not None)
+        if not self._drains:
+            return int(self._farewell is not None)
+        events = self._feed.events
+        return self._feed.outbox.waiting + (events is not None and events.waiting)
 
     def _connect(self) -> None:
         status = self._feed.topics.status
@@ -193,7 +200,7 @@ class Link:
                 self._contents = contents_of(self.mqtt)
                 connection.open()
         except Exception as error:  # noqa: BLE001
-            self.trouble = str(getattr(error, "strerror", None) or error)
+            self.trouble = reason_of(error)
             text = f"cannot reach {self.address}: {self.trouble}; trying again{self._meanwhile}"
             self._log_once(logging.WARNING, text)
             self._retry_at = time.monotonic() + self._backoff.next_s()
@@ -209,13 +216,15 @@ class Link:
         self._ready_since = time.monotonic()
         self.trouble = self._meanwhile = ""
         self._feed.outbox.connected()
+        if self._feed.events is not None:
+            self._feed.events.begin()
         self.connected = True
         connection.watch(*self._feed.topics.states())
         self._log_once(logging.INFO, f"connected to {self.address}")
         return True
 
     def _drain(self, connection: Connection) -> None:
-        """Write what the broker takes now: states first, then the newest lanes."""
+        """Write what the broker takes now: states first, then events, then the newest lanes."""
         feed = self._feed
         if feed.online:
             self._clear_leftovers(connection)
@@ -223,6 +232,9 @@ class Link:
         while self._drains and connection.end is None and connection.in_flight < window:
             if (state := feed.outbox.take_state()) is not None:
                 connection.publish_state(*state)
+                continue
+            if feed.events is not None and (event := feed.events.take()) is not None:
+                self._publish_event(connection, feed.events, event)
                 continue
             if (live := feed.outbox.take_live()) is None:
                 return
@@ -235,6 +247,11 @@ class Link:
             payload = payloads.lane_frame(frame, feed.identity, seq, now_ns)
             if not connection.publish_live(topic, payload):
                 feed.count(lost=1)
+
+    def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
+        topic = self._feed.topics.event(event.kind, event.camera)
+        payload = payloads.event(event, self._feed.identity)
+        connection.publish_event(topic, payload, lambda: feed.acknowledge(event.id))
 
     def _say_farewell(self, connection: Connection) -> None:
         """Publish the last state once the broker takes one message more."""

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from edge_server.board.update_record import UpdateRecord
     from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
     from edge_server.mqtt.topics import Identity
+    from edge_server.pipeline.events import Event
 
 CONTENT_TYPE = "application/json"
 SCHEMA = "edge.lanes/1"
+EVENT_SCHEMA = "edge.event/1"
 
 CameraState = Literal["ok", "degraded", "stalled", "frozen", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
@@ -121,7 +123,7 @@ def meta(identity: Identity) -> bytes:
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
-            "schemas": [SCHEMA],
+            "schemas": [SCHEMA, EVENT_SCHEMA],
         }
     )
 
@@ -177,6 +179,40 @@ def camera_status(
 def model_state(name: str, state: str, reason: str) -> bytes:
     """Return whether a model serves, and the reason if it does not."""
     return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
+
+
+def event(event: Event, identity: Identity) -> bytes:
+    """Return the JSON of an event: the proto3 JSON mapping of `edge/lanes/v1/events.proto`."""
+    optional = {
+        "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
+        "distance_to_line_m": _rounded(event.distance_to_line_m),
+        "time_to_line_s": _rounded(event.time_to_line_s),
+    }
+    return _encode(
+        {
+            "schema": EVENT_SCHEMA,
+            "device": identity.device,
+            "boot_id": identity.boot_id,
+            # The mapping writes 64-bit integers as strings.
+            "id": str(event.id),
+            "kind": f"EVENT_KIND_{event.kind.upper()}",
+            "phase": f"EVENT_PHASE_{event.phase.upper()}",
+            "begin_id": str(event.begin_id),
+            "camera": event.camera,
+            "model": as_utf8(event.model),
+            "model_version": as_utf8(event.model_version),
+            "cause": as_utf8(event.cause),
+            "text": as_utf8(event.text[:_LONGEST_REASON]),
+            "mono_ns": str(event.mono_ns),
+            "epoch_ns": str(event.epoch_ns),
+            "time": rfc3339(event.epoch_ns),
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _finite(lane: Lane) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
+from edge_server.mqtt.event_feed import EventFeed
 from edge_server.mqtt.health import health
 from edge_server.mqtt.link import Feed, Link
 from edge_server.mqtt.topics import Topics
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.topics import Identity
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
 
@@ -44,6 +46,7 @@ class Publisher:
     Args:
         mqtt: the broker and the credentials for it; None publishes nothing until `change`.
         identity: of this device.
+        events: are published at least once, in their order; None publishes none.
         keepalive_s: see `KEEPALIVE_S`.
         now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
@@ -56,12 +59,16 @@ class Publisher:
         mqtt: Mqtt | None,
         identity: Identity,
         *,
+        events: EventLog | None = None,
         keepalive_s: int = KEEPALIVE_S,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._identity = identity
         self._topics = Topics(identity.device)
         self._feed = Feed(identity, self._topics, keepalive_s, now_ns)
+        if events is not None:
+            self._feed.events = EventFeed(events)
+            events.when_visible(self._ring)
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))

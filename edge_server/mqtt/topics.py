@@ -103,6 +103,11 @@ class Topics:
         """Retained: whether the camera delivers."""
         return f"{self._camera(camera)}/status"
 
+    def event(self, kind: str, camera: str = "") -> str:
+        """Never retained, at least once: what begins and ends; of a camera, or of the device."""
+        root = self._camera(camera) if camera else f"{PREFIX}/{self.device}"
+        return f"{root}/events/{kind}"
+
     def model_state(self, model: str) -> str:
         """Retained: whether the model serves."""
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")

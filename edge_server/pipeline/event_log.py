@@ -20,7 +20,7 @@ from edge_server.pipeline.events import Event
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class EventLog:
         self._unwritten: deque[Event] = deque(maxlen=kept)
         self._readers: dict[str, int] = {}
         self._written_readers: dict[str, int] = {}
+        self._callbacks: list[Callable[[], object]] = []
         self._retry_at = 0.0
         self._failure = ""
         self._file = None if path is None else _open(path)
@@ -104,6 +105,10 @@ class EventLog:
             return self._changed.wait_for(
                 lambda: bool(self._events) and self._events[-1].id > id_, timeout_s
             )
+
+    def when_visible(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the log's thread whenever there are new events; before its start."""
+        self._callbacks.append(callback)
 
     def acknowledge(self, reader: str, id_: int) -> None:
         """Keep, across restarts, that `reader` has every event up to `id_`."""
@@ -154,6 +159,8 @@ class EventLog:
             with self._changed:
                 self._events.extend(new)
                 self._changed.notify_all()
+            for callback in self._callbacks:
+                callback()
 
     def _note(self, failure: str) -> None:
         """Log a change of the disk's state once."""
@@ -187,7 +194,7 @@ def _open(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return _connect(path)
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
@@ -215,12 +222,27 @@ def _connect(path: Path) -> sqlite3.Connection:
         file.execute("PRAGMA synchronous=FULL")
         file.execute("CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, event BLOB)")
         file.execute("CREATE TABLE IF NOT EXISTS readers (name TEXT PRIMARY KEY, id INTEGER)")
-        for (row,) in file.execute("SELECT event FROM events"):
-            _decode(row)
+        _check(file)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _check(file: sqlite3.Connection) -> None:
+    """Read all of the file: a brown-out leaves pages whose damage only their reader finds.
+
+    Raises:
+        sqlite3.DatabaseError, msgspec.MsgspecError, TypeError: the file is damaged.
+    """
+    ((found,),) = file.execute("PRAGMA integrity_check(1)").fetchall()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+    for (row,) in file.execute("SELECT event FROM events"):
+        _decode(row)
+    for name, id_ in file.execute("SELECT name, id FROM readers"):
+        if not (isinstance(name, str) and isinstance(id_, int)):
+            raise sqlite3.DatabaseError("a reader is no name with a number")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,7 +69,8 @@ class LanePipeline:
     Frames go through the same DataPlane as every client's requests. A failed request costs one
     frame, which reaches the listeners without lanes and with the reason. A frame of a camera that
     shows no road does not reach the model, and the listeners get the camera's reason, once a second
-    where no frames arrive. Listeners run on this loop's thread and must return at once.
+    where no frames arrive. While a model does not respond, `report_silence` says so. Listeners run
+    on either thread, one call at a time, and must return at once.
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
@@ -127,7 +129,13 @@ class LanePipeline:
         self._road = road
         self._found: _Found | None = None
         self._last: LaneFrame | None = None
+        self._giving = threading.Lock()  # held while the listeners are called
         self._muted = False
+        # Since when a frame has waited for lanes, `time.monotonic()`; None while none does.
+        self._owing_since: float | None = None
+        # Of `report_silence`: the wait that it has seen, and when it is reported.
+        self._silence_of = 0.0
+        self._silence_due: float | None = None
         self._absence: CameraStatus | None = None  # that the listeners got, or will get
         self._absence_due = 0.0
 
@@ -137,6 +145,8 @@ class LanePipeline:
             self._report_no_frames(now)
             return not self.camera.ended
         self._absence = None
+        if self._owing_since is None:
+            self._owing_since = time.monotonic()
         status = self.camera.status
         if status.reason in UNUSABLE:
             self._give_no_road(status)
@@ -153,6 +163,7 @@ class LanePipeline:
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
+        self._owing_since = None
         frame = self._next_frame()
         if frame is None:
             return
@@ -169,6 +180,7 @@ class LanePipeline:
             status = self.camera.status
             lane_frame = self._try_detect(frame)
         finally:
+            self._owing_since = None
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
         if not lane_frame.failure and (late := _too_late(lane_frame)):
             lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
@@ -345,11 +357,32 @@ class LanePipeline:
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        with self._giving:
+            self._give_alone(lane_frame, frame)
+
+    def _give_alone(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         if self._muted:
             return
         self._last = lane_frame
         for listener in self._listeners:
             listener(lane_frame, frame)
+
+    def report_silence(self, now: float) -> None:
+        """Give the listeners the reason why a frame has no lanes yet: after a second, then every
+        second. Another thread than the loop's calls it, which waits for the model meanwhile."""
+        with self._giving:
+            since = self._owing_since
+            if since is None:
+                self._silence_due = None
+                return
+            if self._silence_due is None or self._silence_of != since:
+                self._silence_of, self._silence_due = since, since + _LONGEST_AGE_S
+            if now < self._silence_due:
+                return
+            self._silence_due = now + _NO_FRAMES_PERIOD_S
+            failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
+            self._fail(f"model '{self.model}' does not respond", "model_failed")
+            self._give_alone(self._without_lanes(failure, "model_failed"), None)
 
     def _report_no_frames(self, now: float) -> None:
         """Give the listeners the reason why there are no frames: at once, then every second.
@@ -368,20 +401,25 @@ class LanePipeline:
         if now < self._absence_due:
             return
         self._absence_due = now + _NO_FRAMES_PERIOD_S
+        self._give(self._without_lanes(status.text, status.reason), None)
+
+    def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
+        """Return what is known of the last frame that the listeners got, and why there is none."""
         last = self._last
         if last is None:
+            status = self.camera.status
             since = status.since_mono_ns, status.since_epoch_ns
             last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self.model)
-        absent = replace(
+        return replace(
             last,
             dropped=self.camera.dropped + self.too_old_frames,
             lanes=(),
             latency_us=StageLatency(),
-            failure=status.text,
-            failure_reason=status.reason,
+            failure=failure,
+            failure_reason=reason,
             degraded=self._board().reasons,
+            ego=None,
         )
-        self._give(absent, None)
 
     def _note(self, failure: str, reason: str) -> None:
         """Count a failed frame, and log where failures begin and end."""

@@ -80,31 +80,34 @@ class LaneTensors:
         """Return the input tensor of `image`, and the request parameters that describe its pixels:
         `pixel_format`, `color_matrix` and `color_range`.
 
-        The pixels are copied only where their planes have gaps, or where the model takes BGR alone.
+        The pixels are copied only where their planes have gaps, or where the model takes another
+        format alone.
         """
-        if self.pixel_format is None:
-            pixels = image.packed()
-        elif self.pixel_format is image.pixel_format:
-            pixels = image.packed()
-            if self.pixel_format is PixelFormat.NV12:
-                pixels = pixels[..., 0]
-        elif self.pixel_format is PixelFormat.BGR:
-            # OpenCV is not needed by a daemon without cameras.
-            from edge_server.cameras.colour import bgr_of  # noqa: PLC0415
-
-            pixels = bgr_of(image)
-        else:
-            raise ModelConfigError(
-                f"the model takes {self.pixel_format.value} images, the camera gives "
-                f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
-                'image_preprocess the parameter pixel_format "any"'
-            )
+        if self.pixel_format is not None and self.pixel_format is not image.pixel_format:
+            image = _converted(image, self.pixel_format)
+        pixels = image.packed()
+        if self.pixel_format is not None and self.pixel_format.is_subsampled:
+            pixels = pixels[..., 0]
         parameters = {
-            "pixel_format": (self.pixel_format or image.pixel_format).value,
+            "pixel_format": image.pixel_format.value,
             "color_matrix": image.colour.matrix.value,
             "color_range": image.colour.range.value,
         }
         return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+
+
+def _converted(image: Image, pixel_format: PixelFormat) -> Image:
+    # OpenCV is not needed by a daemon without cameras.
+    from edge_server.cameras.colour import converted  # noqa: PLC0415
+
+    made = converted(image, pixel_format)
+    if made is None:
+        raise ModelConfigError(
+            f"the model takes {pixel_format.value} images, the camera gives "
+            f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
+            'image_preprocess the parameter pixel_format "any"'
+        )
+    return made
 
 
 class ImageNeeds(NamedTuple):

@@ -71,6 +71,7 @@ class Drive:
         self._folder = folder
         self.nap, self.began = folder / "nap", folder / "began"
         self.lanes = threading.Semaphore(0)
+        self.failures: list[str] = []
         self.failure: BaseException | None = None
         models = folder / "models"
         for name, config in (("pass_on", PASS_ON), ("road", ROAD)):
@@ -90,6 +91,7 @@ class Drive:
         self._thread = threading.Thread(target=self._run)
 
     def _note(self, lane_frame: LaneFrame, _frame: object) -> None:
+        self.failures.append(lane_frame.failure)
         if lane_frame.lanes:
             self.lanes.release()
 
@@ -147,6 +149,10 @@ def test_a_member_that_hangs_is_killed_and_lanes_come_again(
     drive.nap.write_text("600 any")
     drive.wait_until(lambda: len(drive.processes()) == 1)
     drive.nap.unlink()
+    # Long before the process is killed, and more than once.
+    unanswered = "model 'road' has not responded for"
+    drive.wait_until(lambda: sum(unanswered in each for each in drive.failures) >= 2)
+    assert "'execute' did not return within" not in caplog.text
     # Longer than the loop may take for anything else.
     drive.wait_until(lambda: "'execute' did not return within" in caplog.text)
     drive.wait_for_lanes()

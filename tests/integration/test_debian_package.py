@@ -298,6 +298,33 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     container.do("systemctl", "stop", "watch", "broker")
 
 
+def test_the_journal_is_searched_by_model_and_explains_an_error(machine: Machine) -> None:
+    container = machine.container
+    # Recommended, and here of the machine below.
+    if container.run("/usr/bin/python3", "-c", "import systemd.journal").returncode:
+        pytest.skip("systemd's Python library is missing: apt install python3-systemd")
+
+    def journal(*matches: str) -> str:
+        container.do("journalctl", "--sync")
+        return container.do("journalctl", "-x", "-u", "edge-server", "-o", "short", *matches)
+
+    container.do("systemctl", "restart", "edge-server")
+    assert "model lane_detection: READY" in journal("MODEL=lane_detection")
+    assert "laneDetect_model" not in journal("MODEL=lane_detection")
+    kept = container.do("cat", CONFIG)
+    try:
+        container.write(CONFIG, "[mqtt]\nhsot = 1\n")
+        assert container.run("systemctl", "restart", "edge-server").returncode != 0
+        told = journal("ERROR_ID=SettingsError")
+        assert "mqtt.hsot: unknown key" in told
+        # The catalog's remedy.
+        assert "Subject: The settings are wrong" in told
+        assert "edge-server check --config /etc/edge_server/config.toml" in told
+    finally:
+        container.write(CONFIG, f"{kept}\n")
+        container.do("systemctl", "restart", "edge-server")
+
+
 def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_it(
     machine: Machine, repository: Repository, built: Path, tmp_path: Path
 ) -> None:

@@ -70,7 +70,10 @@ class Device:
         assert run(self._bin / "dpkg", "--install", self.kept / "current.deb").returncode == 0
 
     def make_healthy(self, *, healthy: bool) -> None:
-        self._program("edge-server", f"exit {0 if healthy else 69}")
+        line = (
+            f"echo $1 $2 $3 >>{self.folder}/calls; [ $1 = update ] || exit {0 if healthy else 69}"
+        )
+        self._program("edge-server", line)
 
     def package(self, version: str) -> Path:
         tree = self.folder / f"tree-{version}"
@@ -120,6 +123,11 @@ class Device:
         return (self._root / "version").read_text()
 
     @property
+    def calls(self) -> list[str]:
+        """What the module has called edge-server with."""
+        return (self.folder / "calls").read_text().splitlines()
+
+    @property
     def files(self) -> set[str]:
         return {path.name for path in self.kept.iterdir()}
 
@@ -156,6 +164,8 @@ def test_a_healthy_package_is_committed_and_is_the_way_back_from_the_next(device
     ended(device.mender("commit"), [0])
     assert device.version == "2.0"
     assert device.files == {"current.deb"}
+    calls = ["update record pending", "health --wait 120", "update record committed"]
+    assert device.calls == calls
     field = run("dpkg-deb", "--field", device.kept / "current.deb", "Version")
     assert field.stdout.strip() == "2.0"
 
@@ -166,6 +176,7 @@ def test_a_package_that_is_not_healthy_is_replaced_by_the_one_before(device: Dev
     assert device.mender("commit").returncode != 0
     assert device.version == "1.0"
     assert device.files == {"current.deb"}
+    assert device.calls[-1] == "update record rolled_back"
 
 
 def test_going_back_by_hand_is_a_downgrade(device: Device) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ..conftest import Authority
+
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
 
 ROAD = f"""
@@ -334,18 +336,33 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
         active.container.write(CONFIG, ROAD)
 
 
-def test_secrets_come_as_credentials_that_only_the_daemon_reads(unit: Unit) -> None:
+def test_secrets_come_as_credentials_that_only_the_daemon_reads(
+    unit: Unit, authority: Authority
+) -> None:
     container = unit.container
+    certificate, key = authority.issue("grpc")
+    container.write("/etc/edge_server/grpc.crt", certificate.read_text())
+    container.write("/root/grpc_key", key.read_text())
+    container.do("chmod", "600", "/root/grpc_key")
     container.write("/root/mqtt_password", "sesame")
     container.do("chmod", "600", "/root/mqtt_password")
     drop_in = "/etc/systemd/system/edge-server.service.d/secrets.conf"
-    container.write(drop_in, "[Service]\nLoadCredential=mqtt_password:/root/mqtt_password\n")
+    container.write(
+        drop_in,
+        "[Service]\nLoadCredential=mqtt_password:/root/mqtt_password\n"
+        "LoadCredential=grpc_key:/root/grpc_key\n",
+    )
     container.do("systemctl", "daemon-reload")
     credential = "/run/credentials/edge-server.service/mqtt_password"
     mqtt = f'[mqtt]\nhost = "127.0.0.1"\nusername = "truck"\npassword_file = "{credential}"\n'
+    grpc_key = credential.replace("mqtt_password", "grpc_key")
+    tls = (
+        '[grpc.tls]\nenabled = true\ncertificate = "/etc/edge_server/grpc.crt"\n'
+        f'key = "{grpc_key}"\n'
+    )
     try:
-        # A password file that cannot be read ends the daemon.
-        assert unit.start_with(ROAD + mqtt) == 0
+        # A password or a key that cannot be read ends the daemon.
+        assert unit.start_with(ROAD + mqtt + tls) == 0
         seen = f"/proc/{unit['MainPID']}/root{credential}"
         assert container.do("stat", "-c", "%a", seen) in {"400", "440"}
         reader = ("setpriv", "--reuid=nobody", "--clear-groups", "cat", seen)

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, side_car_path
+from edge_server.board.update_record import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.tracing.trace_file import TraceFile
 from edge_server.inference.tracing.traced_request import Sampler, TraceRule
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.events import Event
 from edge_server.repository.state_file import StateFile
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
@@ -127,3 +130,53 @@ def test_a_torn_trace_is_begun_anew(tmp_path: Path) -> None:
         path.write_bytes(data)
         assert TraceFile(str(path)).write(sampler, b'{"id": 9}')
         assert json.loads(path.read_text()) == [{"id": 9}]
+
+
+def events_of(folder: Path, *, died: bool) -> dict[str, bytes]:
+    """The files of an event log, as a process that died or ended left them."""
+    log = EventLog(folder / "events.db")
+    for number in range(40):
+        log.put(Event("camera", "instant", "lost", "x" * 200, number, number))
+        log.acknowledge("mqtt", number)
+        log._tick(0.0)
+    if not died:
+        log._end()
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    log._end()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "died"), [("events.db", False), ("events.db", True), ("events.db-wal", True)]
+)
+def test_a_torn_event_log_is_read_as_far_as_it_goes_or_set_aside(
+    tmp_path: Path, name: str, died: bool
+) -> None:
+    (tmp_path / "whole").mkdir()
+    originals = events_of(tmp_path / "whole", died=died)
+    whole = originals[name]
+    counts = set()
+    for number, data in enumerate(torn(whole, step=max(1, len(whole) // 40))):
+        folder = tmp_path / f"{name}{number}"
+        folder.mkdir()
+        for each, content in originals.items():
+            (folder / each).write_bytes(data if each == name else content)
+        log = EventLog(folder / "events.db")
+        ids = [event.id for event in log.after(0)]
+        assert ids == list(range(1, len(ids) + 1))
+        counts.add(len(ids))
+        log.put(Event("camera", "instant", "lost", "", 0, 0))
+        log._tick(0.0)
+        assert log.newest == len(ids) + 1
+        log._end()
+        shutil.rmtree(folder)
+    assert 0 in counts, "nothing was torn"
+
+
+def test_a_torn_update_record_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    RecordFile(tmp_path).path.parent.parent.mkdir(parents=True, exist_ok=True)
+    RecordFile(tmp_path).write(UpdateRecord(state="committed", slot="A", version="1.2.3"))
+    path = RecordFile(tmp_path).path
+    for data in torn(path.read_bytes()):
+        path.write_bytes(data)
+        assert RecordFile(tmp_path).read().state == "none"

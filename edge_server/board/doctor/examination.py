@@ -49,6 +49,7 @@ _ALWAYS = (
     "gstreamer",
     "onnxruntime",
     "kernel_clock",
+    "nvme_wear",
 )
 # Maximum number of concurrent probes; more would compete for the few cores of a board.
 _PROCESSES = 4

@@ -228,13 +228,28 @@ class Served:
         text = (JETPACK / "versions.env").read_text()
         (folder / "versions.env").write_text(f'{text}\nRELEASES="\n{row}\n"\n')
 
-    def fetch(self) -> subprocess.CompletedProcess[str]:
+    def serve_archives(self) -> None:
+        """A BSP whose scripts write down that they ran, and a root file system."""
+        bsp, rootfs = self.folder / "bsp/Linux_for_Tegra", self.folder / "a_root"
+        for name in ("apply_binaries.sh", "tools/l4t_flash_prerequisites.sh"):
+            (bsp / name).parent.mkdir(parents=True, exist_ok=True)
+            (bsp / name).write_text(f'#!/bin/sh\necho {name} >>"$PWD/ran"\nexit $MOCK_CODE\n')
+            (bsp / name).chmod(0o755)
+        for folder in (bsp / "rootfs", rootfs / "etc"):
+            folder.mkdir(parents=True)
+        (rootfs / "etc/hostname").write_text("tegra-ubuntu\n")
+        for archive, folder in (("bsp", bsp.parent), ("rootfs", rootfs)):
+            made = self.folder / "served" / f"{archive}.tbz2"
+            subprocess.run(["tar", "-cjf", made, "-C", folder, "."], check=True)
+
+    def fetch(self, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [JETPACK / "fetch_bsp.sh", "6.9", "--into", self.folder / "into"],
+            [JETPACK / "fetch_bsp.sh", "6.9", "--into", self.folder / "into", *options],
             env={
                 **os.environ,
                 "EDGE_VERSIONS": str(self.folder / "versions.env"),
                 "EDGE_PINS": str(self.folder / "pins"),
+                "MOCK_CODE": str(code),
             },
             capture_output=True,
             text=True,
@@ -266,6 +281,25 @@ def test_a_wrong_checksum_is_refused_and_the_first_one_pinned(tmp_path: Path) ->
     assert done.returncode == 1
     assert "kept as" in done.stderr
     assert not (tmp_path / "into/rootfs.tbz2").exists()
+
+
+def test_unpacking_ends_with_nvidias_own_steps_and_starts_anew_after_a_failure(
+    tmp_path: Path,
+) -> None:
+    needs_root_on_x86()
+    served = Served(tmp_path)
+    served.serve_archives()
+    tree = tmp_path / "into/6.9/Linux_for_Tegra"
+    failed = served.fetch("--unpack", code=3)
+    assert failed.returncode == 1
+    assert "NVIDIA's apply_binaries.sh failed" in failed.stderr
+    done = served.fetch("--unpack")
+    assert done.stdout == f"{tree}\n"
+    assert (tree / "rootfs/etc/hostname").read_text() == "tegra-ubuntu\n"
+    ran = "tools/l4t_flash_prerequisites.sh\napply_binaries.sh\n"
+    assert (tree / "ran").read_text() == ran
+    assert "is there already" in served.fetch("--unpack").stderr
+    assert (tree / "ran").read_text() == ran
 
 
 def test_an_unknown_jetpack(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from pathlib import Path
@@ -310,3 +311,21 @@ def test_a_model_may_have_workers_of_its_own(serve: Serve) -> None:
         """
     )
     assert served.values("m", -1, 2, -3, deadline=time.monotonic() + 20) == [1, 2, 3]
+
+
+def test_a_model_that_starts_well_and_dies_soon_is_started_less_and_less_often(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies = """
+def initialize(self, args):
+    threading.Timer(0.2, os._exit, (7,)).start()
+def execute(self, requests):
+    return [y([1]) for _ in requests]
+"""
+    serve(m=f"import threading{dies}")
+    end = time.monotonic() + 30
+    while len(delays := re.findall(r"is down, again in ([\d.]+) s", caplog.text)) < 6:
+        assert time.monotonic() < end, caplog.text
+        time.sleep(0.05)
+    assert float(delays[0]) <= 0.1
+    assert float(delays[5]) >= 1.0

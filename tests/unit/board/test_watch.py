@@ -26,6 +26,7 @@ class Bench:
     """A board, a clock and the time, which the test sets."""
 
     def __init__(self, root: Path, *, required: bool = False) -> None:
+        self.root = root
         self.now_s = 1000.0
         self.facts = BoardFacts()
         self.wall_ns = YEAR_2100_NS
@@ -174,3 +175,15 @@ def test_reading_the_condition_of_every_frame_costs_no_file(
     monkeypatch.setattr("pathlib.Path.open", refuse)
     monkeypatch.setattr("pathlib.Path.stat", refuse)
     assert bench.watch.condition.reasons
+
+
+def test_where_the_kernel_tells_nothing_the_file_of_timesyncd_does(bench: Bench) -> None:
+    """The sandbox of the unit (ProtectClock=) hides the kernel's flag."""
+    bench.synchronized = None
+    directory = bench.root / "run/systemd/timesync"
+    directory.mkdir(parents=True)
+    bench.after(1)
+    assert bench.watch.condition.clock is ClockState.UNSYNCHRONIZED
+    (directory / "synchronized").touch()
+    bench.after(1)
+    assert bench.watch.condition.clock is ClockState.SYNCHRONIZED

@@ -132,6 +132,16 @@ def test_a_board_without_slots_notes_nothing(tmp_path: Path) -> None:
     assert not record.path.exists()
 
 
+def test_an_update_without_slots_is_noted_and_judged_by_its_own_engine(board: Board) -> None:
+    flags = ["--engine", "mender", "--state-directory", str(board.state)]
+    assert run_command(["update", "record", "pending", *flags, "--result", "1 by 2"]) == 0
+    board.boot()
+    board.commit()
+    assert board.record == ("pending", "A", "1.0")
+    record = RecordFile(board.state).read()
+    assert (record.engine, record.result, record.target) == ("mender", "1 by 2", "")
+
+
 @pytest.mark.parametrize(
     "arguments", [["get-primary", "A"], ["set-primary"], ["get-state"], ["set-state", "A"]]
 )

@@ -14,9 +14,15 @@ from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind
 from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
-from edge_server.daemon.camera_set import CameraSet
+from edge_server.daemon.camera_set import MOST_HANGING, CameraSet
 from edge_server.daemon.road_parts import road_follower
-from edge_server.errors import SettingsError, SourceError, SourceUriError, Unavailable
+from edge_server.errors import (
+    SettingsError,
+    SourceError,
+    SourceUriError,
+    StageStuck,
+    Unavailable,
+)
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
@@ -183,7 +189,8 @@ def test_a_camera_that_was_added_has_lanes_and_a_removed_one_is_closed(drive: Dr
     assert drive.removed == ["rear"]
     assert drive.devices.busy == {"0", "2"}
     assert drive.set.change({}) == "removed front, left"
-    assert (drive.devices.busy, drive.set.workers(), drive.models) == (set(), [], set())
+    assert (drive.devices.busy, drive.models) == (set(), set())
+    assert [worker.name for worker in drive.set.workers()] == ["camera-watch"]
 
 
 def test_a_new_source_opens_after_the_old_one_of_the_same_device_has_closed(drive: Drive) -> None:
@@ -295,13 +302,28 @@ def test_a_camera_that_hangs_in_its_driver_is_replaced(
     drive.next_lanes("left")
 
 
+def test_a_third_reader_that_hangs_after_its_camera_was_removed_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(camera_set, "_LEAVE_S", 0.05)
+    for number in range(MOST_HANGING + 1):
+        drive.set.change({"front": FRONT, "left": section(f"stuck://{number + 3}")})
+        drive.lanes["left"].get(timeout=WAIT_S)
+        drive.set.change({"front": FRONT})
+        assert drive.set.hanging == number + 1
+    # The worker does the same by itself, and ends.
+    with pytest.raises(StageStuck, match="3 readers of removed cameras hang"):
+        drive.set._watch_over(0.0)
+    assert caplog.text.count("was removed while its reader hangs") == MOST_HANGING + 1
+
+
 def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing() -> None:
     drive = Drive(front=FRONT, left=LEFT)
     seen: list[tuple[list[str], int]] = []
     drive.set._on_removed = lambda _: seen.append((drive.names(), len(drive.set.workers())))
     drive.set.change({"front": section("device://5")})
-    assert seen == [(["front", "left"], 0)]
-    assert (drive.names(), len(drive.set.workers())) == (["front"], 2)
+    assert seen == [(["front", "left"], 1)]
+    assert (drive.names(), len(drive.set.workers())) == (["front"], 3)
     drive.stop()
 
 

@@ -13,7 +13,15 @@ from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cameras.synthetic.road_view import look
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.marking import NO_EVIDENCE, marking_evidence, type_of, with_markings
+from edge_server.lanes.marking import (
+    NO_EVIDENCE,
+    MarkingEvidence,
+    accumulated,
+    color_of,
+    marking_evidence,
+    type_of,
+    with_markings,
+)
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
@@ -120,3 +128,20 @@ def test_lanes_without_ground_stay_as_they_are() -> None:
     bare = tuple(replace(lane, ground=None) for lane in lanes)
     assert with_markings(bare, Image.of_bgr(image), camera) == bare
     assert with_markings((), Image.of_bgr(image), camera) == ()
+
+
+def test_frames_add_up_and_a_marking_that_changes_is_noticed() -> None:
+    evidence = NO_EVIDENCE
+    for _ in range(4):
+        assert type_of(evidence.solid) == "unknown"
+        evidence = accumulated(evidence, MarkingEvidence(0.9, -0.9))
+    assert (type_of(evidence.solid), color_of(evidence.yellow)) == ("solid", "white")
+    # One frame behind a lorry changes nothing; a line that ends is another one after some.
+    for _ in range(100):
+        evidence = accumulated(evidence, MarkingEvidence(4.0, 0.0))
+    evidence = accumulated(evidence, MarkingEvidence(-4.0, 0.0))
+    assert type_of(evidence.solid) == "solid"
+    assert color_of(evidence.yellow) == "unknown"
+    for _ in range(10):
+        evidence = accumulated(evidence, MarkingEvidence(-2.0, 0.0))
+    assert type_of(evidence.solid) == "dashed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -255,3 +255,24 @@ def test_nothing_appears_that_was_not_detected_within_half_a_second(
             assert time_s - last_seen[nearest] <= 0.5 + 1e-6
         known = [lane.id for lane in lanes if lane.id]
         assert len(known) == len(set(known))
+
+
+def test_the_paint_of_a_track_is_what_its_frames_show_together() -> None:
+    road, tracker = Road((1.8, -1.8)), LaneTracker()
+    lanes: tuple[Lane, ...] = ()
+    for number in range(12):
+        # Dashes are between the vehicle's and the next one in every other frame.
+        seen = [
+            replace(lane, type="unknown", solid_evidence=each, yellow_evidence=1.0)
+            for lane, each in zip(
+                road.lanes(number * FRAME_S), (1.0, (-3.0, 1.0)[number % 2]), strict=True
+            )
+        ]
+        lanes = tracker.update(seen, round(number * FRAME_S * 1e9), MOTION, to_image)
+    assert [(lane.type, lane.color) for lane in lanes] == [
+        ("solid", "yellow"),
+        ("dashed", "yellow"),
+    ]
+    gone = tracker.update([], round(12 * FRAME_S * 1e9), MOTION, to_image)
+    assert all(lane.predicted for lane in gone)
+    assert {lane.type for lane in gone} == {"solid", "dashed"}

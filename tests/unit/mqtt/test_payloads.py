@@ -215,7 +215,7 @@ def test_state_payloads() -> None:
         "device": "truck-7",
         "version": "0.1.0",
         "boot_id": IDENTITY.boot_id,
-        "schemas": ["edge.lanes/1"],
+        "schemas": ["edge.lanes/1", "edge.event/1"],
     }
     assert json.loads(payloads.camera_status("lost", None)) == {
         "state": "lost",

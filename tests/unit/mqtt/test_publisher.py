@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import threading
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.mqtt import link as linking
+from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
-
-if TYPE_CHECKING:
-    import pytest
 
 IDENTITY = Identity("truck-7", "1", "boot", "client")
 
@@ -114,3 +114,13 @@ def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.Monkey
     assert not closed.is_set()
     let_go.set()
     assert closed.wait(60)
+
+
+@pytest.mark.parametrize(("code", "about_the_clock"), [(9, True), (10, True), (18, False)])
+def test_a_certificate_of_another_time_may_be_the_clocks_fault(
+    code: int, about_the_clock: bool
+) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed: some reason")
+    error.verify_code = code
+    assert "certificate verify failed: some reason" in reason_of(error)
+    assert ("is the clock of this device right?" in reason_of(error)) is about_the_clock

@@ -128,9 +128,11 @@ def test_a_place_that_cannot_hold_the_file_is_an_error_of_the_settings(tmp_path:
 
 
 def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
-    add(EventLog(tmp_path / "events.db"), "a")
+    first = EventLog(tmp_path / "events.db")
+    add(first, "a")
     with pytest.raises(Unavailable, match="give this one another"):
         EventLog(tmp_path / "events.db")
+    first._end()
 
 
 def test_what_arrives_before_the_end_is_written(tmp_path: Path) -> None:

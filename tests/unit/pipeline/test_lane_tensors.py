@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors, check_replacement
-from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
-
-if TYPE_CHECKING:
-    from edge_server.pixels import Image
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
 FULL_709 = Colour(ColourMatrix.BT709, ColourRange.FULL)
 
@@ -118,3 +115,48 @@ def test_the_step_that_takes_the_image_is_found_in_an_ensemble() -> None:
     ensemble = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     assert LaneTensors.of(ensemble).step_of(ensemble) == "scale"
     assert tensors(ANY).step_of(config(ANY)) == ""
+
+
+@pytest.mark.parametrize("given", [PixelFormat.NV12, PixelFormat.I420])
+@pytest.mark.parametrize("wanted", [PixelFormat.NV12, PixelFormat.I420])
+def test_a_model_for_either_of_two_planar_formats_gets_the_same_pixels_from_both(
+    given: PixelFormat, wanted: PixelFormat
+) -> None:
+    image = random_image(given, 96, 54, colour=FULL_709)
+    tensor, parameters = replace(tensors(NV12), pixel_format=wanted).input_of(image)
+    assert tensor.shape == (1, 81, 96)
+    assert parameters == {
+        "pixel_format": wanted.value,
+        "color_matrix": "bt709",
+        "color_range": "full",
+    }
+    seen = Image.of_packed(wanted, tensor.array[0][..., np.newaxis], FULL_709)
+    np.testing.assert_array_equal(bgr_by_integers(seen), bgr_by_integers(image))
+
+
+@pytest.mark.parametrize("given", [PixelFormat.BGR, PixelFormat.YUY2, PixelFormat.I420])
+def test_a_model_for_grey_gets_the_luma_of_every_format(given: PixelFormat) -> None:
+    image = random_image(given, 96, 54, colour=FULL_709)
+    tensor, parameters = tensors("[-1, -1, 1]").input_of(image)
+    assert tensor.shape == (1, 54, 96, 1)
+    assert parameters["pixel_format"] == "grey"
+    assert parameters["color_range"] == "full"
+    if given is PixelFormat.BGR:
+        expected = image.planes[0] @ np.array([0.114, 0.587, 0.299])
+        assert np.abs(tensor.array[0, ..., 0] - expected).max() < 1
+    else:
+        np.testing.assert_array_equal(tensor.array[0, ..., 0], image.luma())
+
+
+def test_a_model_for_nv12_gets_that_of_a_bgr_camera() -> None:
+    pixels = np.full((54, 96, 3), (40, 90, 200), np.uint8)
+    tensor, parameters = tensors(NV12).input_of(Image.of_bgr(pixels))
+    seen = Image.of_packed(PixelFormat.NV12, tensor.array[0][..., np.newaxis])
+    assert parameters["color_matrix"] == "bt601"
+    assert parameters["color_range"] == "limited"
+    assert np.abs(bgr_by_integers(seen).astype(int) - pixels).max() <= 2
+
+
+def test_a_model_for_yuy2_alone_names_the_remedy(image: Image) -> None:
+    with pytest.raises(ModelConfigError, match=r"takes yuy2 .* gives nv12; .*\[-1,-1,-1\]"):
+        tensors("[-1, -1, 2]").input_of(image)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -232,7 +232,13 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
         loop.validate()
 
 
-@pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]", "[-1, -1, 2]"])
+@pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]"])
+def test_a_recording_is_converted_for_a_model_for_another_format(dims: str) -> None:
+    camera: Any = OneCamera()
+    LanePipeline(camera, data_plane(LaneModel(), dims=dims), "lane_detection", ()).validate()
+
+
+@pytest.mark.parametrize("dims", ["[-1, -1, 2]"])
 def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -> None:
     camera = OneCamera()
     loop = LanePipeline(
@@ -505,3 +511,55 @@ def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:
     for now in range(5):
         assert loop.tick(now)
     assert not delivered
+
+
+def test_a_model_that_does_not_respond_is_reported_after_a_second_and_every_second() -> None:
+    class Hanging(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            began.set()
+            over.wait()
+            return super().run(inputs, outputs)
+
+    began, over = threading.Event(), threading.Event()
+    loop, delivered = pipeline(Hanging(), frame(41), max_age_ms=10**9)
+    thread = threading.Thread(target=loop.tick, args=(0.0,))
+    thread.start()
+    began.wait()
+    now = time.monotonic()
+    loop.report_silence(now)
+    assert delivered == []
+    for seconds, count in ((1.1, 1), (1.2, 1), (2.2, 2), (3.3, 3)):
+        loop.report_silence(now + seconds)
+        assert len(delivered) == count
+    assert delivered[-1].failure.startswith("model 'lane_detection' has not responded for 3.3 s")
+    assert delivered[-1].failure_reason == "model_failed"
+    assert delivered[-1].lanes == ()
+    assert loop.failure
+    over.set()
+    thread.join()
+    assert len(delivered) == 4
+    loop.report_silence(now + 9.0)
+    assert len(delivered) == 4
+
+
+def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
+    shares = FairShares()
+    other = shares.share(1)
+    assert shares.take_turn(other, 0.0)
+    delivered: list[LaneFrame] = []
+    loop = LanePipeline(
+        OneCamera(frame(1)),  # type: ignore[arg-type]
+        data_plane(LaneModel()),
+        "lane_detection",
+        [lambda lane_frame, _: delivered.append(lane_frame)],
+        shares=shares,
+        max_age_ms=10**9,
+    )
+    loop.tick(0.0)
+    assert delivered == []
+    loop.report_silence(time.monotonic() + 1.1)
+    assert [each.failure_reason for each in delivered] == ["model_failed"]
+    shares.end_turn(other)
+    loop.tick(0.0)
+    assert delivered[-1].failure == ""
+    assert not loop.failure

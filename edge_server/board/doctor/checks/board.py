@@ -23,7 +23,7 @@ _SUPPLY_EVENTS = {
     "oc2": "average over-current (oc2)",
     "oc3": "peak over-current (oc3)",
 }
-_WORN = 0.9
+_WORN_PERCENT = 100
 _ENDS = ("warning", "urgent")
 # With less free space a log, a plan or a copy of a model fills the disk.
 _LITTLE_ROOM_BYTES = _GIB
@@ -142,15 +142,18 @@ def supply(evidence: Evidence) -> Finding:
 def storage(evidence: Evidence) -> Finding:
     """No drive is near the end of its life."""
     drives = evidence.board.facts.storage if evidence.board.facts is not None else ()
-    found = ", ".join(
-        each.name
-        + ("" if each.worn is None else f" up to {100 * each.worn:.0f} % worn")
-        + ("" if each.celsius is None else f" {each.celsius:.0f} °C")
-        for each in drives
-    )
-    worn = [each.name for each in drives if (each.worn or 0) > _WORN or each.end_of_life in _ENDS]
-    if worn:
-        return warning(found, f"replace {', '.join(worn)}: what it holds may be lost any time")
+    asked = evidence.result("nvme_wear").facts
+    lines, bad = [], []
+    for each in drives:
+        own = asked.get(each.name, {})
+        used = own.get("used_percent") if each.worn is None else round(100 * each.worn)
+        line = each.name if used is None else f"{each.name} up to {used} % worn"
+        lines.append(line + ("" if each.celsius is None else f" {each.celsius:.0f} °C"))
+        if (used or 0) >= _WORN_PERCENT or own.get("critical_warning") or each.end_of_life in _ENDS:
+            bad.append(each.name)
+    found = ", ".join(lines)
+    if bad:
+        return warning(found, f"replace {', '.join(bad)}: what it holds may be lost any time")
     return ok(found or "no drive reports it here")
 
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from boards import plant
 
 from edge_server.board.doctor import checks
 from edge_server.board.doctor.evidence import Finding, Level, ProbeResult
 from edge_server.board.doctor.examination import examine, run_checks
+from edge_server.board.doctor.probes import parse_smart_log
 from edge_server.board.resources import Disk
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _HEALTHY: Mapping[str, Mapping[str, Any]] = {
     },
     "onnxruntime": {"version": "1.23.0", "providers": ["CPUExecutionProvider"]},
     "kernel_clock": {"synchronized": True},
+    "nvme_wear": {},
     "grpc_port": {"free": True},
     "broker": {},
     "unit": {"ActiveState": "active", "SubState": "running", "UnitFileState": "enabled"},
@@ -472,3 +475,53 @@ def test_a_csi_camera_that_the_kernel_has_not_found_is_a_fault(fake_board: FakeB
     fake_board.node("video0", label="vi-output, imx219 9-0010")
     fake_board.write("tmp/argus_socket", "")
     assert told(evidence(fake_board, config), "argus").level is OK
+
+
+@pytest.mark.parametrize(
+    ("own", "found", "level"),
+    [
+        ({}, "nvme0 42 °C", OK),
+        ({"error": "Permission denied"}, "nvme0 42 °C", OK),
+        ({"used_percent": 7, "critical_warning": 0}, "nvme0 up to 7 % worn 42 °C", OK),
+        ({"used_percent": 103, "critical_warning": 0}, "nvme0 up to 103 % worn 42 °C", WARNING),
+        ({"used_percent": 3, "critical_warning": 4}, "nvme0 up to 3 % worn 42 °C", WARNING),
+    ],
+)
+def test_the_wear_of_a_drive_is_its_own_account(
+    fake_board: FakeBoard, own: dict[str, Any], found: str, level: Level
+) -> None:
+    plant("orin_nx_jetpack6", fake_board.root)
+    finding = told(evidence(fake_board, nvme_wear={"nvme0": own}), "storage")
+    assert (finding.found, finding.level) == (found, level)
+
+
+@pytest.mark.parametrize(("life_time", "level"), [("0x02 0x03", OK), ("0x02 0x0b", WARNING)])
+def test_a_worn_emmc_is_a_warning(fake_board: FakeBoard, life_time: str, level: Level) -> None:
+    plant("agx_orin_jetpack7", fake_board.root)
+    fake_board.write("sys/block/mmcblk0/device/life_time", life_time)
+    assert told(evidence(fake_board), "storage").level is level
+
+
+def test_a_drives_log_has_its_numbers_at_their_bytes() -> None:
+    log = bytes([4, 0x2D, 0x01, 98, 10, 37, *bytes(506)])
+    assert parse_smart_log(log) == {
+        "critical_warning": 4,
+        "spare_percent": 98,
+        "spare_limit_percent": 10,
+        "used_percent": 37,
+    }
+
+
+def test_a_supply_that_fails_is_a_warning_with_its_counters(fake_board: FakeBoard) -> None:
+    plant("agx_orin_jetpack7", fake_board.root)
+    finding = told(evidence(fake_board), "supply")
+    assert finding.level is WARNING
+    assert "undervoltage (oc1) 2 times, peak over-current (oc3) 37 times" in finding.found
+    assert "VDD_GPU_SOC 6.3 W" in finding.found
+
+
+def test_a_board_whose_sensors_hang_is_a_warning(fake_board: FakeBoard) -> None:
+    known = evidence(fake_board)
+    known = replace(known, board=replace(known.board, facts=None))
+    assert told(known, "heat").level is WARNING
+    assert told(known, "memory").found == "not known here"

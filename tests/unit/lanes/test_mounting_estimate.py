@@ -1,0 +1,79 @@
+"""A drive shows where the camera looks, whatever its lens, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
+from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, lanes_of, noisy
+
+if TYPE_CHECKING:
+    from edge_server.lanes.camera_model import CameraModel
+
+
+def drive(
+    camera: CameraModel, frames: int = 24, seed: int = 1, std_px: float = 1.0
+) -> MountingEstimator:
+    """Return the estimator after a drive that sways in its lane, through gentle bends."""
+    rng = np.random.default_rng(seed)
+    estimator = MountingEstimator(camera.lens, camera.mounting.roll_rad)
+    for number in range(frames):
+        phase = 2 * np.pi * number / frames
+        road = FlatRoad(
+            0.2 * np.sin(3 * phase) + camera.mounting.y_m,
+            np.radians(0.4) * np.cos(2 * phase),
+            np.sin(phase) / 2000,
+        )
+        estimator.add(noisy(lanes_of(road, camera, (0.5, -0.5)), rng, std_px))
+    return estimator
+
+
+@settings(max_examples=8)  # a drive each
+@given(cameras(), st.integers(0, 1000))
+def test_a_drive_shows_pitch_yaw_and_height(camera: CameraModel, seed: int) -> None:
+    estimator = drive(camera, seed=seed)
+    found = estimator.estimate()
+    if camera.lens.width / camera.lens.height > 2 or camera.mounting.height_m > 2.0:
+        # A flat picture, or a high camera, may not show both lines near the vehicle.
+        assume(found is not None)
+    assert found is not None
+    assert found.pitch_rad.median == pytest.approx(
+        camera.mounting.pitch_rad, abs=math.radians(0.25)
+    )
+    assert found.yaw_rad.median == pytest.approx(camera.mounting.yaw_rad, abs=math.radians(0.4))
+    assert found.height_m(3.6) == pytest.approx(camera.mounting.height_m, rel=0.04)
+    assert found.pitch_rad.low <= found.pitch_rad.median <= found.pitch_rad.high
+    assert found.pitch_rad.std < math.radians(0.2)
+
+
+def test_a_few_frames_are_no_drive() -> None:
+    estimator = drive(CAMERA, FEWEST_FRAMES - 1)
+    assert estimator.seen == FEWEST_FRAMES - 1
+    assert estimator.estimate() is None
+
+
+def test_bends_and_single_lines_do_not_count() -> None:
+    estimator = MountingEstimator(CAMERA.lens, CAMERA.mounting.roll_rad)
+    for _ in range(30):
+        estimator.add(lanes_of(FlatRoad(curvature=1 / 200), CAMERA))
+        estimator.add(lanes_of(FlatRoad(), CAMERA, (0.5, 1.5)))
+        estimator.add([])
+    assert (estimator.seen, estimator.straight) == (90, 0)
+
+
+def test_the_mounting_keeps_what_lanes_do_not_show() -> None:
+    estimator = drive(CAMERA)
+    found = estimator.estimate()
+    assert found is not None
+    given_mounting = replace(CAMERA.mounting, pitch_rad=0.3, yaw_rad=0.3)
+    mounting = mounting_of(found, 1.4, given_mounting, least_std_rad=math.radians(0.1))
+    assert (mounting.roll_rad, mounting.x_m) == (CAMERA.mounting.roll_rad, CAMERA.mounting.x_m)
+    assert mounting.pitch_rad == pytest.approx(CAMERA.mounting.pitch_rad, abs=math.radians(0.2))
+    assert mounting.pitch_std_rad >= math.radians(0.1)

@@ -1,0 +1,100 @@
+"""EventFeed: each event at least once, in order, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf import json_format
+
+from edge_server.mqtt import payloads
+from edge_server.mqtt.event_feed import SETTLED_S, EventFeed
+from edge_server.mqtt.topics import Identity, Topics
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.events import Event
+from edge_server.proto.edge.lanes.v1 import events_pb2
+
+IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-0")
+DEPARTURE = Event(
+    "lane_departure",
+    "begin",
+    "left",
+    "the vehicle leaves its lane",
+    81_000_000_000,
+    1_790_000_000_123_456_789,
+    id=41,
+    camera="front",
+    frame_id=1200,
+    model="lane_detection",
+    model_version="1",
+    distance_to_line_m=0.31249,
+    time_to_line_s=0.8,
+)
+
+
+def log_of(count: int) -> EventLog:
+    log = EventLog()
+    for number in range(count):
+        log.put(replace(DEPARTURE, id=0, cause=str(number)))
+    log._end()
+    return log
+
+
+def taken(feed: EventFeed) -> list[int]:
+    ids = []
+    while (event := feed.take()) is not None:
+        ids.append(event.id)
+    return ids
+
+
+def test_events_are_handed_out_once_and_in_order() -> None:
+    feed = EventFeed(log_of(3))
+    assert feed.waiting
+    assert taken(feed) == [1, 2, 3]
+    assert not feed.waiting
+
+
+def test_a_new_connection_gets_what_is_not_settled() -> None:
+    now_s = [0.0]
+    log = log_of(5)
+    feed = EventFeed(log, lambda: now_s[0])
+    taken(feed)
+    feed.acknowledge(1)
+    now_s[0] = SETTLED_S - 1
+    feed.acknowledge(2)
+    now_s[0] = SETTLED_S
+    # A minute after its acknowledgement an event is settled, the others may be lost.
+    feed.begin()
+    assert log.acknowledged("mqtt") == 1
+    assert taken(feed) == [2, 3, 4, 5]
+
+
+def test_a_restart_begins_after_what_was_settled() -> None:
+    now_s = [0.0]
+    log = log_of(3)
+    feed = EventFeed(log, lambda: now_s[0])
+    taken(feed)
+    feed.acknowledge(2)
+    now_s[0] = SETTLED_S + 1
+    feed.take()
+    assert taken(EventFeed(log)) == [3]
+
+
+def test_the_json_of_an_event_is_the_proto3_mapping() -> None:
+    for event in (DEPARTURE, replace(DEPARTURE, phase="end", begin_id=40, frame_id=None)):
+        sent: Any = json.loads(payloads.event(event, IDENTITY))
+        message = json_format.ParseDict(sent, events_pb2.Event())
+        assert message.id == 41
+        assert message.HasField("frame_id") == (event.frame_id is not None)
+        back = json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        assert back == sent
+
+
+def test_the_topic_of_an_event_is_that_of_its_camera_or_device() -> None:
+    topics = Topics("truck-7")
+    assert topics.event("model") == "edge/v1/truck-7/events/model"
+    departures = "edge/v1/truck-7/cameras/front/events/lane_departure"
+    assert topics.event("lane_departure", "front") == departures
