@@ -301,13 +301,13 @@ def test_a_power_cut_while_rauc_installs(tmp_path: Path, release: Release) -> No
     assert require_serving(board) == "B"
     number = board.called
     assert number > 10
-    points = range(1, number + 1) if EACH == 1 else (1, number // 2, number)
+    points = range(1, number + 1) if EACH == 1 else (number // 2, number)
     served = []
     for at in points:
         board, code = install_and_cut(tmp_path / str(at), release, at)
         assert board.called == at, "the power did not fail"
         served.append(require_serving(board))
-        if served[-1] == "A" and at == points[len(points) // 2]:
+        if served[-1] == "A" and at == number // 2:
             board.cut_before(0)
             assert board.rauc("install", str(release.bundle)).returncode == 0
             board.unmount()
@@ -317,6 +317,7 @@ def test_a_power_cut_while_rauc_installs(tmp_path: Path, release: Release) -> No
     assert served[0] == "A"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("strace")
 def test_a_power_cut_while_the_image_is_written(tmp_path: Path, release: Release) -> None:
     board = Board(tmp_path / "device", release.old, release.key)
