@@ -30,11 +30,10 @@ from collections import deque
 from typing import Final, NamedTuple
 
 PROPERTY: Final = "e2e"
+PATTERN: Final = "^1 ([0-9a-f]{8}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,15}) ([0-9a-f]{8})$"
 
 _COUNTERS: Final = 2**32
-_ENVELOPE: Final = re.compile(
-    r"1 ([0-9a-f]{8}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,15}) ([0-9a-f]{8})", re.ASCII
-)
+_ENVELOPE: Final = re.compile(PATTERN, re.ASCII)
 _SESSIONS_KEPT: Final = 8
 # Clocks of two machines drift apart by less than 200 parts per million.
 _DRIFT: Final = 200e-6
