@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import time
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 import paho.mqtt.client as paho
@@ -124,6 +125,9 @@ class Connection:
             properties = _properties(PacketTypes.WILLMESSAGE)
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
         self._state_properties = _properties(PacketTypes.PUBLISH)
+        self._event_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "Event")
+        self._live_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "LaneFrame")
+        self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
 
     @property
     def in_flight(self) -> int:
@@ -162,8 +166,7 @@ class Connection:
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LIVE_EXPIRY_S`; return False if the
         packet exceeds the broker's limit."""
-        properties = self._protected("LaneFrame", topic, payload, envelope)
-        properties.MessageExpiryInterval = LIVE_EXPIRY_S
+        properties = _protected(self._live_properties, topic, payload, envelope)
         if not self._fits(topic, payload, properties):
             return False
         self.live_in_flight += 1  # before: paho may call `_on_publish` from within
@@ -191,7 +194,7 @@ class Connection:
         """Publish with QoS 1, not retained, never expiring: late is better than lost. An event
         whose packet exceeds the broker's limit, or that the broker refuses, counts as acknowledged:
         the next ones would wait for it forever."""
-        properties = self._protected("Event", topic, payload, envelope)
+        properties = _protected(self._event_properties, topic, payload, envelope)
         properties.CorrelationData = correlation
         if not self._fits(topic, payload, properties):
             on_acknowledged()
@@ -199,13 +202,6 @@ class Connection:
         sent = self._client.publish(topic, payload, qos=1, properties=properties)
         self._unacknowledged[sent.mid] = topic, time.monotonic()
         self._of_events[sent.mid] = on_acknowledged
-
-    def _protected(
-        self, message: str, topic: str, payload: bytes, envelope: e2e.Envelope
-    ) -> Properties:
-        properties = _properties(PacketTypes.PUBLISH, self._mqtt.payload, message)
-        properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
-        return properties
 
     def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
         # paho sends a packet over the limit all the same, and the broker ends the connection.
@@ -340,6 +336,15 @@ class _ClosingSocket(ssl.SSLSocket):
 def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+
+
+def _protected(
+    properties: Properties, topic: str, payload: bytes, envelope: e2e.Envelope
+) -> Properties:
+    # A copy takes a tenth of the time of new ones.
+    properties = copy(properties)
+    properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
+    return properties
 
 
 def _properties(packet: int, payload: PayloadFormat = "json", message: str = "") -> Properties:
