@@ -204,7 +204,7 @@ class EventsSection(Section, frozen=True):
     """
 
     file: str | None = None
-    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 10_000
 
 
 class LogSection(Section, frozen=True):
