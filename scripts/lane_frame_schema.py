@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from edge_server.mqtt.health import SCHEMA as HEALTH_SCHEMA
-from edge_server.mqtt.payloads import SCHEMA
+from edge_server.pipeline.messages import LANES_SCHEMA
 from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _DESCRIPTIONS = {
 # Messages that are absent where there is nothing to say.
 _OPTIONAL = {"LaneFrame.ego", "Lane.ground"}
 _NARROWER: dict[str, dict[str, Any]] = {
-    "LaneFrame.schema": {"enum": [SCHEMA]},
+    "LaneFrame.schema": {"enum": [LANES_SCHEMA]},
     "DeviceHealth.schema": {"enum": [HEALTH_SCHEMA]},
     "Lane.confidence": {"type": "number", "minimum": 0, "maximum": 1},
     "ImagePoints.x": {"minItems": 2},

@@ -15,6 +15,7 @@ from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
@@ -40,7 +41,6 @@ from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes

@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.mqtt.broker import address_of, password_of, tls_of
-from edge_server.mqtt.payloads import CONTENT_TYPE
+from edge_server.mqtt.payloads import content_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from edge_server.mqtt.outbox import Wake
     from edge_server.settings import Mqtt
+    from edge_server.settings.sections import PayloadFormat
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ class Connection:
             properties = _properties(PacketTypes.WILLMESSAGE)
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
         self._state_properties = _properties(PacketTypes.PUBLISH)
-        self._live_properties = _properties(PacketTypes.PUBLISH)
+        self._event_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "Event")
+        self._live_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "LaneFrame")
         self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
 
     @property
@@ -171,10 +173,10 @@ class Connection:
     ) -> None:
         """Publish with QoS 1, not retained. An event whose packet exceeds the broker's limit, or
         that the broker refuses, counts as acknowledged: the next ones would wait for it forever."""
-        if not self._fits(topic, payload, self._state_properties):
+        if not self._fits(topic, payload, self._event_properties):
             on_acknowledged()
             return
-        sent = self._client.publish(topic, payload, qos=1, properties=self._state_properties)
+        sent = self._client.publish(topic, payload, qos=1, properties=self._event_properties)
         self._unacknowledged[sent.mid] = topic, time.monotonic()
         self._of_events[sent.mid] = on_acknowledged
 
@@ -314,8 +316,8 @@ def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
-def _properties(packet: int) -> Properties:
+def _properties(packet: int, payload: PayloadFormat = "json", message: str = "") -> Properties:
     properties = Properties(packet)  # type: ignore[no-untyped-call]
-    properties.PayloadFormatIndicator = 1  # UTF-8
-    properties.ContentType = CONTENT_TYPE
+    properties.PayloadFormatIndicator = int(payload == "json")  # 1 is UTF-8, 0 is bytes
+    properties.ContentType = content_type(payload, message)
     return properties

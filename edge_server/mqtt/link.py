@@ -22,9 +22,10 @@ from edge_server.settings.text_file import read_text_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_server.board.identity import Identity
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.event_feed import EventFeed
-    from edge_server.mqtt.topics import Identity, Topics
+    from edge_server.mqtt.topics import Topics
     from edge_server.pipeline.events import Event
     from edge_server.settings import Mqtt
 
@@ -244,13 +245,13 @@ class Link:
             if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
                 feed.count(lost=1)
                 continue
-            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns)
+            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
             if not connection.publish_live(topic, payload):
                 feed.count(lost=1)
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
         topic = self._feed.topics.event(event.kind, event.camera)
-        payload = payloads.event(event, self._feed.identity)
+        payload = payloads.event(event, self._feed.identity, self.mqtt.payload)
         connection.publish_event(topic, payload, lambda: feed.acknowledge(event.id))
 
     def _say_farewell(self, connection: Connection) -> None:

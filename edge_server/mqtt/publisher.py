@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from edge_server.board.facts import BoardFacts
+    from edge_server.board.identity import Identity
     from edge_server.board.update_record import UpdateRecord
     from edge_server.board.watch import BoardCondition
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.topics import Identity
     from edge_server.pipeline.event_log import EventLog
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt

@@ -13,6 +13,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
+PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
@@ -112,6 +113,8 @@ class Mqtt(Section, frozen=True):
         insecure: allows a password to cross a network in plain text.
         ca_file: PEM; the authority that must have signed the broker's certificate; enables TLS.
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
+        payload: of lanes and events: `protobuf` is the message of lanes.proto or events.proto, in
+            half the bytes of `json`, which is its JSON mapping. States are always JSON.
     """
 
     host: str
@@ -122,6 +125,7 @@ class Mqtt(Section, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
     insecure: bool = False
+    payload: PayloadFormat = "json"
 
     def __post_init__(self) -> None:
         if bool(self.cert_file) != bool(self.key_file):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import paho.mqtt.client as paho
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.settings import Mqtt

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
 from edge_server.mqtt.event_feed import SETTLED_S, EventFeed
-from edge_server.mqtt.topics import Identity, Topics
+from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.proto.edge.lanes.v1 import events_pb2
@@ -91,6 +92,8 @@ def test_the_json_of_an_event_is_the_proto3_mapping() -> None:
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         assert back == sent
+        written = payloads.event(event, IDENTITY, "protobuf")
+        assert events_pb2.Event.FromString(written) == message
 
 
 def test_the_topic_of_an_event_is_that_of_its_camera_or_device() -> None:

@@ -1,5 +1,5 @@
-from edge.lanes.v1 import events_pb2 as _events_pb2
-from edge.lanes.v1 import lanes_pb2 as _lanes_pb2
+from edge_server.proto.edge.lanes.v1 import events_pb2 as _events_pb2
+from edge_server.proto.edge.lanes.v1 import lanes_pb2 as _lanes_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
