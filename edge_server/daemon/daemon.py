@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.credentials import check_certificates
+from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
@@ -41,6 +42,7 @@ from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
+from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
@@ -130,8 +132,14 @@ class Daemon:
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
+        lane_feed = LaneFeed(identity)
         latency = LaneLatency()
         lane_rate = LaneRate()
+
+        def forget_camera(name: str) -> None:
+            latency.forget(name)
+            lane_feed.forget(name)
+
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
@@ -141,15 +149,19 @@ class Daemon:
             (
                 *listeners,
                 lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+                lane_feed,
                 latency,
                 lane_rate,
             ),
             camera_models,
-            latency.forget,
+            forget_camera,
             board=lambda: board.condition,
             road=lambda calibration: road_follower(
                 settings, calibration, self.vehicle, self.events
             ),
+        )
+        self._grpc.offer_lanes(
+            LaneSources(identity, lane_feed, self.events, self.vehicle, self._cameras.pipelines)
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:

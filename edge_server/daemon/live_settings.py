@@ -63,6 +63,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),
                 *("keepalive_without_calls", "max_pings_without_data"),
                 *("min_ping_interval_without_data_ms", "max_ping_strikes"),
+                *("max_lane_streams", "reflection"),
             ),
             RESTART,
         ),

@@ -99,12 +99,28 @@ class EventLog:
         with self._changed:
             return [event for event in self._events if event.id > id_]
 
-    def wait_after(self, id_: int, timeout_s: float) -> bool:
-        """Wait until there is an event with a greater id; return whether there is."""
+    def wait_after(
+        self, id_: int, timeout_s: float | None = None, ended: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Wait until there is an event with a greater id; return whether there is.
+
+        Args:
+            id_: see `after`.
+            timeout_s: None is no limit.
+            ended: ends the wait; looked at after `wake`.
+        """
+
+        def is_there() -> bool:
+            return bool(self._events) and self._events[-1].id > id_
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._events) and self._events[-1].id > id_, timeout_s
-            )
+            self._changed.wait_for(lambda: is_there() or ended(), timeout_s)
+            return is_there()
+
+    def wake(self) -> None:
+        """Have every `wait_after` look at its `ended`."""
+        with self._changed:
+            self._changed.notify_all()
 
     def when_visible(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the log's thread whenever there are new events; before its start."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edge_server.cameras.status import CameraState
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
@@ -28,19 +24,6 @@ if TYPE_CHECKING:
 LANES_SCHEMA = "edge.lanes/1"
 EVENT_SCHEMA = "edge.event/1"
 
-# A camera's state as messages spell it.
-CAMERA_STATES: Mapping[CameraState, str] = MappingProxyType(
-    {
-        CameraState.STARTING: "starting",
-        CameraState.LIVE: "ok",
-        CameraState.DEGRADED: "degraded",
-        CameraState.STALLED: "stalled",
-        CameraState.FROZEN: "frozen",
-        CameraState.LOST: "lost",
-        CameraState.ENDED: "lost",
-        CameraState.STOPPED: "lost",
-    }
-)
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
 _UPPER = np.triu_indices(4)

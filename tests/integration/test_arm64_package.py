@@ -73,6 +73,7 @@ loaded = {}
 for path in sorted(site.rglob("*.so")):
     if "-linux-gnu.so" in path.name or ".abi3.so" in path.name:
         name = ".".join(path.relative_to(site).parts).split(".cpython")[0].split(".abi3")[0]
+        name = "cv2" if name == "cv2.cv2" else name  # it wants to be loaded by its package
         try:
             importlib.import_module(name)
             loaded[name] = ""

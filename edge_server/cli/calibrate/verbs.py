@@ -6,7 +6,9 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from edge_server.board.installation import remedy
 from edge_server.cli.verbs import OK, Verb, Verbs
+from edge_server.errors import SourceError
 
 _ABOUT = """\
 Makes the file that puts a camera's lanes on the road: first its lens (intrinsics), then where the
@@ -167,8 +169,13 @@ def _mark(text: str) -> tuple[float, float, float, float]:
 
 def _run(name: str, arguments: argparse.Namespace) -> int:
     # --help imports no OpenCV.
-    from edge_server.cli.calibrate import actions  # noqa: PLC0415
-
+    try:
+        from edge_server.cli.calibrate import actions  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "cv2":
+            raise
+        text = f"OpenCV for Python (cv2) is missing; {remedy('cv2')}"
+        raise SourceError(text) from error
     for line in getattr(actions, name)(arguments):
         print(line, flush=True)
     return OK

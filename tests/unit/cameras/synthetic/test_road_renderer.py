@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -93,14 +92,3 @@ def test_a_drive_is_smooth() -> None:
         assert len(before) == len(after)
         for lane, moved in zip(before, after, strict=True):
             assert abs(lane[0, 0] - moved[0, 0]) < 6
-
-
-def test_a_frame_takes_milliseconds() -> None:
-    scene = RoadScene.for_camera(0)
-    times_s = []
-    for frame in range(8):
-        began = time.perf_counter()
-        render(scene, float(frame))
-        times_s.append(time.perf_counter() - began)
-    # Several times the target of 15 ms, so that a busy machine passes.
-    assert min(times_s) < 0.08
