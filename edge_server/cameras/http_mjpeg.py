@@ -302,6 +302,7 @@ class HttpMjpegSource:
                 now_ns,
                 self._epoch_ns() - (self._monotonic_ns() - now_ns),
                 picture_size=None if whole else size,
+                jpeg=jpeg,
             )
         raise SourceError(
             f"{self._label}: {_MOST_DAMAGED} images one after another are damaged "
