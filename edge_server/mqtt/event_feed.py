@@ -60,10 +60,9 @@ class EventFeed:
     def take(self) -> Event | None:
         """Return the next event, or None."""
         self._settle()
-        if not self.waiting:
-            return None
-        event = self._log.after(self._position)[0]
-        self._position = event.id
+        event = self._log.next_after(self._position)
+        if event is not None:
+            self._position = event.id
         return event
 
     def acknowledge(self, id_: int) -> None:
