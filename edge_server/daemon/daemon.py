@@ -29,7 +29,7 @@ from edge_server.daemon.model_parts import (
     store_directory,
 )
 from edge_server.daemon.reload import Part, SettingsReload
-from edge_server.daemon.road_parts import event_log, road_follower
+from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Sequence
 
+    from edge_server.cameras.calibration import Calibration
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.process.worker import Worker
@@ -143,6 +144,13 @@ class Daemon:
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
         )
+
+        def calibration_of_camera(name: str) -> Calibration | None:
+            return self._cameras.calibration(name)
+
+        recorder = self._recorder = recorder_of(
+            settings, identity, self.events, calibration_of_camera
+        )
         self._cameras = CameraSet(
             settings.cameras,
             self.data_plane,
@@ -152,6 +160,7 @@ class Daemon:
                 lane_feed,
                 latency,
                 lane_rate,
+                *(() if recorder is None else (recorder,)),
             ),
             camera_models,
             forget_camera,
@@ -161,7 +170,14 @@ class Daemon:
             ),
         )
         self._grpc.offer_lanes(
-            LaneSources(identity, lane_feed, self.events, self.vehicle, self._cameras.pipelines)
+            LaneSources(
+                identity,
+                lane_feed,
+                self.events,
+                self.vehicle,
+                self._cameras.pipelines,
+                None if recorder is None else recorder.request,
+            )
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -283,6 +299,8 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        if (recorder := self._recorder) is not None:
+            yield recorder.start, recorder.stop
         yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
@@ -360,6 +378,8 @@ class Daemon:
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
         parts = (self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
+        if self._recorder is not None:
+            workers += self._recorder.workers
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
         return workers
@@ -374,6 +394,8 @@ def _directories(settings: Settings) -> list[Path]:
     found = [state_directory()]
     if settings.repository.mode == "poll":
         found.append(store_directory(settings.repository))
+    if settings.recorder.mode != "off" and settings.recorder.directory:
+        found.append(Path(settings.recorder.directory).absolute())
     if settings.trace.file:
         found.append(Path(settings.trace.file).absolute().parent)
     return found

@@ -87,6 +87,13 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "vehicle": {"width_m": RESTART},
     "lane_departure": dict.fromkeys(("enabled", "time_to_line_s", "min_speed_mps"), RESTART),
     "events": {"file": RESTART, "kept": RESTART},
+    "recorder": dict.fromkeys(
+        (
+            *("mode", "directory", "cameras", "events", "before_s", "after_s", "file_s"),
+            *("max_bytes", "memory_bytes", "jpeg_quality", "width"),
+        ),
+        RESTART,
+    ),
     "log": {
         **dict.fromkeys(("verbose", "info", "warning", "error", "format"), "log"),
         "file": RESTART,

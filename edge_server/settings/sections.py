@@ -13,6 +13,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
+EventName = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -205,6 +206,38 @@ class EventsSection(Section, frozen=True):
 
     file: str | None = None
     kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 10_000
+
+
+class RecorderSection(Section, frozen=True):
+    """`[recorder]`: what the cameras saw and what came of it, in MCAP files; see docs/recorder.md.
+
+    Attributes:
+        mode: `events` writes a file around each event and on request; `continuous` writes all the
+            time, and keeps the files of events longer; `off` costs nothing.
+        directory: the daemon's own; empty is `recordings` in systemd's state directory, or in the
+            user's.
+        cameras: names; empty is every camera.
+        events: the kinds of events that begin a file, or pin one.
+        before_s: so much before the event is kept in memory and written.
+        after_s: likewise after it.
+        file_s: a file is no longer.
+        max_bytes: all files together; the oldest are deleted, those of events last.
+        memory_bytes: what is kept in memory is no larger, whatever `before_s` says.
+        jpeg_quality: of pictures that did not come as JPEG from the camera.
+        width: larger pictures are made so small, in px; 0 leaves them as they are.
+    """
+
+    mode: Literal["off", "events", "continuous"] = "off"
+    directory: str = ""
+    cameras: tuple[Name, ...] = ()
+    events: tuple[EventName, ...] = ("lane_departure", "camera", "model", "degraded")
+    before_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 10.0
+    after_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 10.0
+    file_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=64 << 20)] = 4 << 30
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
+    jpeg_quality: Annotated[int, msgspec.Meta(ge=1, le=100)] = 85
+    width: Annotated[int, msgspec.Meta(ge=0, le=16384)] = 0
 
 
 class LogSection(Section, frozen=True):

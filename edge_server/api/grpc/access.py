@@ -47,7 +47,7 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             f"{_LANES}{name}"
             for name in (
                 *("StreamLanes", "GetLatestLanes", "StreamEvents", "ListCameras"),
-                "SetVehicleState",
+                *("SetVehicleState", "Record"),
             )
         ),
     }
@@ -68,7 +68,7 @@ OPEN = frozenset(
         *REFLECTION,
         *PROTOCOLS["lanes"],
     }
-    - {f"{_LANES}SetVehicleState"}
+    - {f"{_LANES}SetVehicleState", f"{_LANES}Record"}
 )
 
 # Control calls only if the request names a setting; without one the call only reads the settings.

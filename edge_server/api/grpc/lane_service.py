@@ -63,6 +63,7 @@ class LaneSources:
 
     Attributes:
         pipelines: of the present cameras.
+        record: see `Recorder.request`; None where the recorder is off.
     """
 
     identity: Identity
@@ -70,6 +71,7 @@ class LaneSources:
     events: EventLog
     vehicle: VehicleInputs
     pipelines: Sequence[LanePipeline]
+    record: Callable[[str, float | None, float | None], str] | None = None
 
 
 class LaneServicer:
@@ -206,6 +208,17 @@ class LaneServicer:
             )
         self._sources.vehicle.put(VehicleState(mono_ns, **measured, indicator=indicator))
         return pb.SetVehicleStateResponse()
+
+    def Record(self, request: Any, context: Any) -> Any:
+        times: list[float | None] = []
+        for name, most in (("before_s", 60.0), ("after_s", 300.0)):
+            value = getattr(request, name) if request.HasField(name) else None
+            if value is not None and not 0 <= value <= most:
+                raise InvalidRequest(f"{name} is {value:g}: it is 0 to {most:g}, in seconds")
+            times.append(value)
+        if self._sources.record is None:
+            raise Unavailable("the recorder is off; set recorder.mode to events or continuous")
+        return pb.RecordResponse(file=self._sources.record(request.cause, *times))
 
     def _refuse_unknown(self, cameras: Sequence[str]) -> None:
         known = [pipeline.camera.name for pipeline in tuple(self._sources.pipelines)]

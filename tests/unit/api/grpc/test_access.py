@@ -41,7 +41,8 @@ def settings(**grpc: Any) -> Grpc:
 def test_of_the_lane_service_only_the_vehicles_state_is_a_control_call() -> None:
     methods = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
     assert set(PROTOCOLS["lanes"]) == methods
-    assert methods - OPEN == {"/edge.lanes.v1.LaneService/SetVehicleState"}
+    lanes = "/edge.lanes.v1.LaneService"
+    assert methods - OPEN == {f"{lanes}/SetVehicleState", f"{lanes}/Record"}
 
 
 def test_the_published_service_is_open_updates_and_control_and_nothing_else() -> None:

@@ -143,3 +143,19 @@ class SetVehicleStateRequest(_message.Message):
 class SetVehicleStateResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("cause", "before_s", "after_s")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    before_s: float
+    after_s: float
+    def __init__(self, cause: _Optional[str] = ..., before_s: _Optional[float] = ..., after_s: _Optional[float] = ...) -> None: ...
+
+class RecordResponse(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    def __init__(self, file: _Optional[str] = ...) -> None: ...
