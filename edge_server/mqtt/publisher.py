@@ -74,6 +74,7 @@ class Publisher:
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._models: set[str] = set()  # that have a topic
+        # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
         self._serving: dict[str, list[int]] = {}
         self._discovery = ""  # the topic that Home Assistant reads
@@ -250,7 +251,7 @@ class Publisher:
         """Publish how a camera sees, and that it exists; None where that is not known."""
         if name in self._cameras and self._cameras[name] == calibration:
             return
-        self._cameras[name] = calibration
+        self._cameras = {**self._cameras, name: calibration}
         topic = self._topic(self._topics.calibration, name)
         if calibration is not None:
             self._put_state(topic, payloads.calibration(calibration))
@@ -261,7 +262,10 @@ class Publisher:
     def clear_camera(self, name: str) -> None:
         """Clear the retained states of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
-        if self._cameras.pop(name, None) is not None:
+        cameras = dict(self._cameras)
+        calibration = cameras.pop(name, None)
+        self._cameras = cameras
+        if calibration is not None:
             self._put_state(self._topic(self._topics.calibration, name), b"")
         self._introduce()
 
