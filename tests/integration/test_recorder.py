@@ -298,7 +298,7 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
         if any(lane.HasField("ground") for lane in frame.lanes):
             break
         time.sleep(0.1)
-    off = pytest.raises(grpc.RpcError, match="the recorder is off; set recorder.mode")
+    off = pytest.raises(grpc.RpcError, match=r"the recorder is off; set recorder\.mode")
     with off:
         call(process, "Record", pb.RecordRequest(cause="test"), pb.RecordResponse)
 
