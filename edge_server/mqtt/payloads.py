@@ -10,13 +10,16 @@ arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes 
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from google.protobuf import json_format
 
 from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
+    calibration_message,
     event_fields,
     lane_frame_fields,
 )
@@ -24,8 +27,11 @@ from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from edge_server.board.identity import Identity
     from edge_server.board.update_record import UpdateRecord
+    from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.events import Event
     from edge_server.settings.sections import PayloadFormat
@@ -86,16 +92,57 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
     return _encode({"state": state, "version": identity.version, **more})
 
 
-def meta(identity: Identity) -> bytes:
-    """Return the device's name and version, and the schema of its messages."""
+def meta(
+    identity: Identity,
+    payload: PayloadFormat = "json",
+    cameras: Mapping[str, str] = MappingProxyType({}),
+    models: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> bytes:
+    """Return what a reader needs to know before the first lanes.
+
+    Args:
+        identity: of this device.
+        payload: the format of lanes and events.
+        cameras: the id of each camera's calibration; empty where it has none.
+        models: the versions of each model that serve.
+    """
     return _encode(
         {
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
             "schemas": [LANES_SCHEMA, EVENT_SCHEMA],
+            "payload": payload,
+            "cameras": [{"name": name, "calib_id": id_} for name, id_ in sorted(cameras.items())],
+            "models": [
+                {"name": as_utf8(name), "versions": [str(each) for each in sorted(versions)]}
+                for name, versions in sorted(models.items())
+            ],
         }
     )
+
+
+def calibration(calibration: Calibration) -> bytes:
+    """Return how the camera sees and is mounted, as `Calibration` of lane_service.proto."""
+    message = calibration_message(calibration)
+    return _encode(
+        json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+
+
+def acknowledged(event_id: int) -> bytes:
+    """Return the mark that a broker retains, the newest event that it has acknowledged."""
+    return _encode({"event": str(event_id)})
+
+
+def acknowledged_event(payload: bytes) -> int | None:
+    """Return the event of a mark; None of anything else."""
+    try:
+        return int(msgspec.json.decode(payload, type=dict[str, str])["event"])
+    except (msgspec.MsgspecError, KeyError, ValueError):
+        return None
 
 
 def update(identity: Identity, record: UpdateRecord) -> bytes:

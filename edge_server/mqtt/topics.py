@@ -32,7 +32,7 @@ class Topics:
 
     @property
     def meta(self) -> str:
-        """Retained: the device's name, version and schema."""
+        """Retained, the birth message: versions, schemas, cameras and models."""
         return f"{PREFIX}/{self.device}/meta"
 
     @property
@@ -55,6 +55,11 @@ class Topics:
         """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
         return f"{PREFIX}/{self.device}/plans"
 
+    @property
+    def acknowledged(self) -> str:
+        """Retained: the id of the newest event that the broker has acknowledged."""
+        return f"{PREFIX}/{self.device}/acknowledged"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
@@ -62,6 +67,10 @@ class Topics:
     def camera_status(self, camera: str) -> str:
         """Retained: whether the camera delivers."""
         return f"{self._camera(camera)}/status"
+
+    def calibration(self, camera: str) -> str:
+        """Retained: how the camera sees and is mounted; empty where it has no calibration."""
+        return f"{self._camera(camera)}/calibration"
 
     def event(self, kind: str, camera: str = "") -> str:
         """Never retained, at least once: what begins and ends; of a camera, or of the device."""
@@ -73,10 +82,11 @@ class Topics:
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
         return f"{PREFIX}/{self.device}/models/{model}/state"
 
-    def states(self) -> tuple[str, str]:
+    def states(self) -> tuple[str, ...]:
         """Filters for the retained topics of all models and cameras, those of earlier runs too."""
         root = f"{PREFIX}/{self.device}"
-        return f"{root}/models/+/state", f"{root}/cameras/+/status"
+        cameras = f"{root}/cameras/+"
+        return f"{root}/models/+/state", f"{cameras}/status", f"{cameras}/calibration"
 
     def _camera(self, camera: str) -> str:
         _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")

@@ -116,6 +116,8 @@ class Mqtt(Section, frozen=True):
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
         payload: of lanes and events: `protobuf` is the message of lanes.proto or events.proto, in
             half the bytes of `json`, which is its JSON mapping. States are always JSON.
+        home_assistant: the prefix under which Home Assistant discovers the device, by default
+            `homeassistant` there; None announces nothing.
     """
 
     host: str
@@ -127,12 +129,15 @@ class Mqtt(Section, frozen=True):
     key_file: str | None = None
     insecure: bool = False
     payload: PayloadFormat = "json"
+    home_assistant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
     def __post_init__(self) -> None:
         if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("cert_file and key_file belong together: give both, or neither")
         if self.cert_file and not self.ca_file:
             raise ValueError("cert_file needs ca_file: without it there is no TLS")
+        if self.home_assistant and self.payload != "json":
+            raise ValueError('home_assistant needs payload = "json": it reads nothing else')
         if self.password_file and not (self.ca_file or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"{self.host} is beyond the loopback, and the password would cross the network in "
@@ -200,7 +205,7 @@ class EventsSection(Section, frozen=True):
     """
 
     file: str | None = None
-    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 10_000
 
 
 class RecorderSection(Section, frozen=True):

@@ -386,7 +386,7 @@ def test_a_broker_that_only_responds_to_pings_is_given_up(log: Received) -> None
             while time.monotonic() < give_up and (received := peer.recv(4096)):
                 if received.endswith(PINGREQ):
                     peer.sendall(PINGRESP)
-        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 2 s"))
+        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 3 s"))
         publisher.stop()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import ReflectionServicer
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
 
 from edge_server.api.grpc.access import REFLECTION
 from edge_server.api.grpc.admission import SHUTTING_DOWN
@@ -43,7 +43,8 @@ def register_reflection(
         on_threads: has a handler run on the threads of such streams.
     """
     paths = [path.rsplit("/", 1) for path in REFLECTION]
-    servicer = ReflectionServicer((*services, *(service.strip("/") for service, _ in paths)))
+    # v1 itself cannot be described: its .proto is in no package that fits protobuf 6.
+    servicer = ReflectionServicer((*services, SERVICE_NAME))
 
     def reflect(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         def shut_down() -> None:

@@ -60,6 +60,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
+        watched = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host

@@ -71,6 +71,47 @@ def test_a_new_connection_gets_what_is_not_settled() -> None:
     assert taken(feed) == [2, 3, 4, 5]
 
 
+def test_a_broker_gets_what_follows_its_mark() -> None:
+    log = log_of(5)
+    feed = EventFeed(log)
+    taken(feed)
+    feed.acknowledge(5)
+    # It came back with what it had at some earlier time, maybe long before.
+    feed.begin(2)
+    assert taken(feed) == [3, 4, 5]
+    # A mark of another log, and no mark: what was settled counts.
+    for mark in (6, None):
+        feed.begin(mark)
+        assert taken(feed) == [1, 2, 3, 4, 5]
+
+
+def test_the_mark_follows_the_acknowledgements_now_and_then() -> None:
+    now_s = [100.0]
+    feed = EventFeed(log_of(5), lambda: now_s[0])
+    feed.begin(None)
+    assert feed.take_mark() is None
+    taken(feed)
+    feed.acknowledge(1)
+    assert feed.take_mark() == 1
+    feed.acknowledge(2)
+    feed.acknowledge(3)
+    assert feed.take_mark() is None
+    now_s[0] += 1
+    assert feed.take_mark() == 3
+    now_s[0] += 1
+    assert feed.take_mark() is None
+    # A broker that lost its mark gets it again with the next acknowledgement.
+    feed.begin(None)
+    feed.acknowledge(3)
+    assert feed.take_mark() == 3
+
+
+def test_a_mark_that_is_none_is_none() -> None:
+    assert payloads.acknowledged_event(payloads.acknowledged(41)) == 41
+    for payload in (b"", b"{}", b"[1]", b'{"event": "x"}', b'{"event": 3}', b"\xff"):
+        assert payloads.acknowledged_event(payload) is None
+
+
 def test_a_restart_begins_after_what_was_settled() -> None:
     now_s = [0.0]
     log = log_of(3)

@@ -212,11 +212,16 @@ def test_state_payloads() -> None:
         "state": "offline",
         "version": "0.1.0",
     }
-    assert json.loads(payloads.meta(IDENTITY)) == {
+    assert json.loads(
+        payloads.meta(IDENTITY, "protobuf", {"rear": "", "front": "ab12"}, {"lanes": [10, 9]})
+    ) == {
         "device": "truck-7",
         "version": "0.1.0",
         "boot_id": IDENTITY.boot_id,
         "schemas": ["edge.lanes/1", "edge.event/1"],
+        "payload": "protobuf",
+        "cameras": [{"name": "front", "calib_id": "ab12"}, {"name": "rear", "calib_id": ""}],
+        "models": [{"name": "lanes", "versions": ["9", "10"]}],
     }
     assert json.loads(payloads.camera_status("lost", None)) == {
         "state": "lost",
