@@ -123,7 +123,7 @@ def record(
         recorder(found[-1].lane_frame, frame)
         recorder.encode(0.0)
     recorder.write()
-    recorder._end()
+    recorder.end()
     (path,) = directory.glob("*.mcap")
     return path, found
 

@@ -119,7 +119,7 @@ class Recorder:
         self._arrived = threading.Condition()
         self._waiting: deque[Arrival] = deque()
         encoder = Worker("recorder-encode", self.encode, on_end=self._encode_rest)
-        self._writer = Worker("recorder", self._tick, on_end=self._end)
+        self._writer = Worker("recorder", self._tick, on_end=self.end)
         self.workers = (encoder, self._writer)
         self._requests: deque[_Trigger] = deque()
         self._wake = threading.Event()
@@ -382,7 +382,8 @@ class Recorder:
             log.error("recorder: nothing is recorded: %s; lanes go on", reason)
         self.failure = reason
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Complete the file, and answer who waits; the writer's last work."""
         self._write_now()
         try:
             self._finish(self._clock_ns())
