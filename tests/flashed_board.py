@@ -17,13 +17,15 @@ import pytest
 CHECKOUT = Path(__file__).parents[1]
 FIRSTBOOT = CHECKOUT / "jetpack/overlay/usr/lib/edge-server-image/firstboot"
 LINUX = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
-# Kills the script, and what it started, before the command with that number.
+# Kills the script, and what it started, before the command with that number of one step.
 CUT = """
 if [ "$0" = "$FIRSTBOOT" ]; then
     set -T
     commands=0
+    step=$1
+    [ "$step" = "$CUT_STEP" ] || CUT_AT=1000000
     trap 'commands=$((commands + 1)); [ "$commands" -lt "$CUT_AT" ] || kill -KILL 0' DEBUG
-    trap 'echo "$commands" >>"$COUNTED"' EXIT
+    trap 'echo "$step $commands" >>"$COUNTED"' EXIT
 fi
 """
 # `plan` and `health` need a board; what they say is part of the report alone.
@@ -134,7 +136,7 @@ class FlashedBoard:
         self._stick_loop = "/nonexistent"
 
     def boot(
-        self, *, cut_at: int = 10**9, stand_in_code: int = 0
+        self, *, cut: tuple[str, int] = ("", 0), stand_in_code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """Run the steps of a boot in mounts of their own; then the data partition is in `data`."""
         environment = {
@@ -147,7 +149,8 @@ class FlashedBoard:
             "EDGE_SLOTS": str(self._folder / "slots"),
             "FIRSTBOOT": str(FIRSTBOOT),
             "CUT_ENV": str(self._folder / "cut"),
-            "CUT_AT": str(cut_at),
+            "CUT_STEP": cut[0],
+            "CUT_AT": str(cut[1]),
             "COUNTED": str(self.counted),
             "STAND_IN_CODE": str(stand_in_code),
         }

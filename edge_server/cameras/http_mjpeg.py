@@ -142,6 +142,7 @@ class HttpMjpegSource:
                 now_ns,
                 self._epoch_ns() - (self._monotonic_ns() - now_ns),
                 picture_size=None if whole else size,
+                jpeg=jpeg,
             )
         raise SourceError(
             f"{self._label}: the last {damaged} images are all damaged ({self._decoder.damage}); "

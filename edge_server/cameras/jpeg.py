@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import cv2
 import numpy as np
 
+from edge_server.cameras.colour import bgr_of, resized
 from edge_server.cameras.frame import LARGEST_PX, UsefulSize
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from edge_server.pixels import Image
 
 _BEGIN, _END = b"\xff\xd8", b"\xff\xd9"
 # A header segment with the size: every SOF, baseline and progressive (ITU-T T.81, table B.1).
@@ -130,3 +133,18 @@ class JpegDecoder:
             self.damage = "it cannot be decoded"
             return None
         return pixels, (width, height)
+
+
+def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
+    """Return `image` as a JPEG.
+
+    Args:
+        image: in any format.
+        quality: 1..100, of libjpeg.
+        width: a wider picture is made so small, in px, and keeps its shape; 0 keeps its size.
+    """
+    pixels = bgr_of(image)
+    if 0 < width < image.width:
+        pixels = resized(pixels, width, max(1, round(image.height * width / image.width)))
+    _, data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_QUALITY, quality))
+    return bytes(data)

@@ -23,6 +23,7 @@ from edge_server.settings.sections import (
     Name,
     Power,
     Python,
+    RecorderSection,
     Repository,
     Section,
     Serving,
@@ -59,6 +60,7 @@ class Settings(Section, frozen=True):
     vehicle: Vehicle = Vehicle()
     lane_departure: LaneDeparture = LaneDeparture()
     events: EventsSection = EventsSection()
+    recorder: RecorderSection = RecorderSection()
     power: Power = Power()
     log: LogSection = LogSection()
 

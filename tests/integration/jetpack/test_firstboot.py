@@ -7,6 +7,7 @@ request and `edge-server provision` are real.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -161,20 +162,18 @@ def test_power_may_go_before_any_command(board: FlashedBoard, tmp_path: Path) ->
     """After a cut the next boot completes what is missing, and keeps the identity that was made."""
     board.put_on_stick(SETUP)
     complete = set(booted(board))
-    lengths = [int(line) for line in board.counted.read_text().split()]
-    last = max(lengths)
-    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 11
-    cuts = 0
-    for cut_at in range(1, last + 1, every):
-        folder = tmp_path / f"cut_{cut_at}"
+    lengths = [line.split() for line in board.counted.read_text().splitlines()]
+    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 37
+    cuts = [(step, at) for step, length in lengths for at in range(1, int(length) + 1)][::every]
+    assert {step for step, _ in cuts} == {"data", "identity", "report"}
+    for cut in cuts:
+        folder = tmp_path / f"cut_{cut[0]}_{cut[1]}"
         folder.mkdir()
         other = FlashedBoard(folder)
         other.attach()
         try:
             other.put_on_stick(SETUP)
-            # The steps count anew: the cut comes in the first that is so long. Another boot may be
-            # cut too, at the same place of a later step.
-            cuts += other.boot(cut_at=cut_at).returncode != 0
+            assert other.boot(cut=cut).returncode == -signal.SIGKILL, cut
             made = (
                 {name: file for name, file in other.files().items() if name in IDENTITY and file[1]}
                 if formatted(other)
@@ -187,7 +186,6 @@ def test_power_may_go_before_any_command(board: FlashedBoard, tmp_path: Path) ->
             assert booted(other) == files
         finally:
             other.detach()
-    assert cuts == len(range(1, last + 1, every))
 
 
 def formatted(board: FlashedBoard) -> bool:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.mqtt import payloads
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.requests import InferRequest
