@@ -94,3 +94,15 @@ def test_only_a_system_on_trial_is_rebooted(
     assert not rollback(UpdateRecord("committed", "A", "B"))
     assert not rollback(UpdateRecord("pending", "B", "A"))  # the old one, with the switch ahead
     assert rollback(UpdateRecord("pending", "A", "B", result='"state":"none"'))
+
+
+def test_a_broken_tool_of_nvidia_does_not_keep_a_system_on_trial(
+    rollback: Callable[[UpdateRecord | None], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "bin/nvbootctrl").write_text("#!/bin/sh\necho Segmentation fault\n")
+    (tmp_path / "cmdline").write_text("root=PARTUUID=1 rw rauc.slot=B quiet\n")
+    monkeypatch.setenv("EDGE_CMDLINE", str(tmp_path / "cmdline"))
+    assert not rollback(UpdateRecord("pending", "A", "B"))
+    assert rollback(UpdateRecord("pending", "B", "A"))
