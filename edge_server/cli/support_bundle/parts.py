@@ -170,10 +170,17 @@ def _tail(path: Path) -> str:
         if not path.is_file():
             raise Missing(f"{path}: is no file")
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
-            return file.read(MOST_BYTES).decode(errors="replace")
+            begin = max(0, path.stat().st_size - MOST_BYTES)
+            file.seek(begin)
+            return _whole_lines(file.read(MOST_BYTES), begin).decode(errors="replace")
     except OSError as error:
         raise Missing(f"{path}: {error.strerror}") from error
+
+
+def _whole_lines(end: bytes, begin: int) -> bytes:
+    """Return the end of a log without its first line where the log was cut within that: a part of a
+    secret cannot be known for one."""
+    return end if begin == 0 else end.partition(b"\n")[2]
 
 
 def _run(*command: str, newest: bool = False) -> str:
@@ -190,7 +197,10 @@ def _run(*command: str, newest: bool = False) -> str:
         raise Missing(f"{command[0]} is not here") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(f"{command[0]}: {error}") from error
-    output = done.stdout[-MOST_BYTES:] if newest else done.stdout[:MOST_BYTES]
+    output = done.stdout[:MOST_BYTES]
+    if newest:
+        begin = max(0, len(done.stdout) - MOST_BYTES)
+        output = _whole_lines(done.stdout[begin:], begin)
     if not output.strip():
         reason = done.stderr.decode(errors="replace").strip()
         raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")
