@@ -71,7 +71,8 @@ class Device:
 
     def make_healthy(self, *, healthy: bool) -> None:
         line = (
-            f"[ $1 = health ] || set $1 $2 $3; echo $* >>{self.folder}/calls; [ $1 = update ] || exit {0 if healthy else 69}"
+            f"[ $1 = health ] || set $1 $2 $3; echo $* >>{self.folder}/calls; "
+            f"[ $1 = update ] || exit {0 if healthy else 69}"
         )
         self._program("edge-server", line)
 
