@@ -162,7 +162,10 @@ def _ours(config: ModelConfig) -> ModelConfig:
 
 
 class OnnxModel(TensorModel):
-    """One ONNX Runtime session on the CPU; several instances may run it at once."""
+    """One ONNX Runtime session on the CPU; several instances may run it at once.
+
+    A tensor without dimensions has the shape [1] outside, as in Triton.
+    """
 
     def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
         super().__init__(self._run_session)
@@ -170,6 +173,7 @@ class OnnxModel(TensorModel):
         self._session = session
         self._run_options = run_options
         nodes = (*session.get_inputs(), *session.get_outputs())
+        self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
     def close(self) -> None:
@@ -177,6 +181,11 @@ class OnnxModel(TensorModel):
 
     def _run_session(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         names = sorted(outputs)
+        if self._scalars:
+            inputs = {
+                name: Tensor(tensor.array.reshape(())) if name in self._scalars else tensor
+                for name, tensor in inputs.items()
+            }
         if self._has_bf16:
             # numpy lacks bfloat16, so the tensors travel as OrtValues instead of arrays.
             fed = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
@@ -205,6 +214,7 @@ def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _from_runtime(value: Any) -> Tensor:
+    value = np.atleast_1d(value)
     if value.dtype != np.object_:
         return Tensor.of(value)
     return Tensor(np.array([text.encode() for text in value.flat], np.object_).reshape(value.shape))
@@ -219,8 +229,8 @@ def _to_value(array: NDArray[Any]) -> Any:
 
 def _from_value(value: Any) -> Tensor:
     if value.data_type() != "tensor(bfloat16)":
-        return Tensor.of(value.numpy())
-    shape = value.shape()
+        return Tensor.of(np.atleast_1d(value.numpy()))
+    shape = value.shape() or [1]
     n_bytes = element_count(shape) * DataType.BF16.numpy.itemsize
     # A copy: the memory belongs to `value`. An empty tensor may have no memory.
     raw = ctypes.string_at(value.data_ptr(), n_bytes) if n_bytes else b""
@@ -254,5 +264,6 @@ def _spec(path: Path, node: Any, *, default: bool = False) -> TensorSpec:
         raise ModelConfigError(
             f"{path}: tensor '{node.name}' has type {node.type}, which no protocol type carries"
         )
-    shape = tuple(d if isinstance(d, int) and d > 0 else -1 for d in node.shape)
+    # The protocol has no tensors without dimensions, see `OnnxModel`.
+    shape = tuple(d if isinstance(d, int) and d > 0 else -1 for d in node.shape) or (1,)
     return TensorSpec(node.name, datatype, shape, optional or default)

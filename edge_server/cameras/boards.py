@@ -30,6 +30,8 @@ _DICTIONARY = "DICT_5X5_100"
 _SIZE = r"(\d{1,3})x(\d{1,3}):(\d*\.?\d+)"
 _CHESSBOARD = re.compile(f"chessboard:{_SIZE}")
 _CHARUCO = re.compile(rf"charuco:{_SIZE}:(\d*\.?\d+)(?::(DICT_\w+))?(:legacy)?")
+# Some builds of OpenCV come without it.
+_ARUCO: Any = getattr(cv2, "aruco", None)
 FEWEST_VIEWS = 4
 _FEWEST_CORNERS = 8
 _SUBPIXEL = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 30, 0.001)
@@ -77,7 +79,12 @@ class Board:
             raise SettingsError(f"board {text!r}: {_FORM}")
         if not (min(board.columns, board.rows) >= 3 and board.marker_m < board.square_m < 10.0):
             raise SettingsError(f"board {text!r}: no board has such a size; {_FORM}")
-        if not hasattr(cv2.aruco, board.dictionary):
+        if board.kind == "charuco" and not hasattr(_ARUCO, "CharucoDetector"):
+            raise SettingsError(
+                f"board {text!r}: this OpenCV, {cv2.__version__}, finds no ChArUco boards, 4.7 and "
+                "newer do; take a chessboard, or calibrate on another machine"
+            )
+        if board.kind == "charuco" and not hasattr(_ARUCO, board.dictionary):
             raise SettingsError(f"board {text!r}: OpenCV has no dictionary {board.dictionary}")
         return board
 
@@ -118,11 +125,11 @@ def find_board(name: str, image: NDArray[np.uint8], board: Board) -> BoardView |
 
 
 def _find_charuco(name: str, grey: NDArray[np.uint8], board: Board) -> BoardView | None:
-    dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, board.dictionary))
+    dictionary = _ARUCO.getPredefinedDictionary(getattr(_ARUCO, board.dictionary))
     size = (board.columns, board.rows)
-    pattern = cv2.aruco.CharucoBoard(size, board.square_m, board.marker_m, dictionary)
+    pattern = _ARUCO.CharucoBoard(size, board.square_m, board.marker_m, dictionary)
     pattern.setLegacyPattern(board.legacy)
-    corners, ids, _, _ = cv2.aruco.CharucoDetector(pattern).detectBoard(grey)
+    corners, ids, _, _ = _ARUCO.CharucoDetector(pattern).detectBoard(grey)
     if ids is None or len(ids) < _FEWEST_CORNERS:
         return None
     places, seen = pattern.matchImagePoints(corners, ids)

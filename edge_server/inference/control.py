@@ -21,9 +21,6 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 # Triton's text for every mode without loads on request, polling or not.
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"
-# The longest `<version>/<name>` path in a model's directory; a file system takes 255 bytes of each
-# name.
-_LONGEST_PATH_BYTES = 255
 
 
 class ModelControl(Protocol):
@@ -161,10 +158,5 @@ def path_in_model(key: str) -> str:
         raise InvalidRequest(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model "
             "directory."
-        )
-    if len(path.encode()) > _LONGEST_PATH_BYTES:
-        raise InvalidRequest(
-            f"Invalid file parameter '{key[:64]}...': the path has {len(path.encode())} bytes, "
-            f"{_LONGEST_PATH_BYTES} at most"
         )
     return path

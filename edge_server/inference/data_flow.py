@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from edge_server.tensors import Tensor
 
     Timings = tuple[StepTiming, ...]
+    # An ensemble's tensors by name; None is one that its model has left out.
+    Made = Mapping[str, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,7 @@ class PlannedStep:
         reads: the tensors that the step waits for; an input of the ensemble is not waited for.
         decoupled: each of its responses starts a level of its own.
         hands_on: another step reads an output; otherwise only the response does.
+        full_shapes: see `EnsembleStep`.
     """
 
     index: int
@@ -47,6 +50,7 @@ class PlannedStep:
     reads: frozenset[str]
     decoupled: bool
     hands_on: bool
+    full_shapes: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,7 @@ def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
                 reads - given,
                 step.decoupled,
                 any(tensor in read_by_steps for _, tensor in step_outputs),
+                step.full_shapes,
             )
         )
         for _, tensor in step_outputs:
@@ -148,10 +153,10 @@ class DataSet:
 
     __slots__ = ("all_parts", "begun", "level", "parent", "parts", "tensors", "timings")
 
-    def __init__(self, parent: DataSet | None, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, parent: DataSet | None, tensors: Made) -> None:
         self.parent = parent
         self.level: int = 0 if parent is None else parent.level + 1
-        self.tensors = tensors
+        self.tensors = dict(tensors)
         self.timings: dict[int, Timings] = {}
         self.begun: set[int] = set()
         self.parts: deque[DataSet] = deque()
@@ -167,7 +172,7 @@ class DataFlow:
     A step reads tensors of its own data set and of the request's own, whenever they come.
     """
 
-    def __init__(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
         self._plan = plan
         self._root = DataSet(None, tensors)
         # The data sets of decoupled steps that have not been sent.
@@ -178,17 +183,15 @@ class DataFlow:
         return list(self._begin(self._root))
 
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
-        """The inputs of `step`; an optional input of the ensemble may be absent."""
+        """The inputs of `step`, without those that the request or another step has left out."""
         own, shared = data.tensors, self._root.tensors
-        return {
-            name: own[tensor] if tensor in own else shared[tensor]
+        found = (
+            (name, own[tensor] if tensor in own else shared.get(tensor))
             for name, tensor in step.inputs
-            if tensor in own or tensor in shared
-        }
+        )
+        return {name: tensor for name, tensor in found if tensor is not None}
 
-    def write(
-        self, data: DataSet, step: PlannedStep, made: dict[str, Tensor], timings: Timings
-    ) -> list[Ready]:
+    def write(self, data: DataSet, step: PlannedStep, made: Made, timings: Timings) -> list[Ready]:
         """Store the tensors of a response of `step`; return the steps they make ready."""
         if step.decoupled:
             part = DataSet(data, made)
@@ -219,7 +222,7 @@ class DataFlow:
             return self._has(root, self._plan.reads)
         return self._first(root) is None and root.all_parts and not root.parts
 
-    def result(self, data: DataSet) -> tuple[Mapping[str, Tensor], Timings]:
+    def result(self, data: DataSet) -> tuple[Made, Timings]:
         """The tensors that `data` sees, and the timings of the models behind them."""
         timings: Timings = ()
         seen: DataSet | None = data

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
+from edge_server.inference.direct import DirectScheduler
 from edge_server.inference.instance_pool import ExpectedWait
 from edge_server.inference.job import Job, stopping
 from edge_server.inference.ordered_responses import OrderedResponses
@@ -92,6 +93,11 @@ class DynamicBatchScheduler:
         if refusal is not None:
             self._executor.refuse(job, refusal)
         self._refuse(refused)
+
+    def without_queue(self) -> DirectScheduler:
+        """Return a scheduler of the same instances that runs each request by itself, at once; it
+        is not to be closed."""
+        return DirectScheduler(self._executor, self._pool)
 
     def drop_dead(self) -> bool:
         """See `WatchedLine.drop_dead`; the queue's time limits count here, too."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, InferResponse, Respond, StepTiming
+    from edge_server.tensors import Tensor
 
 # The number of cached plans; a client may request any subset of the outputs.
 _PLANS = 64
@@ -96,11 +97,13 @@ def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferRespo
     Raises:
         EdgeServerError: a step failed, or was not begun.
     """
-    tensors = call.inputs()
+    tensors: dict[str, Tensor | None] = dict(call.inputs())
     timings: list[StepTiming] = []
     for step in plan.steps:
         call.check_alive(step)
-        inputs = {name: tensors[tensor] for name, tensor in step.inputs if tensor in tensors}
+        inputs = {
+            name: made for name, tensor in step.inputs if (made := tensors.get(tensor)) is not None
+        }
         request = call.step_request(step, inputs)
         try:
             response = snapshot.infer(request)

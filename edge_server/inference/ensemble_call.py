@@ -8,21 +8,30 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Phases, all_on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
-from edge_server.inference.job import batch_size_of, in_shape
+from edge_server.inference.job import batch_size_of, in_rank, in_shape
 from edge_server.inference.statistics import FailureReason
-from edge_server.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import Tensors
-    from edge_server.inference.data_flow import PlannedStep
+    from edge_server.inference.data_flow import Made, PlannedStep
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import ResponseCallback, StepTiming
+    from edge_server.requests import Parameters, ResponseCallback, StepTiming
     from edge_server.tensors import Tensor
 
 log = logging.getLogger(__name__)
+
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+
+
+def _sequence_parameters(place: SequencePlace) -> Parameters:
+    return dict(zip(_SEQUENCE_PARAMETERS, (place.id, place.start, place.end), strict=True))
+
+
+_NO_SEQUENCE = _sequence_parameters(SequencePlace(0))
 
 
 class EnsembleCall:
@@ -72,6 +81,11 @@ class EnsembleCall:
     def step_request(self, step: PlannedStep, inputs: Mapping[str, Tensor]) -> InferRequest:
         """Return the request to the model of `step`."""
         request = self.request
+        if shapes := step.full_shapes:
+            inputs = {
+                name: in_rank(tensor, shapes[name]) if name in shapes else tensor
+                for name, tensor in inputs.items()
+            }
         return InferRequest(
             step.model_name,
             inputs,
@@ -99,35 +113,32 @@ class EnsembleCall:
         )
         return InternalError(f"model '{step.model_name}' failed: {error!r}")
 
-    def step_outputs(self, step: PlannedStep, response: InferResponse) -> dict[str, Tensor]:
-        """Return the outputs of `step` by the ensemble's names.
-
-        Raises:
-            InternalError: an output is missing that a step or the response waits for.
-        """
+    def step_outputs(self, step: PlannedStep, response: InferResponse) -> Made:
+        """Return the outputs of `step` by the ensemble's names; None is one that the model has
+        left out: the steps behind it run without that input, which they may declare optional, and
+        the ensemble's response comes without that output."""
         made = response.outputs
-        if not made.keys() >= set(step.wanted):
-            raise self.deadlock()
-        return {tensor: made[name] for name, tensor in step.outputs}
+        return {tensor: made.get(name) for name, tensor in step.outputs}
 
     def deadlock(self) -> InternalError:
-        """Return the error of a step without the outputs that others wait for (Triton's text)."""
+        """Return the error of a step that ended without a response (Triton's text)."""
         return InternalError(
             f"in ensemble '{self._config.name}', {self.request.log_prefix}unexpected deadlock, "
             "at least one output is not set while no more ensemble steps can be made"
         )
 
-    def response(
-        self, tensors: Mapping[str, Tensor], timings: tuple[StepTiming, ...]
-    ) -> InferResponse:
-        """Return the response whose outputs are among `tensors`.
+    def response(self, tensors: Made, timings: tuple[StepTiming, ...]) -> InferResponse:
+        """Return the response whose outputs are among `tensors`; its parameters are the place in
+        the sequence, which Triton's ensembles always return.
 
         Raises:
             EdgeServerError: the device that holds an output failed, or the output does not fit its
                 required shape.
         """
         config = self._config
-        outputs: Tensors = {name: tensors[name] for name in self._names}
+        outputs: Tensors = {
+            name: tensor for name in self._names if (tensor := tensors.get(name)) is not None
+        }
         if not self.request.on_device:
             outputs = all_on_host(outputs, self._statistics.copied)
         if config.reshapes:
@@ -136,7 +147,14 @@ class EnsembleCall:
                 name: in_shape(tensor, shapes.get(name), self._batch_size)
                 for name, tensor in outputs.items()
             }
-        return InferResponse(config.name, self._version, self.request.id, outputs, timings)
+        if config.mixes_batching:
+            full = {spec.name: config.full_shape(spec) for spec in config.outputs}
+            outputs = {name: in_rank(tensor, full[name]) for name, tensor in outputs.items()}
+        place = self.request.sequence
+        parameters = _NO_SEQUENCE if place is None else _sequence_parameters(place)
+        return InferResponse(
+            config.name, self._version, self.request.id, outputs, timings, parameters
+        )
 
     def count(self, response: ResponseCallback, *, final: bool) -> None:
         """Count a response before the caller gets it."""

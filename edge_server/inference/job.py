@@ -98,6 +98,17 @@ def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> 
         raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error
 
 
+def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
+    """`tensor` with a batch dimension of 1 added, or taken off, where `full_shape` has one
+    dimension more or less; any other tensor as it is."""
+    shape, rank = tensor.shape, len(full_shape)
+    if len(shape) == rank - 1 and full_shape[0] == -1:
+        return Tensor(tensor.array.reshape((1, *shape)))
+    if len(shape) == rank + 1 and shape[0] == 1:
+        return Tensor(tensor.array.reshape(shape[1:]))
+    return tensor
+
+
 def stopping(request: InferRequest) -> Unavailable:
     """Return the error of a request to a scheduler that is closed (Triton's text)."""
     return Unavailable(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import (
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALL = "*"
+# The longest `<version>/<name>` path in a model's directory; a file system takes 255 bytes of each
+# name.
+_LONGEST_PATH_BYTES = 255
 
 # Triton's status names in the reason of a failed load.
 _STATUS = {
@@ -126,12 +128,9 @@ class RepositoryControl:
             )
         if not is_model_name(name):
             raise _not_polled(name)
-        if config is None and files:
-            raise InvalidRequest(
-                "Load parameter 'config' must be specified for model file override"
-            )
+        override = self._override(name, config, files)
         try:
-            failures = self._load(name, config, files, within, cancellation)
+            failures = self._load(name, override, within, cancellation)
         except NotFound as error:
             raise _not_polled(name) from error
         if failures:
@@ -161,34 +160,60 @@ class RepositoryControl:
         self._loader.close(timeout_s)
         self._private.close()
 
-    def _load(
-        self,
-        name: str,
-        config: str | None,
-        files: Mapping[str, bytes],
-        within: str,
-        cancellation: Cancellation | None,
-    ) -> Mapping[str, LoadFailure]:
-        load = partial(self._loader.load, name, within=within, cancellation=cancellation)
+    def _override(
+        self, name: str, config: str | None, files: Mapping[str, bytes]
+    ) -> Override | None:
+        """Return what replaces the model on disk.
+
+        Raises:
+            InternalError: it makes no model (Triton's text, and the reason).
+            InvalidRequest: a file leaves the model's directory.
+        """
         if config is None:
-            return load()
-        message = parse_model_config_json(config, name)
+            if files:
+                text = "Load parameter 'config' must be specified for model file override"
+                raise _not_polled(name, text)
+            return None
+        try:
+            message = parse_model_config_json(config, name)
+        except InvalidRequest as error:
+            raise _not_polled(name, str(error)) from error
         if not files:
-            return load(Override(message))
+            return Override(message)
+        for path in files:
+            if (n_bytes := len(path.encode(errors="replace"))) > _LONGEST_PATH_BYTES:
+                raise _not_polled(
+                    name,
+                    f"Invalid file parameter '{path[:64]}...': the path has {n_bytes} "
+                    f"bytes, {_LONGEST_PATH_BYTES} at most",
+                )
         try:
             root = self._private.path()
         except OSError as error:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
-        staged, failures = StagedFiles(root, name, files), None
+        return Override(message, StagedFiles(root, name, files))
+
+    def _load(
+        self,
+        name: str,
+        override: Override | None,
+        within: str,
+        cancellation: Cancellation | None,
+    ) -> Mapping[str, LoadFailure]:
+        failures: Mapping[str, LoadFailure] | None = None
         try:
-            failures = load(Override(message, staged))
+            failures = self._loader.load(name, override, within=within, cancellation=cancellation)
             return failures
         finally:
             # A loaded model holds the files that it needs.
-            if failures is None or name in failures:
-                staged.remove()
+            if (
+                override is not None
+                and override.staged is not None
+                and (failures is None or name in failures)
+            ):
+                override.staged.remove()
 
     def _require_explicit(self) -> None:
         if not self._explicit:

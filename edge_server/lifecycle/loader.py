@@ -243,19 +243,19 @@ class RepositoryLoader:
         for name in todo:  # grows while it is walked
             if name in found:
                 continue
-            read = self._find(name, override) if name in names else self._find_member(name)
+            read: ModelSpec | LoadFailure | None = self._serving_override(name)
+            if read is None or (name in names and override is not None):
+                read = self._find(name, override if name in names else None)
             if read is not None:
                 found[name] = read
             if isinstance(read, ModelSpec):
                 todo += sorted(read.members)
         return found
 
-    def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
+    def _serving_override(self, name: str) -> ModelSpec | None:
+        """The override that serves `name`, which only another one or an unload ends."""
         serving = self.table.serves(name)
-        if serving is not None and serving.is_overridden:
-            # An override ends only when the model itself is loaded again from disk.
-            return serving
-        return self._find(name, None)
+        return serving if serving is not None and serving.is_overridden else None
 
     def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:

@@ -19,6 +19,7 @@ from edge_server.errors import (
     ModelLoadError,
     may_pass,
 )
+from edge_server.inference.dynamic_batch import DynamicBatchScheduler
 from edge_server.inference.request_check import check_request
 from edge_server.inference.schedulers import innermost
 from edge_server.inference.snapshot import Snapshot
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.golden import GoldenPair
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import ResponseCallback
+    from edge_server.tensors import TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,9 @@ def validate(
     If `directory` holds golden pairs, the model must reproduce each of them: every output finite,
     of the recorded type and shape, and within the tolerance. Without golden pairs, a model of a
     backend that only computes runs on zeros and on random data, the same data each time, with every
-    free dimension 1. Its responses to made-up data show little, so the model is refused only for
-    shapes and types that its configuration rules out, and for an output without a finite element.
+    free dimension 1. Its responses to made-up data show little, so the model is refused only for a
+    type that its configuration rules out, a batch without a row for each request, and an output
+    without a finite element.
 
     If the model has the parameter `golden_max_latency_ms`, the median request must not take longer.
 
@@ -130,8 +133,8 @@ def _validate(running: _Running, directory: Path) -> ValidationReport:
 
 
 class _Running:
-    """Sends requests to one model through its own scheduler, with an empty registry snapshot; only
-    a Python model reaches the models that serve already.
+    """Sends requests to one model through its own scheduler, past its queue, with an empty registry
+    snapshot; only a Python model reaches the models that serve already.
 
     Attributes:
         took_s: the latency of each successful request, in seconds.
@@ -142,8 +145,10 @@ class _Running:
         self.config = model.config
         self.version = model.version
         self.took_s: list[float] = []
-        # A cached response would hide the latency of the model.
+        # A cached response would hide the latency of the model; a batcher would wait for company.
         self._scheduler = innermost(model.scheduler)
+        if isinstance(self._scheduler, DynamicBatchScheduler):
+            self._scheduler = self._scheduler.without_queue()
         self._sequences = 0
         self._last: Mapping[str, Tensor] = {}
 
@@ -260,13 +265,17 @@ def _try_made_up(running: _Running) -> str:
         except EdgeServerError as error:
             return f"it has no golden pairs, and does not take data that mean nothing: {error}"
         for spec in config.outputs:
-            fault = _misfit(config, made[spec.name], spec.name)
+            fault = _misfit(config, made[spec.name], spec)
             if fault and any(-1 in spec.shape for spec in config.inputs):
                 # Some models need more than 1 in a free dimension.
                 return f"it has no golden pairs, and of the least input {fault}"
-            if fault:
+            if fault and not _may_serve(config, made[spec.name], spec):
                 raise ModelConfigError(
                     f"model '{config.name}': {fault}; mend config.pbtxt or the model"
+                )
+            if fault:
+                log.warning(
+                    "model %s: %s: clients get the shape that the model gives", config.name, fault
                 )
         finite.update(name for name, tensor in made.items() if np.isfinite(as_floats(tensor)).any())
     for spec in config.outputs:
@@ -299,8 +308,15 @@ def _harmless(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
     return random_data(datatype, shape)
 
 
-def _misfit(config: ModelConfig, tensor: Tensor, name: str) -> str:
-    spec = next(spec for spec in config.outputs if spec.name == name)
+def _may_serve(config: ModelConfig, tensor: Tensor, spec: TensorSpec) -> bool:
+    """Whether requests can be served although `tensor` has another shape than is configured: the
+    shape may depend on values (NonZero, NMS), but a batch must have a row for each request."""
+    rows = tensor.shape[:1] if config.max_batch_size > 0 else (1,)
+    return tensor.datatype is spec.datatype and rows == (1,)
+
+
+def _misfit(config: ModelConfig, tensor: Tensor, spec: TensorSpec) -> str:
+    name = spec.name
     shape = (1, *spec.shape) if config.max_batch_size > 0 else spec.shape
     if tensor.datatype is not spec.datatype:
         return f"output '{name}' is {tensor.datatype.value}, configured as {spec.datatype.value}"

@@ -35,6 +35,8 @@ class EnsembleStep:
         input_map: the model's input → the ensemble's tensor.
         output_map: the model's output → the ensemble's tensor.
         decoupled: whether the model is decoupled; set once the graph has been resolved.
+        full_shapes: the model's inputs with their full shapes (see `ModelConfig.full_shape`), where
+            a batch dimension of 1 comes or goes between models; set once the graph is resolved.
     """
 
     model_name: str
@@ -42,6 +44,7 @@ class EnsembleStep:
     input_map: Mapping[str, str]
     output_map: Mapping[str, str]
     decoupled: bool = False
+    full_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,11 @@ class ModelConfig:
     def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
         """The type and the full shape (see `full_shape`) of each input, by name."""
         return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
+
+    @cached_property
+    def mixes_batching(self) -> bool:
+        """Whether models with and without a batch dimension meet in the resolved ensemble."""
+        return any(step.full_shapes for step in self.steps)
 
     @property
     def kind(self) -> str:

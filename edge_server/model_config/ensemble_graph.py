@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     FindMember = Callable[[EnsembleStep], ModelConfig]
     Members = list[tuple[EnsembleStep, ModelConfig]]
+    _Shape = tuple[int, ...]
 
 
 def ensemble_faults(message: Any) -> Iterator[str]:
@@ -74,13 +75,22 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
     for fault in _graph_faults(config, members):
         raise ModelConfigError(f"{path}: {fault}")
     decoupled = any(member.decoupled for _, member in members)
+    batched = {each.max_batch_size > 0 for each in (config, *(member for _, member in members))}
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
-    if decoupled or message.HasField("model_transaction_policy"):
-        message.model_transaction_policy.decoupled = decoupled
+    message.model_transaction_policy.decoupled = decoupled
     return replace(
         config,
-        steps=tuple(replace(step, decoupled=member.decoupled) for step, member in members),
+        steps=tuple(
+            replace(
+                step,
+                decoupled=member.decoupled,
+                full_shapes={spec.name: member.full_shape(spec) for spec in member.inputs}
+                if len(batched) > 1
+                else {},
+            )
+            for step, member in members
+        ),
         decoupled=decoupled,
         # The ensemble's own labels override those of its members.
         labels={
@@ -192,44 +202,44 @@ def _connection_faults(config: ModelConfig, order: list[int]) -> Iterator[str]:
 
 
 def _agreement_faults(config: ModelConfig, members: Members) -> Iterator[str]:
-    """All declarations of an ensemble tensor must agree on type and shape, pairwise: -1 fits any
-    one size."""
-    # Tensor → type and shape → the first model that declares the tensor so.
-    declared: dict[str, dict[tuple[DataType, tuple[int, ...]], str]] = {}
-    for tensor, model, datatype, shape in _declarations(config, members):
+    """All declarations of an ensemble tensor must agree pairwise on the type, and on the shape
+    either without or with the batch dimension: -1 fits any one size."""
+    # Tensor → type, dims and full shape → the first model that declares the tensor so.
+    declared: dict[str, dict[tuple[DataType, _Shape, _Shape], str]] = {}
+    for tensor, model, datatype, dims, shape in _declarations(config, members):
         others = declared.setdefault(tensor, {})
-        if (datatype, shape) in others:
+        if (datatype, dims, shape) in others:
             continue
-        for (old_type, old_shape), old_model in others.items():
+        for (old_type, old_dims, old_shape), old_model in others.items():
             where = f"in ensemble {config.name}, ensemble tensor {tensor}"
             if old_type is not datatype:
                 yield (
                     f"{where}: inconsistent data type: {old_type.config_name} is inferred from "
                     f"model {old_model} while {datatype.config_name} is inferred from model {model}"
                 )
-            elif unified(old_shape, shape) is None:
+            elif unified(old_dims, dims) is None and unified(old_shape, shape) is None:
                 yield (
                     f"{where}: inconsistent shape: {shape_text(old_shape)} is inferred from model "
                     f"{old_model} while {shape_text(shape)} is inferred from model {model}"
                 )
-        others[datatype, shape] = model
+        others[datatype, dims, shape] = model
 
 
 def _declarations(
     config: ModelConfig, members: Members
-) -> Iterator[tuple[str, str, DataType, tuple[int, ...]]]:
-    """Yield each declaration of an ensemble tensor: the tensor, the model that declares it, type
-    and shape, batch dimension included."""
+) -> Iterator[tuple[str, str, DataType, _Shape, _Shape]]:
+    """Yield each declaration of an ensemble tensor: the tensor, the model that declares it, type,
+    dims, and the shape with the batch dimension."""
     for spec in (*config.inputs, *config.outputs):
         # The steps get the ensemble's own tensors in their reshaped form.
         inside = replace(spec, shape=config.model_shape(spec))
-        yield spec.name, config.name, spec.datatype, config.full_shape(inside)
+        yield spec.name, config.name, spec.datatype, inside.shape, config.full_shape(inside)
     for step, member in members:
         for specs, tensors in ((member.outputs, step.output_map), (member.inputs, step.input_map)):
             for spec in specs:
                 if spec.name in tensors:
                     shape = member.full_shape(spec)
-                    yield tensors[spec.name], member.name, spec.datatype, shape
+                    yield tensors[spec.name], member.name, spec.datatype, spec.shape, shape
 
 
 def _decoupled_faults(config: ModelConfig, members: Members) -> Iterator[str]:

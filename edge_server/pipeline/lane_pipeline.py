@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
@@ -225,6 +226,11 @@ class LanePipeline:
             lane_frame = self._lane_frame(frame, failure)
             self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Of the camera; None where it has none."""
+        return None if self._road is None else self._road.calibration
 
     def mute(self) -> None:
         """Give the listeners nothing more, whatever the model still returns."""

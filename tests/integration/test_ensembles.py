@@ -126,3 +126,88 @@ def test_a_model_that_cannot_be_warmed_up_does_not_load(repository: Path) -> Non
     assert done.returncode != 0
     said = done.stdout + done.stderr
     assert "model 'three': warm-up sample 'w': warmup setting expects 12 bytes" in said
+
+
+# Leaves `b` out where `a` is above 9; `o` is added where it is there.
+CHOOSES = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "a").as_numpy()
+            extra = pb_utils.get_input_tensor_by_name(request, "o")
+            tensors = [pb_utils.Tensor("c", a + (extra.as_numpy() if extra else 0))]
+            if a.flat[0] <= 9:
+                tensors.append(pb_utils.Tensor("b", a))
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """`skips`: x → chooses → s → chooses as its optional input → y. `adds_batch`: x → batches → z,
+    without a batch dimension of its own. `takes_batch`: x → plain → z, with one."""
+    models = tmp_path / "models"
+    io = tensor("input", "a", "4") + tensor("output", "b", "4")
+    write(models, "batches", f'backend: "identity" max_batch_size: 8 {io}')
+    write(models, "plain", f'backend: "identity" {io}')
+    optional = 'input { name: "o" data_type: TYPE_FP32 dims: 4 optional: true }'
+    directory = write(
+        models, "chooses", f'backend: "python" {io} {optional}{tensor("output", "c", "4")}'
+    )
+    (directory / "1" / "model.py").write_text(CHOOSES)
+    given = tensor("input", "x", "4")
+    steps = step("chooses", {"a": "x"}, {"b": "s"})
+    steps += step("chooses", {"a": "x", "o": "s"}, {"c": "y", "b": "z"})
+    outputs = tensor("output", "y", "4") + tensor("output", "z", "4")
+    write(
+        models,
+        "skips",
+        f'platform: "ensemble" {given}{outputs} ensemble_scheduling {{ {steps} }}',
+    )
+    for name, member, size in (("adds_batch", "batches", 0), ("takes_batch", "plain", 8)):
+        write(
+            models,
+            name,
+            f'platform: "ensemble" max_batch_size: {size} {given}{tensor("output", "z", "4")}'
+            f"ensemble_scheduling {{ {step(member, {'a': 'x'}, {'b': 'z'})} }}",
+        )
+    return models
+
+
+def test_ensembles_add_a_batch_of_1_skip_what_is_left_out_and_return_the_sequence(
+    mixed: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    server = client(start("--model-repository", str(mixed)))
+
+    def ask_for(model: str, numbers: list[float], *shape: int, **more: int) -> triton.InferResult:
+        given = triton.InferInput("x", shape, "FP32")
+        given.set_data_from_numpy(np.array(numbers, np.float32).reshape(shape))
+        return server.infer(model, [given], client_timeout=TIMEOUT_S, **more)
+
+    four = [1.0, 2.0, 3.0, 4.0]
+    for model, shape in (("adds_batch", (4,)), ("takes_batch", (1, 4))):
+        result = ask_for(model, four, *shape)
+        assert result.as_numpy("z").shape == shape
+        assert result.as_numpy("z").flatten().tolist() == four
+    with pytest.raises(InferenceServerException, match=r"Expected \[4\], got \[2,4\]"):
+        ask_for("takes_batch", four * 2, 2, 4)
+
+    result = ask_for("skips", four, 4)
+    assert result.as_numpy("y").tolist() == [2 * number for number in four]
+    assert result.as_numpy("z").tolist() == four
+    result = ask_for("skips", [10, 2, 3, 4], 4)
+    assert result.as_numpy("y").tolist() == [10, 2, 3, 4]
+    assert result.as_numpy("z") is None
+
+    parameters = ask_for("skips", four, 4, sequence_id=7, sequence_start=True).get_response()
+    assert {
+        key: getattr(value, value.WhichOneof("parameter_choice"))
+        for key, value in parameters.parameters.items()
+    } == {"sequence_id": 7, "sequence_start": True, "sequence_end": False}
+    assert server.get_model_config("skips").config.HasField("model_transaction_policy")

@@ -78,11 +78,13 @@ def refusal(call: Callable[..., object], *arguments: object, **named: object) ->
     return caught.value.status(), caught.value.message()
 
 
-def wait_until_unloaded(server: triton.InferenceServerClient, *names: str) -> None:
+def wait_until_unloaded(
+    server: triton.InferenceServerClient, *names: str, version: str = "1"
+) -> None:
     """Unloading returns at once; nothing here is in flight, so it ends within a few looks."""
     for _ in range(1000):
         states = index(server)
-        if all(states[name, "1"] == ("UNAVAILABLE", "unloaded") for name in names):
+        if all(states[name, version] == ("UNAVAILABLE", "unloaded") for name in names):
             return
     raise AssertionError(states)
 
@@ -162,7 +164,7 @@ def test_a_reload_that_fails_leaves_what_serves(
     assert server.is_server_ready()
 
 
-def test_a_clients_configuration_and_files_serve_until_the_next_plain_load(
+def test_a_clients_configuration_and_files_serve_until_they_are_unloaded(
     server: triton.InferenceServerClient,
 ) -> None:
     server.load_model("echo")
@@ -175,13 +177,26 @@ def test_a_clients_configuration_and_files_serve_until_the_next_plain_load(
     server.load_model("echo", config=json.dumps(OVERRIDE), files={"file:5/any": b"x"})
     assert list(server.get_model_metadata("echo").versions) == ["5"]
     server.load_model("echo")
+    assert list(server.get_model_metadata("echo").versions) == ["5"]
+    server.unload_model("echo")
+    wait_until_unloaded(server, "echo", version="5")
+    server.load_model("echo")
     assert list(server.get_model_metadata("echo").versions) == ["1"]
     assert ask(server, "echo") == [1.0, 2.0]
 
 
 def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClient) -> None:
-    status, text = refusal(server.load_model, "echo", config="{")
-    assert (status, text[:25]) == ("StatusCode.INVALID_ARGUMENT", "Invalid config override: ")
+    not_polled = "failed to load 'echo', failed to poll from model repository: "
+    # The first as in simple_grpc_model_control.py of Triton's client examples.
+    malformed = '"parameters": {"config": {{"max_batch_size": "16"}}}'
+    files = {"file:1/" + "x" * 300: b""}
+    for sent in (
+        {"config": malformed},
+        {"files": {"file:1/any": b""}},
+        {"config": json.dumps(OVERRIDE), "files": files},
+    ):
+        status, text = refusal(server.load_model, "echo", **sent)
+        assert (status, text[: len(not_polled)]) == ("StatusCode.INTERNAL", not_polled)
     config = json.dumps(OVERRIDE)
     assert refusal(server.load_model, "echo", config=config, files={"file:../x": b""}) == (
         "StatusCode.INVALID_ARGUMENT",

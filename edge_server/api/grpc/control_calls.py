@@ -61,8 +61,6 @@ def load_model(
         )
     if control is None:
         raise Unavailable(NOT_ALLOWED)
-    if files and config is None:
-        raise InvalidRequest("Load parameter 'config' must be specified for model file override")
     control.load(name, config=config, files=files, cancellation=cancellation)
 
 

@@ -28,7 +28,10 @@ _REGION_KINDS = {
     "shared_memory_offset": "int64_param",
     "shared_memory_byte_size": "int64_param",
 }
-_CUSTOM_KINDS = ("int64_param", "bool_param", "string_param")
+_CUSTOM_KINDS = frozenset(
+    {"int64_param", "bool_param", "string_param", "uint64_param", "double_param"}
+)
+_MOST_INT64 = 2**63 - 1
 
 
 class RequestParameters(NamedTuple):
@@ -120,7 +123,10 @@ def write_parameter(message: Any, value: Parameter) -> None:
     if isinstance(value, bool):
         message.bool_param = value
     elif isinstance(value, int):
-        message.int64_param = value
+        if value > _MOST_INT64:
+            message.uint64_param = value
+        else:
+            message.int64_param = value
     elif isinstance(value, float):
         message.double_param = value
     else:

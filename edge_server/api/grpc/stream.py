@@ -323,8 +323,8 @@ class StreamRequest:
         if isinstance(response, EdgeServerError):
             raise response
         message, raw = to_response_message(response, self.forms)
-        if self.decoupled:
-            message.parameters[_NAME_OF_FINAL].bool_param = final
+        # Of every model: a client may not know whether the model is decoupled.
+        message.parameters[_NAME_OF_FINAL].bool_param = final
         return write_stream_response(write_response(message, raw))
 
     def serialise_error(self, error: EdgeServerError) -> bytes:

@@ -95,6 +95,17 @@ def test_a_model_sees_all_that_a_request_carries(serve: Serve) -> None:
     }
 
 
+def test_the_parameters_of_a_response_are_json_to_the_model(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            made = y(1, parameters={"gain": 1.5, "on": True})
+            return [y(1, parameters={"said": made.parameters()})]
+        """
+    )
+    assert served.infer("m", 1).parameters == {"said": '{"gain": 1.5, "on": true}'}
+
+
 def test_an_input_is_the_models_to_keep_and_to_change(serve: Serve) -> None:
     served = serve(
         m="""

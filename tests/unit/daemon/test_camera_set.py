@@ -412,3 +412,9 @@ def test_a_calibration_changes_without_reopening_the_source(drive: Drive, tmp_pa
     assert drive.next_lanes("front").calibration_id == second
     assert drive.set.pipelines[0].camera is camera
     assert drive.next_lanes("rear").calibration_id == ""
+
+
+def test_a_calibration_that_is_missing_is_a_mistake_in_the_settings(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.toml")
+    with pytest.raises(SettingsError, match=r"cameras\.front\.calibration: .*absent\.toml: cannot"):
+        Drive(front=section("device://0", calibration=absent))

@@ -261,18 +261,77 @@ def test_a_step_without_the_output_that_others_wait_for_is_a_deadlock_in_tritons
     )
 
 
-def test_a_step_that_leaves_an_output_out_is_a_deadlock_only_where_that_is_needed() -> None:
+def test_a_step_behind_an_output_that_was_left_out_refuses_to_run_without_that_input() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y z", "m a=x > b=s c=z", "n a=s > b=y")
     members = (queueing("m", queue, outputs="b c"), running("n", plus(1)))
     models = models_of(ensemble, *members)
     cases = [(("z",), False), (("y",), True), ((), True)]
-    for (outputs, over), begin in itertools.product(cases, (submitted, inferred)):
+    for (outputs, refused), begin in itertools.product(cases, (submitted, inferred)):
         responses = begin(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
         request, respond = queue.next()
         respond(response_to(request, c=VALUE), True)
         (response,) = responses.wait()
-        assert ("unexpected deadlock" in str(response)) is over
+        assert ("missing required input(s) ['a']" in str(response)) is refused
+
+
+def test_an_output_that_was_left_out_is_an_optional_input_left_out_behind_it() -> None:
+    queue = Queueing()
+    optional = 'input { name: "o" data_type: TYPE_FP32 dims: -1 optional: true }'
+    members = (
+        queueing("m", queue, outputs="b c"),
+        running("n", plus(1), extra=optional),
+        running("last", plus(1)),
+    )
+    chain = ("m a=x > b=s c=t", "n a=s o=t > b=y")
+    # Two steps that wait for nothing: no chain.
+    graph = (*chain, "last a=x > b=z")
+    for steps, outputs in ((chain, "y t"), (graph, "y t z")):
+        models = models_of(ensemble_config("e", "x", outputs, *steps), *members)
+        for begin in (submitted, inferred):
+            responses = begin(models, InferRequest("e", {"x": VALUE}))
+            request, respond = queue.next()
+            respond(response_to(request, b=VALUE), True)
+            (response,) = responses.wait()
+            assert isinstance(response, InferResponse)
+            assert list(response.outputs) == [name for name in outputs.split() if name != "t"]
+            assert response.outputs["y"].array.tolist() == (VALUE.array + 1).tolist()
+
+
+def test_a_batch_of_1_comes_and_goes_between_models_with_and_without_batching() -> None:
+    batches, plain = "max_batch_size: 8", ""
+    seen: list[tuple[int, ...]] = []
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        seen.append(inputs["a"].shape)
+        return dict.fromkeys(outputs, inputs["a"])
+
+    members = (
+        running("m", run, extra=batches),
+        running("n", run),
+        running("l", run, extra=batches),
+    )
+    steps = ("m a=x > b=s", "n a=s > b=t", "l a=t > b=y")
+    for extra, shape in ((plain, (2,)), (batches, (1, 2))):
+        models = models_of(ensemble_config("e", "x", "y", *steps, extra=extra), *members)
+        given = Tensor(np.ones(shape, np.float32))
+        for begin in (submitted, inferred):
+            seen.clear()
+            (response,) = begin(models, InferRequest("e", {"x": given})).wait()
+            assert isinstance(response, InferResponse)
+            assert seen == [(1, 2), (2,), (1, 2)]
+            assert response.outputs["y"].shape == shape
+
+
+def test_a_response_has_the_place_of_its_request_in_the_sequence() -> None:
+    models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), running("m", plus(1)))
+    for place, number in ((None, 0), (SequencePlace(7, start=True), 7)):
+        response = models.snapshot.infer(InferRequest("e", {"x": VALUE}, sequence=place))
+        assert response.parameters == {
+            "sequence_id": number,
+            "sequence_start": place is not None,
+            "sequence_end": False,
+        }
 
 
 def test_a_response_of_a_decoupled_step_without_tensors_is_no_response() -> None:

@@ -91,7 +91,8 @@ def test_a_configuration_that_a_client_sends_allows_it_too(
         else:
             with pytest.raises(ModelConfigError, match="would break those who call it"):
                 world.control.load("m", config=config)
-    # What a client sent serves until the next plain load, whatever it was.
+    # What a client sent serves until it is unloaded, whatever it was.
+    world.control.unload("m")
     world.control.load("m")
     assert world.ask("m") == 0
 

@@ -330,17 +330,39 @@ def test_an_output_without_any_finite_element_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute", "text"),
+    ("compute", "extra", "text"),
     [
-        (lambda a: np.concatenate([a, a]), r"has shape \[6\], configured as \[3\]"),
-        (lambda a: a.astype("<f8"), "is FP64, configured as FP32"),
+        (
+            lambda a: np.concatenate([a, a]),
+            "max_batch_size: 4",
+            r"has shape \[2,3\], configured as \[1,3\]",
+        ),
+        (lambda a: a.astype("<f8"), "", "is FP64, configured as FP32"),
     ],
 )
-def test_a_shape_or_type_that_the_configuration_rules_out_refuses(
-    tmp_path: Path, compute: Compute, text: str
+def test_a_batch_without_its_rows_or_a_type_that_the_configuration_rules_out_refuses(
+    tmp_path: Path, compute: Compute, extra: str, text: str
 ) -> None:
     with pytest.raises(ModelConfigError, match=text):
-        proof_of(tmp_path, compute, config(dims="3"))
+        proof_of(tmp_path, compute, config(dims="3", extra=extra))
+
+
+def test_a_shape_that_depends_on_the_values_serves_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proof = proof_of(tmp_path, lambda a: a[:1], config(dims="3"))
+    assert proof.not_validated == ""
+    assert caplog.messages[0] == (
+        "model m: output 'b' has shape [1], configured as [3]: clients get the shape that the "
+        "model gives"
+    )
+
+
+def test_a_model_is_validated_without_the_delay_of_its_batcher(tmp_path: Path) -> None:
+    delay = "dynamic_batching { max_queue_delay_microseconds: 600000000 }"
+    calls = Calls(plus_one)
+    proof = proof_of(tmp_path, said=config(extra=delay), calls=calls)
+    assert (proof.not_validated, len(calls.inputs)) == ("", 2)
 
 
 def test_a_shape_that_comes_of_a_made_up_dimension_only_leaves_it_not_validated(

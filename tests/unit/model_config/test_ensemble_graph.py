@@ -132,6 +132,16 @@ def test_each_fault_has_the_contracts_text(config: ModelConfig, expected: str) -
     assert expected in str(caught.value)
 
 
+def test_models_with_and_without_batching_agree_on_dims_or_on_the_whole_shape() -> None:
+    config = validated(ensemble("batches_2 a=x > d=y", "four a=y > b=z", outputs="z:FP32:1"))
+    assert config.mixes_batching
+    assert [step.full_shapes for step in config.steps] == [{"a": (-1, 4)}, {"a": (4,)}]
+    assert validated(ensemble("batches_2 a=x > d=z", inputs="x:FP32:-1,4")).mixes_batching
+    assert not validated(ensemble(*GOOD)).mixes_batching
+    with pytest.raises(ModelConfigError, match="inconsistent shape"):
+        validated(ensemble("batches_2 a=x > d=z", inputs="x:FP32:-1,-1,4"))
+
+
 def test_an_ensemble_batches_no_more_than_its_members() -> None:
     base = ensemble("batches_2 a=x > d=z")
     config = ModelConfig(**{**vars(base), "max_batch_size": 3})
@@ -175,7 +185,8 @@ def test_an_ensemble_with_a_decoupled_member_is_decoupled_in_its_message() -> No
     assert [step.decoupled for step in config.steps] == [True, False]
     plain = validated(ensemble(*GOOD))
     assert not plain.decoupled
-    assert not plain.message.HasField("model_transaction_policy")
+    # Triton's completed configurations have the field in every case.
+    assert plain.message.HasField("model_transaction_policy")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
+        watched = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host

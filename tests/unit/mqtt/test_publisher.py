@@ -11,12 +11,12 @@ import time
 
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
 
 IDENTITY = Identity("truck-7", "1", "boot", "client")

@@ -15,6 +15,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
+from edge_server.board.identity import Identity
 from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import InternalError, SettingsError, Unavailable
@@ -24,7 +25,6 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image

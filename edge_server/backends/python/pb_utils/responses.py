@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,9 @@ class InferenceResponse:
     def error(self) -> TritonError | None:
         return self._error
 
-    def parameters(self) -> dict[str, m.Value]:
-        return self._parameters
+    def parameters(self) -> str:
+        """The parameters as a JSON object."""
+        return json.dumps(self._parameters)
 
     def message(self, outbox: ArenaWriter, outputs: frozenset[str]) -> m.ChildResponse:
         """Return the message to the daemon: the tensors named in `outputs`, copied into

@@ -89,11 +89,6 @@ def test_an_unload_passes_on_whether_dependents_go_too() -> None:
             "model directory.",
         ),
         (
-            load(**{"file:1/x": {"bytes_param": b""}}),
-            InvalidRequest,
-            "Load parameter 'config' must be specified for model file override",
-        ),
-        (
             load(" "),
             InvalidRequest,
             "Model name cannot be empty. Please enter a valid name to deploy.",

@@ -28,11 +28,18 @@ def test_the_protocols_parameters_are_separate_from_the_callers() -> None:
             lane={"string_param": "left"},
             n={"int64_param": -3},
             wide={"bool_param": False},
+            gain={"double_param": 0.5},
+            most={"uint64_param": 2**64 - 1},
         )
     )
     assert read.sequence == SequencePlace(2**64 - 1, start=True, end=False)
     assert (read.priority, read.timeout_us) == (2, 1000)
-    assert read.custom == {"lane": "left", "n": -3, "wide": False}
+    custom = {"lane": "left", "n": -3, "wide": False, "gain": 0.5, "most": 2**64 - 1}
+    assert read.custom == custom
+    written = pb.ModelInferResponse().parameters
+    for name, value in custom.items():
+        write_parameter(written[name], value)
+    assert read_parameters(written).custom == custom
 
 
 def test_a_sequence_may_be_named() -> None:
@@ -72,7 +79,7 @@ def test_a_sequence_may_be_named() -> None:
         ),
         (
             "own",
-            {"double_param": 1.0},
+            {},
             "invalid value type for 'own' parameter, expected int64_param, bool_param, or "
             "string_param.",
         ),

@@ -21,9 +21,10 @@ OVERRIDE = {
     "input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [-1]}],
     "output": [{"name": "b", "data_type": "TYPE_FP32", "dims": [-1]}],
 }
+NOT_POLLED = "failed to load 'm', failed to poll from model repository"
 
 
-def test_a_configuration_of_the_clients_serves_until_the_next_plain_load(
+def test_a_configuration_of_the_clients_serves_until_the_model_is_unloaded(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     model = write_model("m", COUNTED)
@@ -32,7 +33,10 @@ def test_a_configuration_of_the_clients_serves_until_the_next_plain_load(
     for _ in range(2):
         world.control.load("m", config=json.dumps(override))
         assert world.registry.snapshot.ready_versions("m") == [1]
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [1]
     assert counted.loads["m"] == 2
+    world.control.unload("m")
     world.control.load("m")
     assert world.registry.snapshot.ready_versions("m") == [2]
 
@@ -48,6 +52,7 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     (root,) = roots(world)
     (clients,) = root.iterdir()
     lease = world.registry.lease()
+    world.control.unload("m")
     world.control.load("m")
     assert world.ask("m") == 1
     assert clients.exists()
@@ -75,10 +80,11 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
         (
             None,
             {"1/add": b""},
-            "^Load parameter 'config' must be specified for model file override$",
+            f"^{NOT_POLLED}: Load parameter 'config' must be specified for model file override$",
         ),
-        ("{", {}, "^Invalid config override: "),
-        ('{"no_such_field": 1}', {}, "^Invalid config override: "),
+        ("{", {}, f"^{NOT_POLLED}: Invalid config override: "),
+        ('{"no_such_field": 1}', {}, f"^{NOT_POLLED}: Invalid config override: "),
+        (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, f"^{NOT_POLLED}: .* has 302 bytes"),
         (
             json.dumps(OVERRIDE),
             {"../x": b""},
