@@ -80,7 +80,8 @@ class Grpc(Section, frozen=True):
         message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
             client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
-        max_streams: concurrent calls on one connection.
+        max_streams: concurrent calls on one connection; a client's process shares one.
+        max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed after this time.
         max_connection_age_ms: a TCP connection is closed at this age and the client reconnects, so
@@ -102,7 +103,8 @@ class Grpc(Section, frozen=True):
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
     message_timeout_ms: Milliseconds = 3000
     max_connections: Positive = 64
-    max_streams: Positive = 16
+    max_streams: Positive = 100
+    max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
     handshake_timeout_ms: Milliseconds = 2000
     idle_timeout_ms: Milliseconds = 300_000

@@ -79,8 +79,8 @@ class Admission:
                 raise Unavailable(SHUTTING_DOWN)
             if len(self._open_streams) == self._streams:
                 raise Unavailable(
-                    f"{self._streams} streams are open already; close one, or send requests "
-                    "with ModelInfer"
+                    f"{self._streams} streams are open already; close one, send requests with "
+                    "ModelInfer, or raise grpc.max_infer_streams"
                 )
             self._open_streams.append(when_closed)
         try:

@@ -35,9 +35,8 @@ log = logging.getLogger(__name__)
 # Calls wait in their thread for an instance or for a model load, and each open stream holds one;
 # the spare threads keep answering health and metadata calls.
 _INFERENCES_AT_ONCE = 28
-_STREAMS_AT_ONCE = 8
 _LOADS_AT_ONCE = 16
-_THREADS = _INFERENCES_AT_ONCE + _STREAMS_AT_ONCE + _LOADS_AT_ONCE + 4
+_OTHER_THREADS = _INFERENCES_AT_ONCE + _LOADS_AT_ONCE + 4
 # Long enough for clients that retry without pause to receive the refusal before the disconnect.
 _LAST_WORDS_S = 0.1
 
@@ -207,8 +206,9 @@ class _Side:
     """
 
     def __init__(self, settings: Grpc, *, unix: bool) -> None:
-        self.threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc")
-        self.gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
+        streams = settings.max_infer_streams
+        self.threads = CallThreads(_OTHER_THREADS + streams, "grpc-unix" if unix else "grpc")
+        self.gate = Admission(_INFERENCES_AT_ONCE, streams)
         self.traffic = Traffic(
             ByteBudget(_limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,
