@@ -126,7 +126,7 @@ class Drive:
 
     def stop(self) -> None:
         self.recorder._encode_rest()
-        self.recorder._end()
+        self.recorder.end()
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.directory.iterdir())

@@ -14,7 +14,7 @@ from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.event_feed import EventFeed
 from edge_server.mqtt.health import health
-from edge_server.mqtt.link import Feed, Link
+from edge_server.mqtt.link import Feed, Link, contents_of
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ class Publisher:
         Returns:
             What is going to happen, in words; empty if nothing changes.
         """
+        # Outside of the lock, for which the supervisor waits: a disk may hang.
+        contents = () if mqtt is None else contents_of(mqtt)
         with self._lock:
             link, following = self._link, self._next
             if self._stopped or (link is None and mqtt is None):
@@ -161,13 +163,13 @@ class Publisher:
             self._mqtt = mqtt
             self._introduce()
             if link is None or mqtt is None:
-                return self._switch(mqtt)
-            if link.is_of(mqtt):
+                return self._switch(mqtt, contents)
+            if link.is_of(mqtt, contents):
                 self._next = None
                 _abandon(following)
                 return "" if following is None else f"stays at {link.address}"
-            if following is None or not following.is_of(mqtt):
-                self._next = Link(mqtt, self._feed, self._take_over, meanwhile=link.address)
+            if following is None or not following.is_of(mqtt, contents):
+                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
                 _abandon(following)
                 self._next.worker.start()
                 if self._next.address == link.address:
@@ -175,14 +177,15 @@ class Publisher:
                 return f"moves from {link.address} to {self._next.address} once accepted there"
             return ""
 
-    def _switch(self, mqtt: Mqtt | None) -> str:
+    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
         """Begin or end to publish at all."""
         link, following = self._link, self._next
         self._next = None
-        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
-        if self._link is not None:
+        if mqtt is not None:
+            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
             self._link.worker.start()
             return f"on, at {self._link.address}"
+        self._link = None
         _abandon(following)
         if link is None:
             return ""

@@ -119,7 +119,7 @@ class Recorder:
         self._arrived = threading.Condition()
         self._waiting: deque[Arrival] = deque()
         encoder = Worker("recorder-encode", self.encode, on_end=self._encode_rest)
-        self._writer = Worker("recorder", self._tick, on_end=self._end)
+        self._writer = Worker("recorder", self._tick, on_end=self.end)
         self.workers = (encoder, self._writer)
         self._requests: deque[_Trigger] = deque()
         self._wake = threading.Event()
@@ -132,6 +132,7 @@ class Recorder:
         self._previous_until_ns = 0
         self._written = 0  # number of the entry that was written last
         self._wanted: _Trigger | None = None
+        self._replies: list[_Reply] = []
         self._sync_at_ns = 0
         self._retry_at_ns = 0
         self._recovered = False
@@ -185,7 +186,7 @@ class Recorder:
         self._requests.append(_Trigger(start_ns, until_ns, f"request-{cause}", about, reply))
         self._wake.set()
         if not reply.done.wait(_ANSWER_S):
-            raise Unavailable("recorder: its disk does not respond")
+            raise Unavailable("recorder: no camera gives a frame, or the disk does not respond")
         if reply.fault:
             raise Unavailable(f"recorder: {reply.fault}")
         return reply.name
@@ -222,9 +223,9 @@ class Recorder:
         for trigger in (*self._new_events(), *self._new_requests()):
             self._want(trigger)
             if trigger.reply is not None:
-                self._write_now()
-                self._answer(trigger.reply)
+                self._replies.append(trigger.reply)
         self._write_now()
+        self._answer()
 
     def _new_events(self) -> list[_Trigger]:
         triggers = []
@@ -264,12 +265,18 @@ class Recorder:
             self._files.pin(self._previous, trigger.cause)
             self._previous = None
 
-    def _answer(self, reply: _Reply) -> None:
-        if self._file is None:
-            reply.fault = self.failure or "no camera gives frames"
-        else:
-            reply.name = with_cause(self._file.path.name, self._file_cause)
-        reply.done.set()
+    def _answer(self) -> None:
+        """Answer the requests once their file has begun, or cannot."""
+        fault = self.failure or ("" if self._wanted is not None else "no camera gave a frame")
+        if self._file is None and not fault:
+            return
+        for reply in self._replies:
+            if self._file is None:
+                reply.fault = fault
+            else:
+                reply.name = with_cause(self._file.path.name, self._file_cause)
+            reply.done.set()
+        self._replies.clear()
 
     def _write_now(self) -> None:
         now_ns = self._clock_ns()
@@ -375,14 +382,16 @@ class Recorder:
             log.error("recorder: nothing is recorded: %s; lanes go on", reason)
         self.failure = reason
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Complete the file, and answer who waits; the writer's last work."""
         self._write_now()
         try:
             self._finish(self._clock_ns())
         except OSError as error:
             log.error("recorder: the last file is not complete: %s", error.strerror)  # noqa: TRY400 -- the text says it all
-        for request in self._new_requests():
-            if request.reply is not None:
-                request.reply.fault = "it stops"
-                request.reply.done.set()
+        waiting = [request.reply for request in self._new_requests()]
+        for reply in (*self._replies, *waiting):
+            if reply is not None:
+                reply.fault = "it stops"
+                reply.done.set()
         self._files.close()
