@@ -57,18 +57,19 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """Return the topics that a device publishes."""
     topics = Topics(_DEVICE)
+    of_cameras = ("lane_departure", "lane_change", "camera", "degraded")
     events = [
         Row(
-            f"{kind}_events",
-            topics.event(
-                kind, _CAMERA if kind in {"lane_departure", "lane_change", "camera"} else ""
-            ),
+            f"{kind}_events" if not camera else f"camera_{kind}_events",
+            topics.event(kind, camera),
             "Event",
             f"When {kind} begins and ends; at least once, in order.",
             "event",
         )
-        for kind in get_args(EventKind)
+        for camera, kinds in ((_CAMERA, of_cameras), ("", ("model", "degraded")))
+        for kind in kinds
     ]
+    assert {row.address.rpartition("/")[2] for row in events} == set(get_args(EventKind))
     return [
         Row("status", topics.status, "Status", "When it changes; offline is also the last will."),
         Row("meta", topics.meta, "Meta", "The birth message; when a part of it changes."),

@@ -58,7 +58,8 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             (
                 *("enabled", "host", "port", "insecure", "socket", "control", "restricted"),
-                *("max_message_bytes", "max_connections", "max_streams", "max_metadata_bytes"),
+                *("max_message_bytes", "max_connections", "max_streams", "max_infer_streams"),
+                "max_metadata_bytes",
                 *("handshake_timeout_ms", "idle_timeout_ms", "max_connection_age_ms"),
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),
                 *("keepalive_without_calls", "max_pings_without_data"),

@@ -50,6 +50,7 @@ class InstancePool:
         shares: Sequence[Share] = (),
     ) -> None:
         self._instances = tuple(instances)
+        self._by_id = {id(instance): instance for instance in instances}
         self._passive = tuple(passive)
         self._limiter = limiter
         self._shares = tuple(shares)
@@ -101,9 +102,19 @@ class InstancePool:
         return self._waiting
 
     def longest_run_s(self, now: float) -> float:
-        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`)."""
+        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`).
+
+        The run of an instance with an attribute `progressed_at`, which limits its runs by itself,
+        counts from that time.
+        """
         # A copy, because a run may end during the iteration.
-        return max((now - started for started in list(self._started_at.values())), default=0.0)
+        return max(
+            (
+                now - max(started, getattr(self._by_id[key], "progressed_at", 0.0))
+                for key, started in list(self._started_at.items())
+            ),
+            default=0.0,
+        )
 
     def running_s(self, now: float) -> float:
         """As `longest_run_s`; 0 where an instance is idle."""

@@ -253,11 +253,15 @@ class SequenceScheduler:
         return refused
 
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
-        """Drop the dead requests of `sequence`, each with those behind it."""
+        """Drop the dead requests of `sequence`, each with those behind it.
+
+        A sequence that waits for a slot goes as a whole where one of its requests was cancelled, as
+        in Triton.
+        """
         refused: _Refused = []
         text = (
-            f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
-            "came too late; start it again"
+            f"sequence {sequence.id} has ended: another request of it was cancelled or came too "
+            "late; start it again"
         )
         index = 0
         while index < len(sequence.waiting):
@@ -265,9 +269,12 @@ class SequenceScheduler:
             if death is None:
                 index += 1
                 continue
-            first, *others = self._book.drop(sequence, index)
-            refused.append((first, death))
-            refused += [(job, Cancelled(text)) for job in others]
+            whole = sequence.slot is None and isinstance(death, Cancelled)
+            dead = sequence.waiting[index].item
+            refused += [
+                (job, death if job is dead else Cancelled(text))
+                for job in self._book.drop(sequence, 0 if whole else index)
+            ]
         return refused
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:

@@ -90,10 +90,16 @@ class RepositoryControl:
         """Load the models of the start; return early once `stop` is set.
 
         Raises:
-            ModelConfigError: a repository cannot be read, or a model fails to load and
+            ModelConfigError: a repository cannot be read, or a model fails to load, and
                 `exit_on_error` is set; ModelLoadError if that failure may pass.
         """
-        failed = self.load_first(stop)
+        try:
+            failed = self.load_first(stop)
+        except ModelConfigError as error:
+            if self._exit_on_error:
+                raise
+            log.error("repository: %s; no model is loaded", error)  # noqa: TRY400 - its own text
+            return
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.inference.control import NOT_ALLOWED
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
@@ -52,7 +52,8 @@ class PollControl:
         loader: the loader, which reads the models that `deployments` finds, and reports to it.
         deployments: the copies of each model, and the store, which is closed with the control.
         repositories: the directories to follow.
-        poll_s: the time between two scans, in seconds.
+        poll_s: the time between two scans, in seconds; 0 scans until the models of the start are
+            complete, and never again.
         settle_s: the time, in seconds, that a model's files must be unchanged.
         exit_on_error: a model that fails to load before any model has served ends the daemon.
         budget: the memory budget of the loader; a model that it refused is loaded once there is
@@ -81,7 +82,7 @@ class PollControl:
         self._deployments = deployments
         self._table = deployments.table
         self._repositories = tuple(repositories)
-        self._poll_s = poll_s
+        self._poll_s = poll_s or math.inf
         self._exit_on_error = exit_on_error
         # Enough for every complete model, and for one whose last file was just written.
         self._first_timeout_s = 2 * settle_s + 1.0
@@ -176,7 +177,7 @@ class PollControl:
             self._arrived = set()
             self._next_s = now + min(self._poll_s, _SETTLING_S if changing else self._poll_s)
         arrived = self._inotify_watch.wait(max(0.0, min(1.0, self._next_s - time.monotonic())))
-        if arrived is not None:
+        if arrived is not None and self._poll_s < math.inf:
             self._arrived.update(arrived)
             self._next_s = 0.0
 
@@ -227,7 +228,11 @@ class PollControl:
                 break
             if stop.wait(_FIRST_SCANS_S):
                 return
-        model_names(self._repositories)  # raises, as in the other modes, where one cannot be read
+        try:
+            model_names(self._repositories)  # raises, as in the other modes
+        except ModelConfigError:
+            if self._exit_on_error:
+                raise
         while not self.updates.wait_idle(_FIRST_SCANS_S):
             if stop.is_set():
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections import Counter
 from functools import cache
@@ -76,11 +77,45 @@ def parse_model_config_json(text: str, name: str) -> Any:
     if not text.lstrip().startswith("{"):
         raise InvalidRequest("Invalid config override: not a JSON object")
     try:
-        message = json_format.Parse(text, pb.ModelConfig(), max_recursion_depth=_MAX_JSON_DEPTH)
-    except (json_format.ParseError, RecursionError) as error:
+        fields = _with_lists(
+            json.loads(text, object_pairs_hook=_without_repetition), pb.ModelConfig.DESCRIPTOR
+        )
+        message = json_format.ParseDict(
+            fields, pb.ModelConfig(), max_recursion_depth=_MAX_JSON_DEPTH
+        )
+    except (json_format.ParseError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"Invalid config override: {error}") from error
     message.name = message.name or name
     return message
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: ValueError: a key is given twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = Counter(key for key, _ in pairs)
+        raise ValueError(f"'{keys.most_common(1)[0][0]}' is given more than once")
+    return made
+
+
+def _with_lists(value: Any, message: Any) -> Any:
+    """`value` with each object in a list of its own where `message` has a list of objects: Triton's
+    own parser takes `{"instance_group": {"count": 2}}`."""
+    if not isinstance(value, dict):
+        return value
+    made = {}
+    for key, entry in value.items():
+        field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
+        inside = None if field is None else field.message_type
+        if inside is not None and not inside.GetOptions().map_entry:
+            if field.is_repeated and isinstance(entry, dict):
+                entry = [entry]  # noqa: PLW2901 - the same entry in its own form
+            if isinstance(entry, list):
+                made[key] = [_with_lists(each, inside) for each in entry]
+                continue
+            entry = _with_lists(entry, inside)  # noqa: PLW2901
+        made[key] = entry
+    return made
 
 
 @cache

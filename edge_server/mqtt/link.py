@@ -100,6 +100,7 @@ class Link:
         may_publish: called on the worker each time the broker has accepted the connection, before
             anything is published; False leaves the connection unused.
         meanwhile: the broker that has the lanes while this one cannot be reached, for the log.
+        contents: see `contents_of`; read now where they are not given.
     """
 
     def __init__(
@@ -108,13 +109,14 @@ class Link:
         feed: Feed,
         may_publish: Callable[[Link], bool],
         meanwhile: str = "",
+        contents: tuple[str, ...] | None = None,
     ) -> None:
         self.worker = Worker("mqtt", self._tick, on_end=self._end)
         self.connected = False
         self.trouble = ""
         self.address = address_of(mqtt)
         self.mqtt = mqtt
-        self._contents = contents_of(mqtt)
+        self._contents = contents_of(mqtt) if contents is None else contents
         self._feed = feed
         self._may_publish = may_publish
         self._meanwhile = f"; lanes go to {meanwhile} until then" if meanwhile else ""
@@ -130,9 +132,9 @@ class Link:
         self._ended = threading.Event()
         self._logged = ""
 
-    def is_of(self, mqtt: Mqtt) -> bool:
-        """Whether this link is what `mqtt` and the present contents of its files make."""
-        return self.mqtt == mqtt and self._contents == contents_of(mqtt)
+    def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
+        """Whether this link is what `mqtt` and these `contents_of` its files make."""
+        return self.mqtt == mqtt and self._contents == contents
 
     def ring(self) -> None:
         """Have the worker look into the outbox."""

@@ -14,7 +14,7 @@ from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.event_feed import EventFeed
 from edge_server.mqtt.health import health
-from edge_server.mqtt.link import Feed, Link
+from edge_server.mqtt.link import Feed, Link, contents_of
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Publisher:
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._models: set[str] = set()  # that have a topic
+        # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
         self._serving: dict[str, list[int]] = {}
         self._discovery = ""  # the topic that Home Assistant reads
@@ -153,6 +154,8 @@ class Publisher:
         Returns:
             What is going to happen, in words; empty if nothing changes.
         """
+        # Outside of the lock, for which the supervisor waits: a disk may hang.
+        contents = () if mqtt is None else contents_of(mqtt)
         with self._lock:
             link, following = self._link, self._next
             if self._stopped or (link is None and mqtt is None):
@@ -160,13 +163,13 @@ class Publisher:
             self._mqtt = mqtt
             self._introduce()
             if link is None or mqtt is None:
-                return self._switch(mqtt)
-            if link.is_of(mqtt):
+                return self._switch(mqtt, contents)
+            if link.is_of(mqtt, contents):
                 self._next = None
                 _abandon(following)
                 return "" if following is None else f"stays at {link.address}"
-            if following is None or not following.is_of(mqtt):
-                self._next = Link(mqtt, self._feed, self._take_over, meanwhile=link.address)
+            if following is None or not following.is_of(mqtt, contents):
+                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
                 _abandon(following)
                 self._next.worker.start()
                 if self._next.address == link.address:
@@ -174,14 +177,15 @@ class Publisher:
                 return f"moves from {link.address} to {self._next.address} once accepted there"
             return ""
 
-    def _switch(self, mqtt: Mqtt | None) -> str:
+    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
         """Begin or end to publish at all."""
         link, following = self._link, self._next
         self._next = None
-        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
-        if self._link is not None:
+        if mqtt is not None:
+            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
             self._link.worker.start()
             return f"on, at {self._link.address}"
+        self._link = None
         _abandon(following)
         if link is None:
             return ""
@@ -250,7 +254,7 @@ class Publisher:
         """Publish how a camera sees, and that it exists; None where that is not known."""
         if name in self._cameras and self._cameras[name] == calibration:
             return
-        self._cameras[name] = calibration
+        self._cameras = {**self._cameras, name: calibration}
         topic = self._topic(self._topics.calibration, name)
         if calibration is not None:
             self._put_state(topic, payloads.calibration(calibration))
@@ -261,7 +265,10 @@ class Publisher:
     def clear_camera(self, name: str) -> None:
         """Clear the retained states of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
-        if self._cameras.pop(name, None) is not None:
+        cameras = dict(self._cameras)
+        calibration = cameras.pop(name, None)
+        self._cameras = cameras
+        if calibration is not None:
             self._put_state(self._topic(self._topics.calibration, name), b"")
         self._introduce()
 

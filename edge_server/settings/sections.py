@@ -54,7 +54,7 @@ class Repository(Section, frozen=True):
     Attributes:
         mode: `none` loads all models at start and never again; `explicit` loads `load` at start
             and the rest on request; `poll` loads all, and follows every change.
-        poll_s: seconds between two scans, in mode `poll`.
+        poll_s: seconds between two scans, in mode `poll`; 0 scans at the start only.
         settle_s: a model's files are complete once unchanged for so many seconds, in mode `poll`.
         store: directory of the model copies in mode `poll`, a separate one for each set of
             `paths`; empty is `store` in systemd's state directory, or in the user's. Other modes
@@ -82,7 +82,7 @@ class Repository(Section, frozen=True):
 
     paths: tuple[str, ...] = ("models",)
     mode: Literal["none", "explicit", "poll"] = "none"
-    poll_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 15.0
+    poll_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 15.0
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0
     store: str = ""
     store_max_bytes: Positive = 8 << 30

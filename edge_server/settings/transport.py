@@ -82,7 +82,8 @@ class Grpc(Section, frozen=True):
         message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
             client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
-        max_streams: concurrent calls on one connection.
+        max_streams: concurrent calls on one connection; a client's process shares one.
+        max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
         max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
             TCP and as many again on the socket; each has a thread, beside those of inferences.
         reflection: generic clients can list the services and their messages.
@@ -107,7 +108,8 @@ class Grpc(Section, frozen=True):
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
     message_timeout_ms: Milliseconds = 3000
     max_connections: Positive = 64
-    max_streams: Positive = 16
+    max_streams: Positive = 100
+    max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     max_lane_streams: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 48
     reflection: bool = True
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192

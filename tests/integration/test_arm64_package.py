@@ -173,6 +173,8 @@ def test_a_boards_package_installs_checks_and_finds_the_lanes_of_a_pcs(
     of_board, of_pc = (read(seen / "lanes.json") for seen in (board, pc))
     assert np.shape(of_board["lane_scores"]) == np.shape(of_pc["lane_scores"])
     assert len(of_pc["lane_scores"][0]) > 2
+    apart = np.abs(np.subtract(of_board["lane_points"], of_pc["lane_points"])).max()
+    print(f"lanes at most {apart:.2f} px apart")
     # Two processors round differently, and two versions of OpenCV resize differently.
     np.testing.assert_allclose(of_board["lane_points"], of_pc["lane_points"], atol=1.0)
     np.testing.assert_allclose(of_board["lane_scores"], of_pc["lane_scores"], atol=0.01)

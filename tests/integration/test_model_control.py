@@ -185,6 +185,15 @@ def test_a_clients_configuration_and_files_serve_until_they_are_unloaded(
     assert ask(server, "echo") == [1.0, 2.0]
 
 
+def test_an_override_may_give_one_group_of_instances_as_an_object(
+    server: triton.InferenceServerClient,
+) -> None:
+    config = {**OVERRIDE, "instance_group": {"count": 2, "kind": "KIND_CPU"}}
+    server.load_model("echo", config=json.dumps(config))
+    (group,) = server.get_model_config("echo").config.instance_group
+    assert group.count == 2
+
+
 def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClient) -> None:
     not_polled = "failed to load 'echo', failed to poll from model repository: "
     # The first as in simple_grpc_model_control.py of Triton's client examples.

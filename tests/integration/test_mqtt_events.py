@@ -338,7 +338,7 @@ each.stop()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
 def test_no_event_is_lost_where_the_disk_is_full(
     mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path
 ) -> None:

@@ -323,13 +323,13 @@ def test_shared_memory_is_off_unless_it_was_allowed() -> None:
     try:
         for ask in (
             lambda: client.register_system_shared_memory("r", "k", 8),
-            client.get_system_shared_memory_status,
             client.unregister_system_shared_memory,
-            client.get_cuda_shared_memory_status,
             lambda: client.infer("plain", [given]),
             lambda: client.infer("plain", [tensor(THREE)], outputs=[wanted]),
         ):
             assert refused(ask) == ("UNIMPLEMENTED", text)
+        assert not client.get_system_shared_memory_status().regions
+        assert not client.get_cuda_shared_memory_status().regions
         assert "system_shared_memory" not in client.get_server_metadata().extensions
     finally:
         client.close()

@@ -126,7 +126,7 @@ def test_one_connection_may_ask_for_any_number_of_shapes(
 def test_streams_that_fill_tcp_leave_the_socket_its_own(
     configured: Callable[..., Process], address: str, stack: ExitStack
 ) -> None:
-    process = configured(f'[grpc]\nsocket = "{address}"')
+    process = configured(f'[grpc]\nsocket = "{address}"', "max_infer_streams = 8")
     done = stack.enter_context(set_in_the_end())
     calls = []
 
@@ -391,3 +391,31 @@ def test_tls_without_mutual_asks_no_client(
     ) as client:
         assert client.is_server_live()
     assert not is_live(f"127.0.0.1:{process.port}", stack)
+
+
+def test_64_streams_are_open_at_once_and_one_connection_is_enough_for_them(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    (tmp_path / "models" / "echo" / "1").mkdir(parents=True)
+    io = "data_type: TYPE_FP32 dims: -1 }"
+    (tmp_path / "models" / "echo" / "config.pbtxt").write_text(
+        f'backend: "identity" input {{ name: "a" {io} output {{ name: "b" {io}'
+    )
+    process = start(f"--model-repository={tmp_path / 'models'}")
+    clients = [triton.InferenceServerClient(f"127.0.0.1:{process.port}") for _ in range(64)]
+    heard: queue.Queue[tuple[object, object]] = queue.Queue()
+    values = triton.InferInput("a", [1], "FP32")
+    values.set_data_from_numpy(np.ones(1, np.float32))
+    try:
+        for _ in range(2):
+            for client in clients:
+                if not client._stream:
+                    client.start_stream(lambda result, error: heard.put((result, error)))
+                client.async_stream_infer("echo", [values])
+            for _ in clients:
+                _, error = heard.get(timeout=TIMEOUT_S)
+                assert error is None, error
+        assert clients[0].is_server_ready()
+    finally:
+        for client in clients:
+            client.close()

@@ -24,7 +24,8 @@ _NOTHING = nullcontext()
 
 def _too_many_streams(streams: int) -> EdgeServerError:
     return Unavailable(
-        f"{streams} streams are open already; close one, or send requests with ModelInfer"
+        f"{streams} streams are open already; close one, send requests with ModelInfer, or raise "
+        "grpc.max_infer_streams"
     )
 
 

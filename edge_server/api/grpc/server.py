@@ -47,9 +47,8 @@ log = logging.getLogger(__name__)
 # Calls wait in their thread for an instance or for a model load, and each open stream holds one;
 # the spare threads keep answering health and metadata calls.
 _INFERENCES_AT_ONCE = 28
-_STREAMS_AT_ONCE = 8
 _LOADS_AT_ONCE = 16
-_THREADS = _INFERENCES_AT_ONCE + _STREAMS_AT_ONCE + _LOADS_AT_ONCE + 4
+_OTHER_THREADS = _INFERENCES_AT_ONCE + _LOADS_AT_ONCE + 4
 # For lane streams whose first request has not arrived, and for those to refuse.
 _MORE_LANE_THREADS = 4
 _SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health")
@@ -237,13 +236,14 @@ class _Side:
     def __init__(self, settings: Grpc, rules: AccessRules, *, unix: bool) -> None:
         name = "grpc-unix" if unix else "grpc"
         self.rules = rules
-        self.threads = CallThreads(_THREADS, name)
+        streams = settings.max_infer_streams
+        self.threads = CallThreads(_OTHER_THREADS + streams, name)
         # Each stream holds a thread, so they have their own: they take none from inferences.
         self.lane_threads = CallThreads(
             settings.max_lane_streams + _MORE_LANE_THREADS, f"{name}-streams"
         )
         self.lane_gate = Admission(0, settings.max_lane_streams, too_many_lane_streams)
-        self.gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
+        self.gate = Admission(_INFERENCES_AT_ONCE, streams)
         self.traffic = Traffic(
             ByteBudget(_limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,

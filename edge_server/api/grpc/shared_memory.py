@@ -156,11 +156,15 @@ class SharedMemory:
         self._longest_bytes = longest_bytes
         self._lock = threading.Lock()
         self._regions: dict[str, SharedRegion] = {}
+        # Unregistered while a request still writes its outputs there: listed until that is done.
+        self._leaving: weakref.WeakValueDictionary[str, SharedRegion] = (
+            weakref.WeakValueDictionary()
+        )
 
     def counted_by(self, budget: ByteBudget) -> SharedMemory:
         """Return the same regions, whose copied inputs count in `budget`."""
         made = SharedMemory(self._directory, budget, self._longest_bytes)
-        made._lock, made._regions = self._lock, self._regions
+        made._lock, made._regions, made._leaving = self._lock, self._regions, self._leaving
         return made
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -188,7 +192,7 @@ class SharedMemory:
         if "/" in file or file in (".", ".."):
             raise InternalError(f"Unable to open shared memory region: '{key}'")
         with self._lock:
-            if name in self._regions:
+            if name in self._regions or name in self._leaving:
                 raise AlreadyExists(f"shared memory region '{name}' already in manager")
             if len(self._regions) == _MOST_REGIONS:
                 raise Unavailable(
@@ -198,12 +202,14 @@ class SharedMemory:
             self._regions[name] = SharedRegion(name, key, offset, byte_size, self._directory / file)
 
     def unregister(self, name: str) -> None:
-        """Remove a region, or all if `name` is empty; an unknown name is no error."""
+        """Remove a region, or all if `name` is empty; an unknown name is no error.
+
+        Requests that use a region keep it until they are done, and so long it is listed.
+        """
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for each in [name] if name else list(self._regions):
+                if (region := self._regions.pop(each, None)) is not None:
+                    self._leaving[each] = region
 
     def regions(self, name: str) -> list[SharedRegion]:
         """Return the region `name`, or all regions if `name` is empty.
@@ -212,11 +218,12 @@ class SharedMemory:
             NotFound: no region has that name.
         """
         with self._lock:
+            listed = {**self._leaving, **self._regions}
             if not name:
-                return list(self._regions.values())
-            if name not in self._regions:
+                return list(listed.values())
+            if name not in listed:
                 raise NotFound(f"Unable to find system shared memory region: '{name}'")
-            return [self._regions[name]]
+            return [listed[name]]
 
     def find(self, name: str, offset: int, byte_size: int) -> RegionSlice:
         """Return a part of a region.

@@ -217,7 +217,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions().regions(request.name):
+        if self._shared_memory is None:
+            return response
+        for region in self._shared_memory.regions(request.name):
             status = response.regions[region.name]
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.byte_size
@@ -233,8 +235,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
         """Return no region: CUDA shared memory is unsupported."""
-        self._regions()
-        if request.name:
+        if request.name and self._shared_memory is not None:
             raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
         return pb.CudaSharedMemoryStatusResponse()
 

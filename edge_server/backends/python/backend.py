@@ -13,8 +13,10 @@ and no longer in the state pinned when its request arrived.
 `settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
 Parameters in config.pbtxt that belong to this backend; all others belong to the model:
-`execution_timeout_s` (default 30, at most 50): the daemon kills a process whose `execute` takes
-longer.
+`execution_timeout_s` (at most 3600): the daemon kills a process whose `execute` takes longer.
+Without it, the daemon kills a process whose `execute` has used no processor time for 30 s, as one
+that hangs, and one whose `execute` takes longer than 600 s. Work that only waits, e.g. for another
+machine, needs the parameter.
 `initialize_timeout_s` (default 120): likewise for `initialize` and `auto_complete_config`.
 `shared_memory_limit_mib` (default 256): limits the memory that the tensors of one instance, and the
 files with which it loads models, may take in each direction. The memory grows from zero as needed,
@@ -52,8 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The daemon's watchdog ends the daemon when an execution takes longer than a minute.
-_LONGEST_EXECUTION_S = 50.0
+_LONGEST_EXECUTION_S = 3600.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -130,7 +131,7 @@ def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamet
         ("shared_memory_limit_mib", 1 << 16),
     ):
         value = getattr(parameters, name)
-        if not 0 < value <= most:
+        if value is not None and not 0 < value <= most:
             raise ModelConfigError(
                 f"{where}: {name} is {value:g}; it must be above 0 and at most {most:g}"
             )

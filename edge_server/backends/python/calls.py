@@ -116,6 +116,11 @@ class ModelCalls:
         elif not self._threads.run(run):
             self._send(m.QueryResult(message.number, failure=_TOO_MANY))
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the process waits for another model, or for a load."""
+        return bool(self._calls or self._loading)
+
     def loading(self) -> str:
         """Return the progress of this process's loads, as a suffix of the reason why it ended;
         empty without loads."""

@@ -38,7 +38,7 @@ _INTEGERS = frozenset(
 class PythonParameters(Parameters, frozen=True):
     """The parameters that the docstring of `backend` lists."""
 
-    execution_timeout_s: float = 30.0
+    execution_timeout_s: float | None = None
     initialize_timeout_s: float = 120.0
     shared_memory_limit_mib: int = 256
 

@@ -17,7 +17,7 @@ from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import ExecuteRequest, ModelMetric, Phases
     from edge_server.backends.python.context import ModelContext
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FINALIZE_S = 2.0
-# The limit for the wait for a stand-in process and the execution there together: the daemon's
-# watchdog counts a minute as a hang.
-LONGEST_EXECUTE_S = 55.0
+# The longest wait for a stand-in process: the daemon's watchdog counts a minute as a hang.
+LONGEST_WAIT_S = 25.0
 # A process that started well and lived so long is as good as any: the next start is quick again.
 STABLE_S = 10.0
 # One that started well and died sooner may have been killed by a request: it waits no longer.
@@ -92,6 +91,8 @@ class PythonInstance:
         self._context = context
         self._arbiter = arbiter
         self._started_s: float | None = None
+        # When the session last looked after the execution; see `InstancePool.longest_run_s`.
+        self.progressed_at = 0.0
         self._model = context.config.name
         self._start = start_message(context.directory, context.config, name)
         self._log = ModelLog(self._model)
@@ -137,25 +138,26 @@ class PythonInstance:
         error: EdgeServerError | None = None
         lent: PythonInstance | None = None
         deadline = latest_deadline(requests)
-        longest_s = LONGEST_EXECUTE_S - self._context.parameters.execution_timeout_s
-        give_up_at = time.monotonic() + longest_s
+        give_up_at = time.monotonic() + LONGEST_WAIT_S
         try:
             lent = self._arbiter.take(self, min(deadline, give_up_at))
         except DeadlineExceeded as late:
             error = late if deadline <= give_up_at else None
         if lent is not None:
             try:
-                return lent.run(requests)
+                return lent.run(requests, self._progressed)
             finally:
                 self._arbiter.give_back(lent)
         self._refuse(requests, error)
         return None
 
-    def run(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
+    def run(
+        self, requests: Sequence[ExecuteRequest], progressed: Callable[[], None]
+    ) -> Phases | None:
         """Execute in this instance's own process, which the arbiter has lent to the caller."""
         session = self._session
         if session is not None and session.up:
-            return session.execute(requests)
+            return session.execute(requests, progressed)
         self._refuse(requests, None)
         return None
 
@@ -174,6 +176,9 @@ class PythonInstance:
         if session is not None:
             session.finish(FINALIZE_S)
         self._worker.stop()
+
+    def _progressed(self) -> None:
+        self.progressed_at = time.monotonic()
 
     def _refuse(self, requests: Sequence[ExecuteRequest], error: EdgeServerError | None) -> None:
         for request in requests:

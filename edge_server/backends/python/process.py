@@ -31,6 +31,7 @@ _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
 # systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A crashed process may write a core dump before it ends.
 _END_S = 5.0
 # Linux's limit of what waits in a Unix socket is 208 KiB (net.core.wmem_default); with room.
@@ -172,6 +173,17 @@ class ChildProcess:
         with self._killing:
             if not self._closed:
                 self._kill_group()
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the process has used, in s, with its ended children."""
+        try:
+            stat = Path(f"/proc/{self._popen.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        # proc(5): utime, stime, cutime and cstime, the 14th field and those behind it; the second,
+        # in brackets, may have blanks.
+        fields = stat.rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether the process ends within `timeout_s`."""

@@ -35,6 +35,14 @@ READY_S = 5.0
 # The minimum duration granted to an execution, even where its callers' deadlines are shorter: short
 # deadlines must not kill a slow process that other callers use.
 LEAST_EXECUTION_S = 1.0
+# Limits of an execution whose model has no parameter `execution_timeout_s`: without processor time,
+# and in all.
+IDLE_S = 30.0
+LONGEST_S = 600.0
+# How often the processor time is read, and how much of it in between is work: an idle interpreter
+# with a few waiting threads uses less.
+_LOOK_S = 5.0
+_WORK_S = 0.1
 _ALLOWS_MORE = "parameter '%s' allows more"
 
 
@@ -126,11 +134,19 @@ class ChildSession:
                     )
         self.end("it is closed")
 
-    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
+    def execute(
+        self,
+        requests: Sequence[ExecuteRequest],
+        progressed: Callable[[], None] = lambda: None,
+    ) -> Phases:
         """Execute a batch; return when the batch is done or the process has ended.
 
-        The process is killed when the execution has taken `execution_timeout_s`, or no request
-        waits for it any more.
+        The process is killed when the execution has taken `execution_timeout_s`, or without that
+        parameter has used no processor time for `IDLE_S` or has taken `LONGEST_S`, or when no
+        request waits for it any more.
+
+        Args:
+            progressed: called every few seconds while the execution is within these limits.
         """
         began = time.monotonic()
         began_ns = time.monotonic_ns()
@@ -138,18 +154,51 @@ class ChildSession:
         sent_ns = time.monotonic_ns()
         if batch is not None:
             given_up_at = max(latest_deadline(requests), began + LEAST_EXECUTION_S)
-            until = min(given_up_at, began + self._context.parameters.execution_timeout_s)
-            if not batch.done.wait(until - time.monotonic()):
-                took_s = time.monotonic() - began
-                more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
-                self.end(
-                    f"it was killed: 'execute' did not return within {took_s:.1f} s{more}"
-                    + self._calls.loading()
-                )
+            if why := self._wait(batch, began, given_up_at, progressed):
+                self.end(f"it was killed: 'execute' {why}{self._calls.loading()}")
         after_ns = time.monotonic_ns() - sent_ns
         # The process may have begun before this thread noticed that the whole batch was sent.
         infer_ns = min(batch.execute_ns, after_ns) if batch is not None else 0
         return Phases(sent_ns - began_ns, infer_ns, after_ns - infer_ns)
+
+    def _wait(
+        self,
+        batch: ExecuteBatch,
+        began: float,
+        given_up_at: float,
+        progressed: Callable[[], None],
+    ) -> str:
+        """Wait for the end of `batch`; return why the process is to be killed, or ""."""
+        limit_s = self._context.parameters.execution_timeout_s
+        until = min(given_up_at, began + (limit_s or LONGEST_S))
+        cpu_s, worked_at, warned = self._process.cpu_s(), began, False
+        while not batch.done.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))):
+            now = time.monotonic()
+            if now >= until:
+                more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
+                return f"did not return within {now - began:.1f} s{more}"
+            progressed()
+            used_s = self._process.cpu_s()
+            if used_s - cpu_s >= _WORK_S or self._calls.under_way:
+                cpu_s, worked_at = used_s, now
+            if limit_s is not None:
+                continue
+            if now - worked_at >= IDLE_S:
+                return (
+                    f"has used no processor time for {now - worked_at:.0f} s, so it hangs; "
+                    f"{_ALLOWS_MORE % 'execution_timeout_s'}"
+                )
+            if now - began >= IDLE_S and not warned:
+                warned = True
+                log.warning(
+                    "model %s: instance %s: 'execute' has computed for %.0f s and is killed after "
+                    "%g s; parameter 'execution_timeout_s' sets the limit",
+                    self._model,
+                    self._name,
+                    now - began,
+                    LONGEST_S,
+                )
+        return ""
 
     def not_ready_reason(self) -> str:
         """Return why the model cannot respond now; empty when it can."""

@@ -54,6 +54,8 @@ class TraceFile:
     """
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
+        # As clients are told; the working directory may change later.
+        self.name = path
         self.path = Path(path).absolute()
         self.full = False
         self._most_bytes = most_bytes
@@ -204,7 +206,7 @@ class TraceWriter:
 
     @property
     def file_name(self) -> str:
-        return str(self._file.path)
+        return self._file.name
 
     @property
     def full(self) -> bool:

@@ -82,7 +82,10 @@ def test_a_completion_that_hangs_fails_the_load(serve: Serve) -> None:
     ("config", "text"),
     [
         (parameter("EXECUTION_ENV_PATH", "env.tar.gz"), "parameters: EXECUTION_ENV_PATH: this"),
-        (parameter("execution_timeout_s", "90"), "execution_timeout_s is 90; it must be above 0"),
+        (
+            parameter("execution_timeout_s", "9000"),
+            "execution_timeout_s is 9000; it must be above 0",
+        ),
         (parameter("execution_timeout_s", "soon"), 'expected a number; got "soon"'),
         ('default_model_filename: "model.txt"', "a Python model is a file of the version"),
         ('default_model_filename: "other.py"', "missing; model 'm' is loaded from it"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.backends.python import session
 from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
 from edge_server.inference.snapshot import ModelState
 from edge_server.requests import InferRequest, SequencePlace
@@ -102,6 +103,30 @@ def test_an_execution_without_a_deadline_has_a_limit(serve: Serve) -> None:
     served = serve(m=(limit, WILLING))
     with pytest.raises(InternalError, match=r"within 0\.2 s; parameter 'execution_timeout_s'"):
         served.infer("m", HANG)
+
+
+def test_what_computes_goes_on_and_what_uses_no_processor_hangs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("IDLE_S", 0.6), ("_LOOK_S", 0.2), ("_WORK_S", 0.05)):
+        monkeypatch.setattr(session, name, seconds)
+    served = serve(
+        m="""
+        def execute(self, requests):
+            until = time.process_time() + 1.5
+            while time.process_time() < until:
+                pass
+            return [y([1])]
+        """,
+        hangs="""
+        def execute(self, requests):
+            time.sleep(600)
+        """,
+    )
+    assert served.infer("m", 1).outputs["y"].array.tolist() == [1]
+    assert "'execute' has computed for" in caplog.text
+    with pytest.raises(InternalError, match=r"used no processor time for .* 'execution_timeout_s'"):
+        served.infer("hangs", 1)
 
 
 def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:

@@ -180,6 +180,7 @@ def execute(self, requests):
     made = []
     pb_utils.load_model("b", config=override, files=files)
     made += self.ask("b", [1]).tolist()
+    pb_utils.unload_model("b")
     pb_utils.load_model("b")
     made += self.ask("b", [1]).tolist()
     pb_utils.load_model("new", override, files)

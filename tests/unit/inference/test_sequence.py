@@ -346,12 +346,29 @@ def test_a_cancelled_request_does_not_run_and_ends_its_sequence(
     assert first.value() == 1
     with pytest.raises(Cancelled, match=r"^$"):
         cancelled.value()
-    with pytest.raises(Cancelled, match="sequence 1 has ended: a request of it before this one"):
+    with pytest.raises(Cancelled, match="sequence 1 has ended: another request of it"):
         behind.value()
     assert other.value() == 9
     assert m.model.rows("x") == [[1], [9]]
     with pytest.raises(InvalidRequest, match="must specify the START flag"):
         m.send(1, 4)
+
+
+def test_a_sequence_that_waits_for_a_slot_ends_with_any_of_its_requests(
+    road: Callable[..., Road],
+) -> None:
+    m = road(max_batch_size=1)
+    first, caller = m.hold(1, 1), Caller()
+    before = m.send(2, 2, start=True)
+    cancelled, behind = m.send(2, 3, caller=caller), m.send(2, 4, end=True)
+    caller.cancelled = True
+    for each in (before, behind):
+        with pytest.raises(Cancelled, match="sequence 2 has ended"):
+            each.value()
+    with pytest.raises(Cancelled, match=r"^$"):
+        cancelled.value()
+    m.model.allowed.set()
+    assert first.value() == 1
 
 
 def test_an_end_that_comes_too_late_still_frees_the_slot(road: Callable[..., Road]) -> None:

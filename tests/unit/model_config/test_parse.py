@@ -118,6 +118,15 @@ def test_the_json_form_is_read_and_the_name_may_be_left_out() -> None:
     assert parse_model_config_json("{}", "m") == pb.ModelConfig(name="m")
 
 
+def test_an_object_stands_for_a_list_of_one_wherever_the_json_form_has_objects_in_a_list() -> None:
+    text = '{"instanceGroup": {"count": 2}, "model_warmup": [{"inputs": {"a": {"dims": [1]}}}]}'
+    message = parse_model_config_json(text, "m")
+    assert [group.count for group in message.instance_group] == [2]
+    assert list(message.model_warmup[0].inputs["a"].dims) == [1]
+    steps = parse_model_config_json('{"ensemble_scheduling": {"step": {"model_name": "n"}}}', "m")
+    assert [step.model_name for step in steps.ensemble_scheduling.step] == ["n"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -49,6 +49,23 @@ def test_copies_count_where_the_caller_came_in_and_regions_are_for_all(
     assert ours.regions("") == []
 
 
+def test_a_region_in_use_stays_listed_until_its_last_request_is_done(
+    regions: SharedMemory,
+) -> None:
+    regions.register("r", "key", 0, 100)
+    used = regions.find("r", 0, 4)
+    regions.unregister("r")
+    assert [region.name for region in regions.regions("")] == ["r"]
+    with pytest.raises(NotFound):
+        regions.find("r", 0, 4)
+    with pytest.raises(AlreadyExists):
+        regions.register("r", "key", 0, 100)
+    used.write("out", memoryview(b"1234"), pb.ModelInferResponse.InferOutputTensor().parameters)
+    del used
+    assert regions.regions("") == []
+    regions.register("r", "key", 0, 100)
+
+
 def test_a_slice_is_read_at_the_right_place(regions: SharedMemory) -> None:
     regions.register("r", "/key", 10, 50)
     copy = regions.find("r", 5, 3).read()

@@ -14,9 +14,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.python import model
 from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.model import (
-    LONGEST_EXECUTE_S,
     InstanceArbiter,
     PythonInstance,
 )
@@ -92,12 +92,14 @@ def test_whoever_waits_is_served_by_what_comes_back() -> None:
     assert taken == [own]
 
 
-def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
+def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model, "LONGEST_WAIT_S", 0.05)
     busy = Process()
     arbiter = arbiter_of(busy)
     assert arbiter.take(busy, inf) is busy
-    parameters = PythonParameters(execution_timeout_s=LONGEST_EXECUTE_S - 0.05)
-    context = ModelContext(Path("/models/m/1"), CONFIG, parameters, STANDALONE)
+    context = ModelContext(Path("/models/m/1"), CONFIG, PythonParameters(), STANDALONE)
     instance = PythonInstance("m_0", context, arbiter)
     responses: list[object] = []
 

@@ -49,7 +49,10 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
         ("poll", ("repository.mode", "poll")),
     ],
     "load-model": [("*", ("repository.load", ("*",)))],
-    "repository-poll-secs": [("2.5", ("repository.poll_s", 2.5))],
+    "repository-poll-secs": [
+        ("2.5", ("repository.poll_s", 2.5)),
+        ("0", ("repository.poll_s", 0.0)),
+    ],
     "repository-settle-secs": [("0.5", ("repository.settle_s", 0.5))],
     "repository-copies": [("/s", ("repository.store", "/s"))],
     "incompatible-member": [

@@ -51,6 +51,17 @@ def test_a_model_that_fails_at_the_start_ends_it_or_leaves_it_unready(
     assert lenient.door.server_ready()
 
 
+def test_a_repository_that_cannot_be_read_ends_the_start_or_leaves_nothing_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = tmp_path / "absent"
+    with pytest.raises(ModelConfigError, match="absent"):
+        World(absent, explicit=False).start()
+    world = World(absent, explicit=False, exit_on_error=False).start()
+    assert world.states() == {}
+    assert "no model is loaded" in caplog.text
+
+
 def test_explicit_loads_what_is_named_with_its_members_and_counts_nothing_else(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
