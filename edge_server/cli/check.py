@@ -27,6 +27,7 @@ from edge_server.daemon.model_parts import (
     chosen_signatures,
     python_of,
 )
+from edge_server.daemon.road_parts import check_recorder
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,
@@ -115,6 +116,8 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
         yield partial(check_certificates, tls), f"grpc: {tls.certificate} is shown to clients"
     if trace.file:
         yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
+    if settings.recorder.mode != "off":
+        yield partial(check_recorder, settings), f"recorder: {settings.recorder.mode}"
     if repository.signatures != "off":
         keys = ", ".join(repository.signature_keys) or "no key"
         yield partial(chosen_signatures, repository), f"models: held against {keys}"

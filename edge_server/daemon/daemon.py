@@ -198,6 +198,7 @@ class Daemon:
                 free_bytes=disks,
                 gpu=settings.metrics.gpu,
                 settings=self._reload,
+                recorder=recorder,
             )
             self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,25 @@ def event_log(settings: Settings) -> EventLog:
     return EventLog(state_directory() / "events.db" if of_systemd else None, kept=kept)
 
 
+def check_recorder(settings: Settings) -> None:
+    """Check the settings of the recorder.
+
+    Raises:
+        SettingsError: a library is missing, or a camera that it shall record.
+    """
+    section = settings.recorder
+    unknown = [name for name in section.cameras if name not in settings.cameras]
+    if unknown:
+        raise SettingsError(f"recorder.cameras: there is no camera {unknown[0]!r}")
+    try:
+        import_module("edge_server.pipeline.recorder.recorder")
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        raise SettingsError(
+            f"recorder.mode: the library {library} is missing; {remedy(library)}"
+        ) from error
+
+
 def recorder_of(
     settings: Settings,
     identity: Identity,
@@ -53,17 +73,10 @@ def recorder_of(
     section = settings.recorder
     if section.mode == "off":
         return None
-    unknown = [name for name in section.cameras if name not in settings.cameras]
-    if unknown:
-        raise SettingsError(f"recorder.cameras: there is no camera {unknown[0]!r}")
-    try:
-        from edge_server.pipeline.recorder.recorder import Recorder  # noqa: PLC0415 -- optional
-        from edge_server.pipeline.recorder.recording_files import RecordingFiles  # noqa: PLC0415 -- likewise
-    except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        raise SettingsError(
-            f"recorder.mode: the library {library} is missing; {remedy(library)}"
-        ) from error
+    check_recorder(settings)
+    from edge_server.pipeline.recorder.recorder import Recorder  # noqa: PLC0415 -- optional
+    from edge_server.pipeline.recorder.recording_files import RecordingFiles  # noqa: PLC0415 -- likewise
+
     files = RecordingFiles(
         Path(section.directory) if section.directory else state_directory() / "recordings",
         identity.boot_id,

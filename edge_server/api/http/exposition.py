@@ -125,6 +125,7 @@ class ApplianceMetrics:
         yield from self._latencies()
         yield from self._broker()
         yield from self._settings()
+        yield from self._recorder()
         yield from self._repository()
 
     def _models(self) -> Iterator[Metric]:
@@ -260,6 +261,16 @@ class ApplianceMetrics:
         yield GaugeMetricFamily("edge_mqtt_connected", "1 while a broker listens", broker.connected)
         yield GaugeMetricFamily("edge_mqtt_queue_depth", "Messages that wait", broker.waiting)
         yield CounterMetricFamily("edge_mqtt_dropped", "Lane messages not sent", broker.dropped)
+
+    def _recorder(self) -> Iterator[Metric]:
+        recorder = self._sources.recorder
+        if recorder is None:
+            return
+        name = "edge_recorder"
+        yield GaugeMetricFamily(f"{name}_ok", "0 while nothing is recorded", not recorder.failure)
+        yield CounterMetricFamily(f"{name}_dropped", "Frames not encoded", recorder.dropped)
+        yield CounterMetricFamily(f"{name}_lost", "Frames and events not written", recorder.lost)
+        yield CounterMetricFamily(f"{name}_bytes", "Of complete files", recorder.written_bytes)
 
 
 _OF_STATE = ("model", "version", "state")

@@ -52,6 +52,22 @@ class SettingsState(Protocol):
     def restart_needed(self) -> Sequence[str]: ...
 
 
+class Recording(Protocol):
+    """What the recorder does."""
+
+    @property
+    def failure(self) -> str: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    @property
+    def lost(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+
 class FollowedRepository(Protocol):
     """The state of the repository poll."""
 
@@ -74,6 +90,7 @@ class Sources:
         free_bytes: returns directory → free space of those that the daemon writes to.
         gpu: Triton's metrics of the GPU are on.
         settings: None if settings are never read again.
+        recorder: None if it is off.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 
@@ -88,6 +105,7 @@ class Sources:
     free_bytes: Callable[[], Mapping[str, int]] = dict
     gpu: bool = True
     settings: SettingsState | None = None
+    recorder: Recording | None = None
     started_s: float = field(default_factory=time.monotonic)
 
 

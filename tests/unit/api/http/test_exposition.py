@@ -66,6 +66,10 @@ OWN = {
     "edge_mqtt_dropped_total",
     "edge_settings_reloaded",
     "edge_settings_restart_needed",
+    "edge_recorder_ok",
+    "edge_recorder_dropped_total",
+    "edge_recorder_lost_total",
+    "edge_recorder_bytes_total",
 }
 
 
@@ -74,6 +78,13 @@ class Broker:
     connected = True
     dropped = 7
     waiting = 2
+
+
+class Recording:
+    failure = ""
+    dropped = 3
+    lost = 4
+    written_bytes = 5
 
 
 class SettingsState:
@@ -89,6 +100,7 @@ def sources(entries: Sequence[ModelEntry] = (), **changed: Any) -> Sources:
         "broker": Broker(),
         "processors": ProcessorUse(),
         "settings": SettingsState(),
+        "recorder": Recording(),
         **changed,
     }
     return Sources("1.2.3", lambda: entries, [pipeline], LaneLatency(), **parts)
@@ -163,9 +175,17 @@ def test_a_missing_part_has_no_metrics() -> None:
     off = Broker()
     off.on = False
     for broker in (None, off):
-        missing = sources(broker=broker, processors=None, settings=None)
+        missing = sources(broker=broker, processors=None, settings=None, recorder=None)
         found = {name for name, _ in samples(missing)}
-        assert not any(name.startswith(("edge_mqtt", "nv_cpu", "edge_settings")) for name in found)
+        parts = ("edge_mqtt", "nv_cpu", "edge_settings", "edge_recorder")
+        assert not any(name.startswith(parts) for name in found)
+
+
+def test_a_recorder_that_records_nothing_is_seen() -> None:
+    assert samples(sources())["edge_recorder_ok", frozenset()] == 1
+    full = Recording()
+    full.failure = "the disk: No space left on device"
+    assert samples(sources(recorder=full))["edge_recorder_ok", frozenset()] == 0
 
 
 def test_a_reload_that_was_refused_and_what_waits_for_a_restart_are_counted() -> None:
