@@ -9,6 +9,8 @@
     ├── Unavailable          exists, but cannot respond now (loading, stopping, queue full)
     ├── Unsupported          a valid request for a feature that this server does not offer
     ├── AlreadyExists        a region of that name is registered already
+    ├── OutOfRange           a place that a record has not reached
+    ├── LimitReached         as many of the caller's kind as are allowed are there already
     ├── DeadlineExceeded     too late
     ├── Cancelled            the caller cancelled the request
     ├── InternalError        a model or a backend failed while it ran
@@ -68,6 +70,14 @@ class DeadlineExceeded(EdgeServerError):
 
 class AlreadyExists(EdgeServerError):
     """An object of that name exists already."""
+
+
+class OutOfRange(EdgeServerError):
+    """The caller wants to go on from a place that the record has not reached."""
+
+
+class LimitReached(EdgeServerError):
+    """As many streams as are allowed are open already."""
 
 
 class Cancelled(EdgeServerError):

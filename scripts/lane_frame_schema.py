@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from edge_server.mqtt.health import SCHEMA as HEALTH_SCHEMA
-from edge_server.mqtt.payloads import SCHEMA
+from edge_server.pipeline.messages import EVENT_SCHEMA, LANES_SCHEMA
 from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _TYPES = {
     Field.TYPE_STRING: {"type": "string"},
     Field.TYPE_UINT32: _UINT32,
     Field.TYPE_INT64: _INT64,
+    Field.TYPE_UINT64: {"type": "string", "pattern": r"^[0-9]{1,20}$"},
     Field.TYPE_SINT32: {"type": "integer", "minimum": -(2**31), "exclusiveMaximum": 2**31},
     Field.TYPE_BOOL: {"type": "boolean"},
     Field.TYPE_FLOAT: {"type": "number"},
@@ -57,13 +58,16 @@ _DESCRIPTIONS = {
     "HealthMemory": "CPU and GPU of a Jetson share it.",
     "HealthStorage": "One drive.",
     "HealthCounter": "Throttlings by the supply since boot.",
+    "Event": "A change of state; at least once, so readers drop ids that they have seen.",
+    "Calibration": "How the camera sees and where it is mounted.",
     "HealthDisk": "The free space of a directory that the daemon writes to.",
 }
 # Messages that are absent where there is nothing to say.
 _OPTIONAL = {"LaneFrame.ego", "Lane.ground"}
 _NARROWER: dict[str, dict[str, Any]] = {
-    "LaneFrame.schema": {"enum": [SCHEMA]},
+    "LaneFrame.schema": {"enum": [LANES_SCHEMA]},
     "DeviceHealth.schema": {"enum": [HEALTH_SCHEMA]},
+    "Event.schema": {"enum": [EVENT_SCHEMA]},
     "Lane.confidence": {"type": "number", "minimum": 0, "maximum": 1},
     "ImagePoints.x": {"minItems": 2},
     "ImagePoints.y": {"minItems": 2},
@@ -82,13 +86,18 @@ def health_schema() -> dict[str, Any]:
 
 
 def _schema(message: Descriptor) -> dict[str, Any]:
-    found: dict[str, Descriptor] = {}
-    _gather(message, found)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$ref": f"#/$defs/{message.name}",
-        "$defs": {name: _message(descriptor) for name, descriptor in found.items()},
+        "$defs": definitions(message),
     }
+
+
+def definitions(message: Descriptor) -> dict[str, Any]:
+    """Return the schemas of a message and of those in it, which refer to `#/$defs/`."""
+    found: dict[str, Descriptor] = {}
+    _gather(message, found)
+    return {name: _message(descriptor) for name, descriptor in found.items()}
 
 
 def _gather(message: Descriptor, found: dict[str, Descriptor]) -> None:

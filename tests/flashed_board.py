@@ -32,7 +32,9 @@ fi
 EDGE_SERVER = """\
 #!/bin/sh
 case $1 in
-provision) exec {python} -m edge_server "$@" ;;
+# The copy of the stick's file has passwords.
+provision) [ "$(stat -c %a "$2")" = 600 ] || exit 99
+    exec {python} -m edge_server "$@" ;;
 *) echo "$1: a stand-in" && exit ${{STAND_IN_CODE:-0}} ;;
 esac
 """

@@ -48,6 +48,7 @@ class Mosquitto:
             )
         )
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
 
     def start(self) -> None:
         """Returns when it listens."""
@@ -59,6 +60,9 @@ class Mosquitto:
         for line in process.stderr:
             said += line
             if line.rstrip().endswith("running"):
+                # It logs every save, and would wait for ever for a reader of a full pipe.
+                self._reader = threading.Thread(target=process.stderr.read, daemon=True)
+                self._reader.start()
                 return
         self.kill()
         raise AssertionError(f"mosquitto did not start:\n{said}")
@@ -67,8 +71,12 @@ class Mosquitto:
         """kill -9, frozen or not; returns when it is gone. A second call does nothing."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
-            self._process = None
+            self._process.wait()
+            if self._reader is not None:
+                self._reader.join()
+            assert self._process.stderr is not None
+            self._process.stderr.close()
+            self._process = self._reader = None
 
     def reload(self) -> None:
         """Have it read its files of users again."""

@@ -33,12 +33,15 @@ _NVIDIA = "781e084c-a330-417c-b678-38e696380cb9"
 _EFI_GLOBAL = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # UEFI 2.10, 8.2: non-volatile, visible to boot services, visible at run time.
 _ATTRIBUTES = 7
+# Attributes, and a number of 1 to 8 bytes.
+_SHORTEST, _LONGEST = 5, 12
 _NORMAL, _UNBOOTABLE = 0, 0xFF
 # UEFI 2.10, 8.5.4: EFI_OS_INDICATIONS_FILE_CAPSULE_DELIVERY_SUPPORTED.
 _CAPSULE_WAITS = 4
 # linux/fs.h
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
 _TIMEOUT_S = 30.0
+_LONGEST_REASON = 300
 
 
 def _nvbootctrl(arguments: Sequence[str]) -> str:
@@ -49,13 +52,15 @@ def _nvbootctrl(arguments: Sequence[str]) -> str:
             ["nvbootctrl", *arguments],  # noqa: S607 - /usr/sbin on a Jetson, found as root finds it
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{command}: {getattr(error, 'strerror', None) or 'hangs'}") from error
     if done.returncode:
-        raise Unavailable(f"{command}: ended with {done.returncode}: {done.stderr.strip()}")
+        reason = done.stderr.strip()[-_LONGEST_REASON:]
+        raise Unavailable(f"{command}: ended with {done.returncode}: {reason}")
     return done.stdout
 
 
@@ -80,7 +85,7 @@ class BootSlots:
     def primary(self) -> Slot:
         """Return the slot that boots next."""
         found = re.search(
-            r"^Active \w+ slot: ([AB])$", self._nvbootctrl(["dump-slots-info"]), re.MULTILINE
+            r"^Active \w+ slot: ([AB])\s*$", self._nvbootctrl(["dump-slots-info"]), re.MULTILINE
         )
         if found is None:
             raise Unavailable("nvbootctrl dump-slots-info: names no active slot")
@@ -153,7 +158,14 @@ class BootSlots:
         except OSError as error:
             raise Unavailable(f"{self._path(name, vendor)}: {error.strerror}") from error
         # efivarfs: 4 bytes of attributes, then the value; a file without a write is no variable.
-        return int.from_bytes(data[4:12], "little") if data else None
+        if not data:
+            return None
+        if not _SHORTEST <= len(data) <= _LONGEST:
+            raise Unavailable(
+                f"{self._path(name, vendor)}: has {len(data)} bytes, which is no attributes and "
+                "number: it is not read as one, and no slot is switched by it"
+            )
+        return int.from_bytes(data[4:], "little")
 
     def _write(self, name: str, value: int) -> None:
         """Write in one call, as efivarfs demands: a second one would be another variable."""
@@ -180,7 +192,7 @@ def _status_of(slot: Slot) -> str:
 
 def _slot_number(text: str) -> Slot:
     if text not in ("0", "1"):
-        raise Unavailable(f"nvbootctrl get-current-slot: {text!r} is no slot")
+        raise Unavailable(f"nvbootctrl get-current-slot: {text[:_LONGEST_REASON]!r} is no slot")
     return SLOTS[int(text)]
 
 

@@ -63,6 +63,8 @@ _OF_A_WHEEL = {
     "pycuda": "pip install --force-reinstall pycuda, with nvcc of this machine's CUDA on PATH",
     "cuda.bindings": "pip install cuda-bindings, of the driver's major version",
     "cryptography": "pip install 'edge-server[signing]'",
+    "mcap": "pip install 'edge-server[recorder]'",
+    "foxglove_schemas_protobuf": "pip install 'edge-server[recorder]'",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}, and make the virtual environment with the "
     "system's own Python and --system-site-packages",
 }

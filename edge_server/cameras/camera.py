@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection
 from edge_server.cameras.limits import LIVE, RECORDED
 from edge_server.cameras.reader import DriverCall, Reader
+from edge_server.cameras.reopening import Reopening
 from edge_server.cameras.source import (
     NO_OPTIONS,
     SourceKind,
@@ -23,7 +24,6 @@ from edge_server.cameras.source import (
 )
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError, StageStuck
-from edge_server.process.backoff import Backoff
 from edge_server.process.masking import masked
 from edge_server.process.worker import Worker
 
@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 
 # The longest interval between two checks of the deadlines.
 LONGEST_WAIT_S = 0.25
-# A source that is there again is opened before it is due so many times within that time.
-_MOST_CALLS_BACK = 3
-_CALLS_BACK_WITHIN_S = 10.0
 
 
 class Camera:
@@ -98,7 +95,7 @@ class Camera:
         self._kinds = kinds
         self._clock = clock
         self._new_reader = reader
-        self._backoff = Backoff(retry_first_s, retry_longest_s)
+        self._reopening = Reopening(retry_first_s, retry_longest_s, self._new_watch)
         self._is_live = True
         self._limits = LIVE
         self._inspection = FrameInspection(live=True, gap_s=LIVE.gap)
@@ -111,9 +108,6 @@ class Camera:
         self._reader: Reader | None = None
         self._reader_since = 0.0
         self._abandoned: list[Reader] = []
-        self._retry_at = 0.0
-        self._watch: ReturnWatch | None = None
-        self._called_back: deque[float] = deque(maxlen=_MOST_CALLS_BACK)
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
@@ -234,8 +228,8 @@ class Camera:
                 self._reader = None
             reader = self._reader
             if reader is None:
-                if now < self._retry_at and not self._is_back(now):
-                    return self._wait_s(now)
+                if not self._reopening.is_due(now):
+                    return self._reopening.wait_s(now)
                 self._start_reader(now)
                 return LONGEST_WAIT_S
             call = reader.call
@@ -315,39 +309,14 @@ class Camera:
             self._set_arriving(verdict.fault)
         return verdict.use
 
-    def _is_back(self, now: float) -> bool:
-        """Return whether the source was away, and may be opened before it is due.
-
-        A source that comes and goes is opened as often as the delays allow, and little more.
-        """
-        if self._watch is None or not self._watch.look(now):
-            return False
-        often = len(self._called_back) == _MOST_CALLS_BACK
-        if often and now - self._called_back[0] < _CALLS_BACK_WITHIN_S:
-            return False
-        self._called_back.append(now)
-        self._backoff.reset()
-        return True
-
-    def _wait_s(self, now: float) -> float:
-        """Return the seconds until the source is opened or looked for."""
-        due = self._retry_at if self._watch is None else min(self._retry_at, self._watch.due)
-        return max(0.0, due - now)
-
-    def _start_watch(self) -> None:
-        self._end_watch()
+    def _new_watch(self) -> ReturnWatch | None:
         try:
-            self._watch = watch_source(self.source_uri, self._kinds)
+            return watch_source(self.source_uri, self._kinds)
         except SourceUriError:  # its reader has said so
-            self._watch = None
-
-    def _end_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+            return None
 
     def _start_reader(self, now: float) -> Reader:
-        self._end_watch()
+        self._reopening.end()
         self._inspection.restart()
         self._reader_since = now
         self._reader = self._new_reader(
@@ -391,11 +360,8 @@ class Camera:
 
     def _lose(self, error: Exception, now: float) -> None:
         """Plan the next attempt to open the source, and say why it is needed."""
-        if now - self._reader_since > self._backoff.longest_s:
-            self._backoff.reset()
-        self._retry_at = now + self._backoff.next_s()
+        self._reopening.lose(now, now - self._reader_since)
         self._resuming = self.captured > 0
-        self._start_watch()
         reason, text = "lost", f"the reader failed: {error!r}"
         if isinstance(error, SourceError):
             reason, text = error.reason, str(error)
@@ -446,7 +412,7 @@ class Camera:
             if self.state is not CameraState.ENDED:
                 self._set(CameraState.STOPPED)
             self._closed = True
-            self._end_watch()
+            self._reopening.end()
             source, self._source = self._source, None
             self._changed.notify_all()
         if source is not None:

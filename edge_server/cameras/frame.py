@@ -74,6 +74,8 @@ class Frame:
         calibration_id: of the camera; empty where it has none.
         picture_size: width and height in px of the camera's picture, where the decoder has made
             `image` smaller; None where `image` has its size.
+        jpeg: the picture as the camera sent it, `image` was decoded from it; None where the camera
+            sends no JPEGs, or another library decodes them.
     """
 
     id: int
@@ -84,6 +86,7 @@ class Frame:
     uncertainty_ns: int = 0
     calibration_id: str = ""
     picture_size: tuple[int, int] | None = None
+    jpeg: bytes | None = None
 
     @property
     def size(self) -> tuple[int, int]:

@@ -6,37 +6,22 @@ skips what is no longer new, and is bounded in time and memory whatever the serv
 
 from __future__ import annotations
 
-import http.client
-import io
-import select
 import time
-from email.message import Message
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urljoin
+from typing import TYPE_CHECKING
 
 from edge_server.cameras.frame import Frame
+from edge_server.cameras.http_stream import open_stream
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.multipart import MultipartError, MultipartParser
-from edge_server.cameras.network_probe import (
-    Response,
-    SilentError,
-    authorization,
-    connect,
-    connection_fault,
-    fault_of_response,
-    place_of,
-    target_of,
-)
-from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
+    from edge_server.cameras.http_stream import Stream
     from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import Credentials, SourceUri
+    from edge_server.cameras.source_uri import SourceUri
 
 _OPEN_S = 4.0
 _FIRST_FRAME_S = 4.0
@@ -48,31 +33,14 @@ _GAP_PERIODS = 3
 _FIRST_GAP_S = 1.8
 _KNOWN_AFTER = 3
 _PERIOD_FRAMES = 10
-_CHUNK_BYTES = 2**18
 # An older image is skipped where the next one is already here; for so many at a time.
 _MOST_SKIPPED = 30
-_MOST_REDIRECTS = 3
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_LONGEST_SKIP_S = 0.2
 _MOST_DAMAGED = 10
-
-
-class Stream(Protocol):
-    """The body of a response."""
-
-    def receive(self, timeout_s: float) -> bytes:
-        """Return the next bytes; b"" at the end of the stream.
-
-        Raises:
-            TimeoutError: none came in time.
-            OSError: the connection broke.
-        """
-        ...
-
-    def ready(self) -> bool:
-        """Return whether more bytes are here already."""
-        ...
-
-    def close(self) -> None: ...
+# Damaged images alone are a fault after this, or after so many periods, whichever is longer: with
+# the wait for one more it is less than a reader may hang.
+_DAMAGED_S = 1.0
+_DAMAGED_PERIODS = 2
 
 
 def open_http(uri: SourceUri, options: SourceOptions) -> HttpMjpegSource:
@@ -83,146 +51,13 @@ def open_http(uri: SourceUri, options: SourceOptions) -> HttpMjpegSource:
     """
     until = time.monotonic() + _OPEN_S
     credentials = uri.credentials or options.credentials
-    stream, boundary = _open(uri, credentials, until)
+    stream, boundary = open_stream(uri, credentials, until)
     try:
         parser = MultipartParser(boundary)
         return HttpMjpegSource(stream, parser, uri.label, JpegDecoder(uri.label, options.useful))
     except MultipartError as error:
         stream.close()
         raise SourceError(f"{uri.label}: {error}", reason="no_decoder") from error
-
-
-def _open(uri: SourceUri, credentials: Credentials | None, until: float) -> tuple[Stream, bytes]:
-    """Return the body of the camera's stream, and its boundary; follow redirects."""
-    authorized, at = "", uri
-    for _ in range(2 * _MOST_REDIRECTS):
-        try:
-            stream = _HttpStream(connect(at, until), at, authorized, until)
-        except OSError as error:
-            raise connection_fault(at, error) from error
-        except http.client.HTTPException:
-            raise fault_of_response(at, credentials, Response("", 0, "", "")) from None
-        response = stream.response
-        kind = Message()
-        kind["Content-Type"] = response.getheader("Content-Type", "")
-        boundary = kind.get_param("boundary")
-        if response.status == 200 and kind.get_content_maintype() == "multipart":
-            if isinstance(boundary, str):
-                return stream, boundary.encode("latin-1", "replace")
-            boundary = None
-        stream.close()
-        place = response.getheader("Location")
-        if response.status in _REDIRECTS and place:
-            at, credentials = _redirected(uri, at, place, credentials)
-            authorized = ""
-            continue
-        if response.status == 401 and credentials is not None and not authorized:
-            challenges = response.headers.get_all("WWW-Authenticate", [])
-            header = authorization(challenges, credentials, "GET", target_of(at))
-            if header:
-                authorized = f"Authorization: {header}\r\n"
-                continue
-        raise _refusal(uri, credentials, response)
-    raise SourceError(
-        f"{uri.label}: the camera redirects again and again; look up the path of its MJPEG stream",
-        reason="not_found",
-    )
-
-
-def _redirected(
-    uri: SourceUri, at: SourceUri, place: str, credentials: Credentials | None
-) -> tuple[SourceUri, Credentials | None]:
-    """Return where `place` leads to; another host gets no password."""
-    try:
-        to = parse_source_uri(urljoin(at.address(), place))
-    except (SourceError, ValueError):
-        to = None
-    if to is None or to.scheme not in {"http", "https"} or not to.host:
-        raise SourceError(
-            f"{uri.label}: the camera redirects to what is no http:// address; look up the path of "
-            "its MJPEG stream in its manual",
-            reason="not_found",
-        )
-    same = (to.host, to.scheme) in {(at.host, at.scheme), (at.host, "https")}
-    return to, to.credentials or (credentials if same else None)
-
-
-def _refusal(
-    uri: SourceUri, credentials: Credentials | None, response: http.client.HTTPResponse
-) -> SourceError:
-    kind = response.getheader("Content-Type", "").partition(";")[0].strip()
-    if response.status == 200 and kind.startswith(("video/", "image/", "multipart/")):
-        return SourceError(
-            f"{uri.label}: this is {kind!r:.60}, no stream of JPEGs (multipart/x-mixed-replace); "
-            "look up the path of its MJPEG stream in its manual, or use its rtsp:// stream",
-            reason="no_decoder",
-        )
-    head = f"HTTP/1.1 {response.status} {response.reason}\r\n{response.headers}"
-    return fault_of_response(uri, credentials, Response("HTTP", response.status, head, ""))
-
-
-class _TimedSocket(io.RawIOBase):
-    """Reads a socket until a moment, however slowly its bytes come."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self.until = until
-        self._socket = connection
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return the file that `http.client` reads."""
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left_s = self.until - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._socket.recv_into(buffer)
-
-
-class _HttpStream:
-    """One GET and the body of its response; a Stream.
-
-    Raises:
-        OSError: no response came.
-        http.client.HTTPException: what came is no response of HTTP.
-    """
-
-    def __init__(
-        self, connection: socket.socket, uri: SourceUri, authorized: str, until: float
-    ) -> None:
-        self._socket = connection
-        self._timed = _TimedSocket(connection, until)
-        # HTTP/1.0: the body is not chunked.
-        request = f"GET {target_of(uri)} HTTP/1.0\r\nHost: {place_of(uri)}\r\n{authorized}"
-        try:
-            connection.settimeout(max(until - time.monotonic(), 1e-3))
-            connection.sendall(f"{request}User-Agent: edge-server\r\n\r\n".encode())
-            file: Any = self._timed  # of a socket, a response needs nothing but `makefile`
-            self.response = http.client.HTTPResponse(file, method="GET")
-            self.response.begin()
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, TimeoutError):
-                raise SilentError from error
-            raise
-
-    def receive(self, timeout_s: float) -> bytes:
-        self._timed.until = time.monotonic() + timeout_s
-        try:
-            return self.response.read1(_CHUNK_BYTES)
-        except http.client.HTTPException as error:
-            raise ConnectionResetError(str(error)) from error
-
-    def ready(self) -> bool:
-        return bool(select.select([self._socket], [], [], 0)[0])
-
-    def close(self) -> None:
-        self.response.close()
-        self._socket.close()
 
 
 class HttpMjpegSource:
@@ -285,12 +120,17 @@ class HttpMjpegSource:
             self._stream.close()
 
     def _next(self) -> Frame:
-        for _ in range(_MOST_DAMAGED):
+        since_ns = self._monotonic_ns()
+        damaged = 0
+        while damaged < _MOST_DAMAGED:
             jpeg = self._newest()
             now_ns = self._monotonic_ns()
             decoded = self._decoder.decode(jpeg)
             if decoded is None:
                 self.corrupt += 1
+                damaged += 1
+                if (self._monotonic_ns() - since_ns) / 1e9 > self._damaged_limit_s():
+                    break
                 continue
             pixels, size = decoded
             image = Image.of_bgr(pixels)
@@ -302,32 +142,37 @@ class HttpMjpegSource:
                 now_ns,
                 self._epoch_ns() - (self._monotonic_ns() - now_ns),
                 picture_size=None if whole else size,
+                jpeg=jpeg,
             )
         raise SourceError(
-            f"{self._label}: {_MOST_DAMAGED} images one after another are damaged "
-            f"({self._decoder.damage}); check cable and network, and the camera's bit rate",
+            f"{self._label}: the last {damaged} images are all damaged ({self._decoder.damage}); "
+            "check cable and network, and the camera's bit rate",
             reason="corrupt",
         )
 
     def _newest(self) -> bytes:
         """Return the newest image that has come, and wait for one where none has."""
-        jpeg = self._image(wait=True)
+        jpeg = self._image()
         assert jpeg is not None  # noqa: S101  # for the type checker: it waits or raises
+        until_ns = self._monotonic_ns() + int(_LONGEST_SKIP_S * 1e9)
         for _ in range(_MOST_SKIPPED):
-            newer = self._image(wait=False)
+            newer = self._image(until_ns)
             if newer is None:
                 break
             jpeg = newer
             self.skipped += 1
         return jpeg
 
-    def _image(self, *, wait: bool) -> bytes | None:
-        """Return the next image; None where it is not here yet and `wait` is False."""
+    def _image(self, here_until_ns: int | None = None) -> bytes | None:
+        """Return the next image; None where it is not here yet, or not all of it before
+        `here_until_ns`. Without that, wait for it."""
         if self._closed:
             raise SourceError(f"{self._label}: the camera is closed", reason="lost")
         try:
             while (jpeg := self._parser.pop()) is None:
-                if not wait and not self._stream.ready():
+                if here_until_ns is not None and (
+                    self._monotonic_ns() > here_until_ns or not self._stream.ready()
+                ):
                     return None
                 data = self._stream.receive(self._left_s())
                 if not data:
@@ -351,6 +196,11 @@ class HttpMjpegSource:
             ) from error
         self._note_arrival()
         return jpeg
+
+    def _damaged_limit_s(self) -> float:
+        if not self._count:
+            return _FIRST_FRAME_S
+        return max(_DAMAGED_S, _DAMAGED_PERIODS * self._period_s)
 
     def _note_arrival(self) -> None:
         now_ns = self._monotonic_ns()

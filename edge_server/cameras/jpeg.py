@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import cv2
 import numpy as np
 
+from edge_server.cameras.colour import bgr_of, resized
 from edge_server.cameras.frame import LARGEST_PX, UsefulSize
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edge_server.pixels import Image
+
 _BEGIN, _END = b"\xff\xd8", b"\xff\xd9"
 # A header segment with the size: every SOF, baseline and progressive (ITU-T T.81, table B.1).
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN_MARKER = 0xDA
+# Cameras write about ten segments before the picture, and no fill bytes. Each one more takes time,
+# in which a reader seems to hang.
+_MOST_SEGMENTS = 1000
+# Progressive encoders write about ten scans; each costs as much as a pass over the whole picture,
+# whatever its length.
+_MOST_SCANS = 50
+_SCAN = b"\xff\xda"
 # In a scan, 0xFF is followed by 0, a restart marker, or what begins the next scan. Anything else
 # ends the picture, as it should or not. Drivers fill a JPEG's buffer up behind it.
 _LAST_MARKER = re.compile(rb"\xff[^\x00\xc4\xd0-\xd7\xda\xdb\xdd\xfe\xff]")
@@ -45,11 +55,14 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """Return the header of `data`; None where it is no JPEG, or ends within its header."""
+    """Return the header of `data`; None where it is no JPEG, ends within its header, or has more
+    segments than any camera writes."""
     if data[:2] != _BEGIN:
         return None
     at, size = 2, (0, 0)
-    while at + 4 <= len(data) and data[at] == 0xFF:
+    for _ in range(_MOST_SEGMENTS):
+        if at + 4 > len(data) or data[at] != 0xFF:
+            break
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == 0xFF:  # fill bytes
             at += 1
@@ -73,7 +86,10 @@ def damage_of(data: bytes, header: JpegHeader | None) -> str:
     last = _LAST_MARKER.search(data, header.scan_at)
     if last is None:
         return "its end is missing"
-    return "" if last[0] == _END else "something else begins in the middle of it"
+    if last[0] != _END:
+        return "something else begins in the middle of it"
+    many = data.count(_SCAN, header.scan_at, last.start()) >= _MOST_SCANS
+    return f"it has more than {_MOST_SCANS} scans" if many else ""
 
 
 class JpegDecoder:
@@ -117,3 +133,18 @@ class JpegDecoder:
             self.damage = "it cannot be decoded"
             return None
         return pixels, (width, height)
+
+
+def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
+    """Return `image` as a JPEG.
+
+    Args:
+        image: in any format.
+        quality: 1..100, of libjpeg.
+        width: a wider picture is made so small, in px, and keeps its shape; 0 keeps its size.
+    """
+    pixels = bgr_of(image)
+    if 0 < width < image.width:
+        pixels = resized(pixels, width, max(1, round(image.height * width / image.width)))
+    _, data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_QUALITY, quality))
+    return bytes(data)

@@ -339,9 +339,10 @@ class OpenCvSource:
             if found and (self._jpeg is None or is_picture):
                 return self._frame(pixels, (pixels.shape[1], pixels.shape[0]), now_ns, stamp_ns)
             if found and self._jpeg is not None:
-                decoded = self._jpeg.decode(pixels.tobytes())
+                data = pixels.tobytes()
+                decoded = self._jpeg.decode(data)
                 if decoded is not None:
-                    return self._frame(*decoded, now_ns, stamp_ns)
+                    return self._frame(*decoded, now_ns, stamp_ns, data)
             self.corrupt += 1
         raise SourceError(
             f"{self._label}: {_ATTEMPTS} images one after another cannot be decoded; check cable "
@@ -386,7 +387,12 @@ class OpenCvSource:
         )
 
     def _frame(
-        self, pixels: NDArray[Any], size: tuple[int, int], now_ns: int, stamp_ns: int
+        self,
+        pixels: NDArray[Any],
+        size: tuple[int, int],
+        now_ns: int,
+        stamp_ns: int,
+        jpeg: bytes | None = None,
     ) -> Frame:
         if self._size is not None and size != self._size:
             raise SourceError(
@@ -407,4 +413,5 @@ class OpenCvSource:
             capture.clock,
             self._late_ns if capture.clock == "sensor" else 0,
             picture_size=None if size == (image.width, image.height) else size,
+            jpeg=jpeg,
         )

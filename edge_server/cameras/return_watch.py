@@ -87,7 +87,9 @@ class PortWatch:
             return False if self._addresses.done() else None
         connecting = self._connecting
         assert connecting is not None  # noqa: S101  # for the type checker
-        if select.select([], [connecting], [], 0)[1]:
+        poll = select.poll()
+        poll.register(connecting, select.POLLOUT)
+        if poll.poll(0):
             return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
         return False if now > self._until else None
 

@@ -16,6 +16,7 @@ from edge_server.errors import SourceError, SourceUriError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource, UsefulSize
     from edge_server.cameras.return_watch import ReturnWatch
     from edge_server.cameras.source_uri import Credentials, SourceUri
@@ -42,6 +43,11 @@ class SourceOptions:
 
 
 NO_OPTIONS = SourceOptions()
+_LIBRARIES = {
+    "cv2": "OpenCV for Python (cv2)",
+    "mcap": "the MCAP library for Python (mcap)",
+    "foxglove_schemas_protobuf": "the library of Foxglove's messages (foxglove_schemas_protobuf)",
+}
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,15 @@ def open_source(
     try:
         return kind.open(parsed, options)
     except ModuleNotFoundError as error:
-        if error.name != "cv2":
-            raise
-        raise SourceError(
-            f"{parsed.label}: OpenCV for Python (cv2) is missing; {remedy('cv2')}"
-        ) from error
+        raise _missing(parsed, error) from error
+
+
+def _missing(uri: SourceUri, error: ModuleNotFoundError) -> Exception:
+    """Return what to raise for a library that is not installed: `error` itself for one of ours."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _LIBRARIES:
+        return error
+    return SourceError(f"{uri.label}: {_LIBRARIES[module]} is missing; {remedy(module)}")
 
 
 def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
@@ -153,6 +163,42 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
         raise SourceError(f"{path}: is neither a file nor a folder; name a video or images")
     hint = "; options need the form file:///absolute/path?loop=true" if "?" in uri.path else ""
     raise SourceError(f"{path.absolute()}: no such file or folder; check the path{hint}")
+
+
+def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
+    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415
+
+    return open_mcap(uri, options.useful)
+
+
+def _check_mcap(uri: SourceUri) -> None:
+    uri.allow("camera", "loop", "fps", "speed")
+    if uri.host or not uri.path.startswith("/"):
+        raise SourceUriError(
+            f"{uri.label}: an mcap:// source wants an absolute path; write "
+            f"mcap://{Path.cwd() / (uri.host + uri.path)}"
+        )
+    uri.fps()
+    uri.speed()
+
+
+def recorded_calibration(text: str) -> Calibration | None:
+    """Return the calibration that the camera `text` had when it was recorded; None for other kinds
+    of sources, and where it had none.
+
+    Raises:
+        SourceError: the recording cannot be read.
+        SourceUriError: the URI is wrong.
+    """
+    uri = parse_source_uri(text)
+    if uri.scheme != "mcap":
+        return None
+    _check_mcap(uri)
+    try:
+        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise _missing(uri, error) from error
+    return chosen_camera(uri)[1]
 
 
 def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
@@ -250,6 +296,7 @@ SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
         "https": SourceKind(_open_live, live=True, check=_check_network, watch=_watch_port),
         "gst": SourceKind(_open_live, live=True),
         "file": SourceKind(_open_file, live=False),
+        "mcap": SourceKind(_open_mcap, live=False, check=_check_mcap),
         "synthetic": SourceKind(_open_synthetic, live=False),
     }
 )

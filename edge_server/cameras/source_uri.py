@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Every other scheme, a misspelt one too, names a camera in the network: its URI may have a
 # password, and its query is the camera's but for our own options.
-_LOCAL_SCHEMES = frozenset({"csi", "v4l2", "file", "synthetic"})
+_LOCAL_SCHEMES = frozenset({"csi", "v4l2", "file", "mcap", "synthetic"})
 
 _SCHEME = re.compile(r"\s*[a-zA-Z][\w+.-]*")
 # A network camera's URI without its `://`, and a login in what is no URI at all.
@@ -141,6 +141,21 @@ class SourceUri:
                 "per second, or 0 for as fast as it can be read"
             )
         return fps
+
+    def speed(self) -> float:
+        """Return the value of `speed`: how many times as fast as it was recorded; 1 if absent.
+
+        Raises:
+            SourceUriError: the value is not within 0.1 to 10.
+        """
+        text = self.query.get("speed", "1")
+        try:
+            speed = float(text)
+        except ValueError:
+            speed = 0.0
+        if not 0.1 <= speed <= 10:
+            raise SourceUriError(f"{self.label}: speed is {text!r}; write 0.1 to 10")
+        return speed
 
 
 def parse_source_uri(text: str) -> SourceUri:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
+from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.limits import LIVE
@@ -40,7 +41,6 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.trace_file import TraceFile
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.logs import check_log_file
 

@@ -21,13 +21,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from edge_server.board.identity import Identity
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import LaneSubscriber
-from edge_server.mqtt.topics import Identity
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 

@@ -31,8 +31,8 @@ INTERRUPTED = 130
 STABLE_S = 10.0
 _LANES_WITHIN_S = 2.0
 _LOOK_S = 0.5
-# Two looks place the start of one daemon that far apart, at most.
-_JITTER_S = 1.0
+# What the clocks of two processes may differ by.
+_JITTER_S = 0.2
 _INSTALLED = Path("/etc/edge_server/config.toml")
 _ABOUT = """\
 Looks at the running daemon: it is ready on gRPC, is of the installed version, and has what each
@@ -49,11 +49,12 @@ class Look:
 
     Attributes:
         unmet: requirement → why it is not met.
-        started_s: when the daemon was started; `time.monotonic` of this process. None without one.
+        started_s: the earliest and the latest time at which the daemon may have been started, by
+            `time.monotonic`; as far apart as the answer took. None without a daemon.
     """
 
     unmet: dict[str, str]
-    started_s: float | None = None
+    started_s: tuple[float, float] | None = None
 
 
 @dataclass
@@ -71,14 +72,14 @@ class Stability:
     restarts: int = 0
     last: Look = field(default_factory=lambda: Look({}))
     _healthy_since_s: float | None = None
-    _started_s: float | None = None
+    _started_s: tuple[float, float] | None = None
 
     def healthy_for_s(self, look: Look, now_s: float) -> float:
         """Return how long everything has been met, up to this look; negative while it is not."""
         restarted = (
             look.started_s is not None
             and self._started_s is not None
-            and look.started_s > self._started_s + _JITTER_S
+            and not _may_be_one(look.started_s, self._started_s)
         )
         self.restarts += restarted
         self._started_s = self._started_s if look.started_s is None else look.started_s
@@ -92,6 +93,10 @@ class Stability:
 
     def is_met(self, look: Look, now_s: float) -> bool:
         return self.healthy_for_s(look, now_s) >= self.stable_s
+
+
+def _may_be_one(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a[0] <= b[1] + _JITTER_S and b[0] <= a[1] + _JITTER_S
 
 
 def add_health(parser: argparse.ArgumentParser) -> None:
@@ -196,20 +201,22 @@ def wait_until_healthy(
         stability: has the last look afterwards.
         progress: gets a line when what is unmet changes.
     """
-    end_s = time.monotonic() + wait_s
+    end_s: float | None = None
     before: dict[str, str] | None = None
     while True:
         found = look(settings, required, lanes_within_s)
         now_s = time.monotonic()
         if stability.is_met(found, now_s):
             return True
-        if now_s + _LOOK_S > end_s:
+        # From the first look on: what must stay healthy for all of the wait can.
+        end_s = now_s + wait_s if end_s is None else end_s
+        if now_s >= end_s:
             return False
         if progress is not None and found.unmet != before:
             text = "; ".join(f"{name}: {why}" for name, why in found.unmet.items())
             progress(f"waiting: {text or 'healthy, is it stable?'}")
         before = found.unmet
-        time.sleep(_LOOK_S)
+        time.sleep(min(_LOOK_S, end_s - now_s))
 
 
 def faults_of(required: Sequence[str], settings: Settings) -> list[str]:
@@ -257,10 +264,11 @@ def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> 
     from edge_server.api.http.scrape import scrape  # noqa: PLC0415 - heavy
 
     try:
-        now_s = time.monotonic()
+        before_s = time.monotonic()
         metrics = scrape(settings.metrics.host, settings.metrics.port)
     except Unavailable as error:
         return Look({"daemon": str(error)})
+    after_s = time.monotonic()
     unmet = {text: why for text in required if (why := _unmet(text, metrics, lanes_within_s))}
     runs = next((found["version"] for found in metrics.labels("edge_build_info", 1)), "?")
     if runs != (installed := version("edge-server")):
@@ -268,7 +276,7 @@ def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> 
     if settings.grpc.enabled and (why := not_ready_reason(settings.grpc)):
         unmet["grpc"] = why
     uptime_s = metrics.value("edge_uptime_seconds")
-    return Look(unmet, None if uptime_s is None else now_s - uptime_s)
+    return Look(unmet, None if uptime_s is None else (before_s - uptime_s, after_s - uptime_s))
 
 
 def _unmet(text: str, metrics: Scrape, lanes_within_s: float) -> str:

@@ -27,6 +27,7 @@ from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
+from edge_server.cli.recordings import add_recording_verbs
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.process.logs import (
     end_logging,
@@ -153,6 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
+
+    add_recording_verbs(
+        verbs.add_parser("recordings", help="what the recorder has written, and pictures of it")
+    )
 
     add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
 

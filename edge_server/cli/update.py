@@ -115,6 +115,21 @@ class Device:
         if slot == current and last.state == "pending" and not last.is_trial(current):
             self._note(last, "cancelled", f"slot {current} was chosen again before a reboot")
 
+    def set_bad(self, slot: Slot) -> None:
+        """Keep the firmware from booting `slot`, which an engine does before it writes there.
+
+        Raises:
+            Unsupported, Unavailable: see `BootSlots.set_bad`; or the system that runs is on trial,
+                and `slot` has the one to go back to.
+        """
+        current = self.slots.current()
+        if slot != current and self.record.read().is_trial(current):
+            raise Unavailable(
+                f"slot {current} is on trial, and {slot} has the system to go back to: install "
+                "when edge-server update status says committed"
+            )
+        self.slots.set_bad(slot)
+
     def commit(self, unhealthy: Callable[[], str]) -> str:
         """Judge the system that runs, once after each boot; return the verdict for people.
 
@@ -141,7 +156,11 @@ class Device:
         if not waits_for_reboot and self.slots.primary() != current:
             # After a fall back the firmware may still prefer the other; it would cancel capsules.
             self.slots.set_primary(current)
-        if fault := unhealthy():
+        fault = unhealthy()
+        # An update may have been installed in these minutes; what it noted stays.
+        record = self.record.read()
+        on_trial = record.is_trial(current)
+        if fault:
             if on_trial:
                 text = f"slot {current} was not healthy: {fault}"
                 self._note(record, "pending", text, fault=fault)
@@ -224,9 +243,15 @@ def _record(arguments: argparse.Namespace) -> int:
     from edge_server.board.update_record import RecordFile, UpdateRecord  # noqa: PLC0415 - heavy
 
     record = RecordFile(arguments.state_directory)
+    last = record.read()
+    if last.state == "pending" and last.target:
+        raise Unavailable(
+            f"the update of slot {last.target} waits for its verdict, which needs the record as it "
+            "is: edge-server update status"
+        )
     noted = UpdateRecord(
         state=arguments.state,
-        slot=record.read().slot,
+        slot=last.slot,
         version=version("edge-server"),
         result=arguments.result,
         engine=arguments.engine,
@@ -255,5 +280,5 @@ def _slot(arguments: argparse.Namespace) -> int:
     elif state == "good":
         device.slots.set_good(slot)
     else:
-        device.slots.set_bad(slot)
+        device.set_bad(slot)
     return OK

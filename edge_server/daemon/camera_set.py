@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.board.watch import BoardCondition
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import SourceOptions, is_live
+from edge_server.cameras.source import SourceOptions, is_live, recorded_calibration
 from edge_server.cameras.source_uri import read_credentials
 from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
@@ -60,17 +60,21 @@ def source_options(name: str, section: CameraSection) -> SourceOptions:
 
 
 def calibration_of(name: str, section: CameraSection) -> Calibration | None:
-    """Return the calibration that the settings of a camera name; None if they name none.
+    """Return the calibration that the settings of a camera name, or else the one of the recording
+    that it plays; None if there is none.
 
     Raises:
         SettingsError: its file cannot be read, or is damaged.
+        SourceError: the recording cannot be read.
     """
-    if section.calibration is None:
-        return None
     try:
+        if section.calibration is None:
+            return recorded_calibration(section.uri)
         return read_calibration(section.calibration)
     except SettingsError as error:
         raise SettingsError(f"cameras.{name}.calibration: {error}") from error
+    except SourceError as error:
+        raise type(error)(f"camera {name}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +224,11 @@ class CameraSet:
             raise
         self._replace(old, new)
         return _difference(old, new)
+
+    def calibration(self, camera: str) -> Calibration | None:
+        """Return the calibration of a camera; None without one, and without the camera."""
+        entry = self._entries.get(camera)
+        return None if entry is None else entry.calibration
 
     @property
     def hanging(self) -> int:

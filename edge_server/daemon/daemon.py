@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.credentials import check_certificates
+from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
@@ -27,7 +29,7 @@ from edge_server.daemon.model_parts import (
     store_directory,
 )
 from edge_server.daemon.reload import Part, SettingsReload
-from edge_server.daemon.road_parts import event_log, road_follower
+from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
@@ -40,7 +42,7 @@ from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Sequence
 
+    from edge_server.cameras.calibration import Calibration
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.process.worker import Worker
@@ -130,10 +133,23 @@ class Daemon:
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
+        lane_feed = LaneFeed(identity)
         latency = LaneLatency()
         lane_rate = LaneRate()
+
+        def forget_camera(name: str) -> None:
+            latency.forget(name)
+            lane_feed.forget(name)
+
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized")
+        )
+
+        def calibration_of_camera(name: str) -> Calibration | None:
+            return self._cameras.calibration(name)
+
+        recorder = self._recorder = recorder_of(
+            settings, identity, self.events, calibration_of_camera
         )
         self._cameras = CameraSet(
             settings.cameras,
@@ -141,15 +157,27 @@ class Daemon:
             (
                 *listeners,
                 lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+                lane_feed,
                 latency,
                 lane_rate,
+                *(() if recorder is None else (recorder,)),
             ),
             camera_models,
-            latency.forget,
+            forget_camera,
             board=lambda: board.condition,
             road=lambda calibration: road_follower(
                 settings, calibration, self.vehicle, self.events
             ),
+        )
+        self._grpc.offer_lanes(
+            LaneSources(
+                identity,
+                lane_feed,
+                self.events,
+                self.vehicle,
+                self._cameras.pipelines,
+                None if recorder is None else recorder.request,
+            )
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
@@ -271,6 +299,8 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        if (recorder := self._recorder) is not None:
+            yield recorder.start, recorder.stop
         yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
@@ -348,6 +378,8 @@ class Daemon:
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
         parts = (self._metrics, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
+        if self._recorder is not None:
+            workers += self._recorder.workers
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
         return workers
@@ -362,6 +394,8 @@ def _directories(settings: Settings) -> list[Path]:
     found = [state_directory()]
     if settings.repository.mode == "poll":
         found.append(store_directory(settings.repository))
+    if settings.recorder.mode != "off" and settings.recorder.directory:
+        found.append(Path(settings.recorder.directory).absolute())
     if settings.trace.file:
         found.append(Path(settings.trace.file).absolute().parent)
     return found

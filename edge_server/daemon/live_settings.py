@@ -64,6 +64,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),
                 *("keepalive_without_calls", "max_pings_without_data"),
                 *("min_ping_interval_without_data_ms", "max_ping_strikes"),
+                *("max_lane_streams", "reflection"),
             ),
             RESTART,
         ),
@@ -87,6 +88,13 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "vehicle": {"width_m": RESTART},
     "lane_departure": dict.fromkeys(("enabled", "time_to_line_s", "min_speed_mps"), RESTART),
     "events": {"file": RESTART, "kept": RESTART},
+    "recorder": dict.fromkeys(
+        (
+            *("mode", "directory", "cameras", "events", "before_s", "after_s", "file_s"),
+            *("max_bytes", "memory_bytes", "jpeg_quality", "width"),
+        ),
+        RESTART,
+    ),
     "log": {
         **dict.fromkeys(("verbose", "info", "warning", "error", "format"), "log"),
         "file": RESTART,

@@ -107,12 +107,12 @@ class SettingsReload:
     def _reload(self) -> None:
         try:
             wanted = self._read_settled()
-        except Exception as error:  # noqa: BLE001  # a reading that fails ends nothing
+            for part in self._parts.values():
+                part.check(wanted)
+        except Exception as error:  # noqa: BLE001  # a reading or check that fails ends nothing
             self._refuse(error)
             return
         try:
-            for part in self._parts.values():
-                part.check(wanted)
             texts = {name: part.change(self._applied, wanted) for name, part in self._parts.items()}
         except EdgeServerError as error:
             self._refuse(error)

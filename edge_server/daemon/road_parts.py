@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.board.installation import remedy
 from edge_server.board.state_directory import state_directory
+from edge_server.errors import SettingsError
 from edge_server.lanes.departure import DepartureRule
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.lane_locator import LaneLocator
@@ -14,7 +16,11 @@ from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.road_follower import RoadFollower
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
+    from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.settings import Settings
 
@@ -31,6 +37,40 @@ def event_log(settings: Settings) -> EventLog:
     # Daemons that a person starts may share the user's directory.
     of_systemd = "STATE_DIRECTORY" in os.environ
     return EventLog(state_directory() / "events.db" if of_systemd else None, kept=kept)
+
+
+def recorder_of(
+    settings: Settings,
+    identity: Identity,
+    events: EventLog,
+    calibration: Callable[[str], Calibration | None],
+) -> Recorder | None:
+    """Return the recorder; None where it is off.
+
+    Raises:
+        SettingsError, Unavailable: a library is missing, or the directory cannot be used.
+    """
+    section = settings.recorder
+    if section.mode == "off":
+        return None
+    unknown = [name for name in section.cameras if name not in settings.cameras]
+    if unknown:
+        raise SettingsError(f"recorder.cameras: there is no camera {unknown[0]!r}")
+    try:
+        from edge_server.pipeline.recorder.recorder import Recorder  # noqa: PLC0415 -- optional
+        from edge_server.pipeline.recorder.recording_files import RecordingFiles  # noqa: PLC0415 -- likewise
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        raise SettingsError(
+            f"recorder.mode: the library {library} is missing; {remedy(library)}"
+        ) from error
+    files = RecordingFiles(
+        Path(section.directory) if section.directory else state_directory() / "recordings",
+        identity.boot_id,
+        most_bytes=section.max_bytes,
+        reserve_bytes=settings.repository.disk_reserve_bytes,
+    )
+    return Recorder(section, files, identity, events, calibration)
 
 
 def road_follower(

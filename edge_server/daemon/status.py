@@ -137,9 +137,10 @@ class StatusReport:
         pipelines = tuple(self._pipelines)
         for name in self._published.keys() - {pipeline.camera.name for pipeline in pipelines}:
             del self._published[name]
-            self._publisher.clear_camera_status(name)
+            self._publisher.clear_camera(name)
         for pipeline in pipelines:
             camera, failure = pipeline.camera, pipeline.failure
+            self._publisher.publish_calibration(camera.name, pipeline.calibration)
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)

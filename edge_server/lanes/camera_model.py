@@ -145,7 +145,17 @@ class Mounting:
     @cached_property
     def rotation(self) -> NDArray[np.float64]:
         """(3, 3) from the camera's axes (forward, left, up) to the vehicle's."""
-        return _about_z(self.yaw_rad) @ _about_y(self.pitch_rad) @ _about_x(self.roll_rad)
+        # About z, y and x, one after another.
+        cz, sz = math.cos(self.yaw_rad), math.sin(self.yaw_rad)
+        cy, sy = math.cos(self.pitch_rad), math.sin(self.pitch_rad)
+        cx, sx = math.cos(self.roll_rad), math.sin(self.roll_rad)
+        return np.array(
+            [
+                [cz * cy, cz * sy * sx - sz * cx, cz * sy * cx + sz * sx],
+                [sz * cy, sz * sy * sx + cz * cx, sz * sy * cx - cz * sx],
+                [-sy, cy * sx, cy * cx],
+            ]
+        )
 
     @cached_property
     def position(self) -> NDArray[np.float64]:
@@ -249,7 +259,9 @@ def _undistort_pinhole(
         return distorted.copy(), np.broadcast_to(np.eye(2), (len(distorted), 2, 2))
     k1, k2, p1, p2, k3 = distortion
     x_d, y_d = distorted.T
-    x, y = x_d.copy(), y_d.copy()
+    r2 = x_d * x_d + y_d * y_d
+    # To first order; nearer to the solution than the distorted point is.
+    x, y = x_d * (1.0 - k1 * r2), y_d * (1.0 - k1 * r2)
     for _ in range(_MOST_ITERATIONS):
         xx, yy, xy = x * x, y * y, x * y
         r2 = xx + yy
@@ -325,18 +337,3 @@ def _undistort_fisheye(
     jacobian = around[:, None, None] * np.eye(2) + (outward - around)[:, None, None] * both
     xy = np.where(radius[:, None] > 1e-9, unit * tangent[:, None], distorted)
     return xy, jacobian
-
-
-def _about_x(angle: float) -> NDArray[np.float64]:
-    c, s = np.cos(angle), np.sin(angle)
-    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
-
-
-def _about_y(angle: float) -> NDArray[np.float64]:
-    c, s = np.cos(angle), np.sin(angle)
-    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
-
-
-def _about_z(angle: float) -> NDArray[np.float64]:
-    c, s = np.cos(angle), np.sin(angle)
-    return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])

@@ -38,6 +38,7 @@ _CURVATURE_CHANGE_STD = 3e-4
 _UNIT_M = 30.0
 _SCALE = _UNIT_M ** -np.arange(4.0)
 _POWERS = np.arange(4)
+_SLOPE = np.arange(1.0, 4.0) / _UNIT_M
 
 # The ego lane's boundaries are nearer than this: the lane has 4.5 m at most.
 _FARTHEST_EGO_M = 4.2
@@ -139,18 +140,19 @@ def road_of(
 
 
 class _Fits(NamedTuple):
-    """Fits of K lanes with up to P points; NaN where a lane has no point.
+    """Fits of K lanes with up to P points.
 
     Attributes:
-        x, y: (K, P).
+        points: (K, P, 2) float32, x and y, of which the first `seen` are the lane's, by distance.
+        seen: (K,), number of points.
         coefficients: (K, 4), NaN for a lane without ground.
         covariance: (K, 4, 4).
         noise: (K, 4, 4), the part of the covariance that is not common to all lanes.
         x_min, x_max: (K,).
     """
 
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
+    points: NDArray[np.float32]
+    seen: NDArray[np.intp]
     coefficients: NDArray[np.float64]
     covariance: NDArray[np.float64]
     noise: NDArray[np.float64]
@@ -166,29 +168,27 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     """
     ground = model.ground_of_rays(rays.rays)
     yaw_std_rad = model.mounting.yaw_std_rad
-    shape = rays.present.shape
-
-    def table(values: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
-        filled = np.full(shape, fill)
-        filled[rays.present] = values
-        return filled
-
-    x, y = table(ground.points[:, 0], np.nan), table(ground.points[:, 1], np.nan)
-    is_there = ~np.isnan(x)
+    table = np.zeros((7, *rays.present.shape))
     # Along a row of the picture: which row a point has is known.
-    sideways = table(ground.by_pixel[:, 1, 0], 0.0) * rays.std_px
-    pitch_x, pitch_y = table(ground.by_pitch[:, 0], 0.0), table(ground.by_pitch[:, 1], 0.0)
-    yaw_x, yaw_y = table(ground.by_yaw[:, 0], 0.0), table(ground.by_yaw[:, 1], 0.0)
-    variance = np.where(is_there, sideways**2 + _FLOOR_STD_M**2, 1.0)
+    sideways = ground.by_pixel[:, 1, 0] * rays.std_px
+    table[:, rays.present] = np.stack(
+        [*ground.points.T, sideways, *ground.by_pitch.T, *ground.by_yaw.T]
+    )
+    is_there = rays.present & ~np.isnan(table[0])
+    table[:, ~is_there] = 0.0
+    x, y, sideways, pitch_x, pitch_y, yaw_x, yaw_y = table
+    variance = sideways**2 + _FLOOR_STD_M**2
     common = (pitch_y * pitch_std_rad) ** 2 + (yaw_y * yaw_std_rad) ** 2
-    weight = np.where(is_there, 1.0 / (variance + np.where(is_there, common, 0.0)), 0.0)
+    weight = is_there / (variance + common)
 
-    scaled = np.where(is_there, x, 0.0) / _UNIT_M
-    powers = scaled[..., None] ** _POWERS
+    powers = np.ones((*x.shape, 4))
+    for power in range(1, 4):
+        np.multiply(powers[..., power - 1], x / _UNIT_M, out=powers[..., power])
     weighted = powers * weight[..., None]
     x_min = np.min(np.where(is_there, x, np.inf), axis=1, initial=np.inf)
     x_max = np.max(np.where(is_there, x, -np.inf), axis=1, initial=-np.inf)
-    known = (is_there.sum(axis=1) >= _FEWEST_POINTS) & (x_max - x_min >= _SHORTEST_M)
+    count = np.count_nonzero(is_there, axis=1)
+    known = (count >= _FEWEST_POINTS) & (x_max - x_min >= _SHORTEST_M)
     prior = np.zeros((len(x), 4))
     prior[:, 2] = (2.0 / _CURVATURE_STD / _UNIT_M**2) ** 2
     prior[:, 3] = (6.0 / _CURVATURE_CHANGE_STD / _UNIT_M**3) ** 2
@@ -197,15 +197,14 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     normal[~known] = np.eye(4)
     inverse = np.linalg.inv(normal)
     gain = inverse @ weighted.transpose(0, 2, 1)  # (K, 4, P): from y to the coefficients
-    coefficients = (gain @ np.where(is_there, y, 0.0)[..., None])[..., 0]
+    coefficients = (gain @ y[..., None])[..., 0]
 
-    residual = np.where(is_there, y - (powers * coefficients[:, None]).sum(axis=2), 0.0)
-    slope = (powers[..., :3] * (coefficients[:, None, 1:] * (1, 2, 3))).sum(axis=2) / _UNIT_M
-    by_pitch = np.where(is_there, pitch_y - slope * pitch_x, 0.0)
-    by_yaw = np.where(is_there, yaw_y - slope * yaw_x, 0.0)
+    residual = y - (powers @ coefficients[..., None])[..., 0]
+    slope = (powers[..., :3] @ (coefficients[:, 1:] * _SLOPE)[..., None])[..., 0]
+    # Places without a point have no gain.
+    by_pitch, by_yaw = pitch_y - slope * pitch_x, yaw_y - slope * yaw_x
     # A line that does not have the form of a road is less certain than its points.
-    count = np.maximum(is_there.sum(axis=1), 1)
-    misfit = np.maximum(1.0, (residual**2 / variance).sum(axis=1) / count)
+    misfit = np.maximum(1.0, (is_there * residual**2 / variance).sum(axis=1) / np.maximum(count, 1))
     spread = variance * (_POINTS_ALIKE * misfit)[:, None]
     noise = (gain * spread[:, None]) @ gain.transpose(0, 2, 1)
     noise += inverse @ (prior[:, :, None] * inverse)
@@ -214,20 +213,19 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     covariance += yaw_std_rad**2 * (of_yaw @ of_yaw.transpose(0, 2, 1))
     unit = _SCALE[:, None] * _SCALE
     coefficients = np.where(known[:, None], coefficients * _SCALE, np.nan)
-    return _Fits(x, y, coefficients, covariance * unit, noise * unit, x_min, x_max)
+    order = np.argsort(np.where(is_there, x, np.inf), axis=1)[..., None]
+    points = np.take_along_axis(np.stack([x, y], axis=2).astype(np.float32), order, axis=1)
+    return _Fits(points, count, coefficients, covariance * unit, noise * unit, x_min, x_max)
 
 
 def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
     coefficients = fits.coefficients[row]
     if np.isnan(coefficients[0]):
         return None
-    points = np.stack([fits.x[row], fits.y[row]], axis=1)
-    points = points[np.argsort(points[:, 0])]  # NaN comes last
-    points = points[: np.count_nonzero(~np.isnan(points[:, 0]))]
     polynomial = Polynomial(
         coefficients, fits.covariance[row], float(fits.x_min[row]), float(fits.x_max[row])
     )
-    return GroundLane(points.astype(np.float32), polynomial)
+    return GroundLane(fits.points[row, : fits.seen[row]], polynomial)
 
 
 def _indices(grounds: Sequence[GroundLane | None]) -> list[int]:

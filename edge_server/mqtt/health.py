@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.board.facts import BoardFacts
+    from edge_server.board.identity import Identity
     from edge_server.board.resources import BoardMemory
     from edge_server.board.watch import BoardCondition
-    from edge_server.mqtt.topics import Identity
 
 SCHEMA = "edge.health/1"
 

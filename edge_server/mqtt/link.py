@@ -8,9 +8,12 @@ import math
 import random
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from edge_server.lanes.e2e import Envelope, new_session
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
@@ -20,11 +23,12 @@ from edge_server.process.worker import Worker
 from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from edge_server.board.identity import Identity
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.event_feed import EventFeed
-    from edge_server.mqtt.topics import Identity, Topics
+    from edge_server.mqtt.topics import Topics
     from edge_server.pipeline.events import Event
     from edge_server.settings import Mqtt
 
@@ -62,7 +66,17 @@ class Feed:
     online: bool = False
     published: int = 0
     lost: int = 0
+    _session: str = field(default_factory=new_session)
+    _events_of: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def envelope(self, counter: int) -> Envelope:
+        """Return the envelope of a message that is published now."""
+        return Envelope(self._session, counter, self.now_ns() // 1_000_000)
+
+    def next_event(self, topic: str) -> int:
+        """Count the events of a topic, repeated ones too."""
+        return next(self._events_of[topic])
 
     def count(self, *, published: int = 0, lost: int = 0) -> None:
         """Two links count at the same time while one takes over from the other."""
@@ -86,6 +100,7 @@ class Link:
         may_publish: called on the worker each time the broker has accepted the connection, before
             anything is published; False leaves the connection unused.
         meanwhile: the broker that has the lanes while this one cannot be reached, for the log.
+        contents: see `contents_of`; read now where they are not given.
     """
 
     def __init__(
@@ -94,18 +109,20 @@ class Link:
         feed: Feed,
         may_publish: Callable[[Link], bool],
         meanwhile: str = "",
+        contents: tuple[str, ...] | None = None,
     ) -> None:
         self.worker = Worker("mqtt", self._tick, on_end=self._end)
         self.connected = False
         self.trouble = ""
         self.address = address_of(mqtt)
         self.mqtt = mqtt
-        self._contents = contents_of(mqtt)
+        self._contents = contents_of(mqtt) if contents is None else contents
         self._feed = feed
         self._may_publish = may_publish
         self._meanwhile = f"; lanes go to {meanwhile} until then" if meanwhile else ""
         self._wake = Wake()
         self._connection: Connection | None = None
+        self._events: EventFeed | None = None  # once it is known which ones the broker has
         self._ready_since = 0.0
         self._retry_at = 0.0
         self._backoff = Backoff(*_RETRY_S)
@@ -115,9 +132,9 @@ class Link:
         self._ended = threading.Event()
         self._logged = ""
 
-    def is_of(self, mqtt: Mqtt) -> bool:
-        """Whether this link is what `mqtt` and the present contents of its files make."""
-        return self.mqtt == mqtt and self._contents == contents_of(mqtt)
+    def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
+        """Whether this link is what `mqtt` and these `contents_of` its files make."""
+        return self.mqtt == mqtt and self._contents == contents
 
     def ring(self) -> None:
         """Have the worker look into the outbox."""
@@ -216,25 +233,36 @@ class Link:
         self._ready_since = time.monotonic()
         self.trouble = self._meanwhile = ""
         self._feed.outbox.connected()
-        if self._feed.events is not None:
-            self._feed.events.begin()
+        self._events = None
         self.connected = True
-        connection.watch(*self._feed.topics.states())
+        connection.watch(self._feed.topics.acknowledged, *self._feed.topics.states())
         self._log_once(logging.INFO, f"connected to {self.address}")
         return True
 
     def _drain(self, connection: Connection) -> None:
-        """Write what the broker takes now: states first, then events, then the newest lanes."""
+        """Write what the broker takes now: states first, then events, then the newest lanes.
+
+        One place of the window is for lanes alone, so that they do not grow old behind the events
+        of an outage.
+        """
         feed = self._feed
         if feed.online:
             self._clear_leftovers(connection)
+        if self._events is None and feed.events is not None and connection.watched:
+            feed.events.begin(payloads.acknowledged_event(connection.mark))
+            self._events = feed.events
+        events = self._events
         window = min(WINDOW, connection.receive_maximum)
         while self._drains and connection.end is None and connection.in_flight < window:
             if (state := feed.outbox.take_state()) is not None:
                 connection.publish_state(*state)
                 continue
-            if feed.events is not None and (event := feed.events.take()) is not None:
-                self._publish_event(connection, feed.events, event)
+            if events is not None and (mark := events.take_mark()) is not None:
+                connection.publish_state(feed.topics.acknowledged, payloads.acknowledged(mark))
+                continue
+            room = connection.in_flight - connection.live_in_flight < max(1, window - 1)
+            if room and events is not None and (event := events.take()) is not None:
+                self._publish_event(connection, events, event)
                 continue
             if (live := feed.outbox.take_live()) is None:
                 return
@@ -244,14 +272,19 @@ class Link:
             if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
                 feed.count(lost=1)
                 continue
-            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns)
-            if not connection.publish_live(topic, payload):
+            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
+            if not connection.publish_live(topic, payload, feed.envelope(seq)):
                 feed.count(lost=1)
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
         topic = self._feed.topics.event(event.kind, event.camera)
-        payload = payloads.event(event, self._feed.identity)
-        connection.publish_event(topic, payload, lambda: feed.acknowledge(event.id))
+        payload = payloads.event(event, self._feed.identity, self.mqtt.payload)
+        envelope = self._feed.envelope(self._feed.next_event(topic))
+        # What begins and what ends it have the same correlation data.
+        correlation = str(event.begin_id or event.id).encode()
+        connection.publish_event(
+            topic, payload, envelope, correlation, lambda: feed.acknowledge(event.id)
+        )
 
     def _say_farewell(self, connection: Connection) -> None:
         """Publish the last state once the broker takes one message more."""

@@ -114,7 +114,9 @@ class Wake:
 
     def wait(self, seconds: float) -> None:
         """Return after a ring or after `seconds`, and clear the ring."""
-        if select.select([self._reader], [], [], seconds)[0]:
+        poll = select.poll()  # takes descriptors above 1023, too
+        poll.register(self._reader, select.POLLIN)
+        if poll.poll(max(0.0, seconds * 1e3)):
             self.clear()
 
     def close(self) -> None:

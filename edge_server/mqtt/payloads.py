@@ -9,97 +9,73 @@ arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes 
 
 from __future__ import annotations
 
-import math
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
+from google.protobuf import json_format
 
+from edge_server.pipeline.messages import (
+    EVENT_SCHEMA,
+    LANES_SCHEMA,
+    calibration_message,
+    event_fields,
+    lane_frame_fields,
+)
 from edge_server.process.utf8 import as_utf8
+from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from edge_server.board.update_record import UpdateRecord
-    from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
-    from edge_server.mqtt.topics import Identity
-    from edge_server.pipeline.events import Event
+    from collections.abc import Mapping, Sequence
 
-CONTENT_TYPE = "application/json"
-SCHEMA = "edge.lanes/1"
-EVENT_SCHEMA = "edge.event/1"
+    from edge_server.board.identity import Identity
+    from edge_server.board.update_record import UpdateRecord
+    from edge_server.cameras.calibration import Calibration
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline.events import Event
+    from edge_server.settings.sections import PayloadFormat
 
 CameraState = Literal["ok", "degraded", "stalled", "frozen", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
 
-_UINT32 = 2**32
-_LONGEST_REASON = 500  # characters of a text that is sent with every frame
-_UPPER = np.triu_indices(4)
 _OF_UPDATE = ("slot", "state", "target", "result", "engine")
 _encode = msgspec.json.Encoder().encode
 
 
-def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
-    """Return the JSON of `frame`, with its age at `now_mono_ns`.
+def content_type(payload: PayloadFormat, message: str) -> str:
+    """Return the MIME type of a message, of one of ours where it is a protobuf."""
+    if payload == "json":
+        return "application/json"
+    return f"application/x-protobuf; messageType=edge.lanes.v1.{message}"
 
-    A frame whose request failed, or whose camera shows no road, has FRAME_STATUS_INVALID and no
-    lanes. A lane with a non-finite coordinate or score is left out and named in `reasons`: JSON has
-    no such numbers, and no vehicle may steer by them.
+
+def lane_frame(
+    frame: LaneFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    payload: PayloadFormat = "json",
+) -> bytes:
+    """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`.
 
     Args:
         frame: the pipeline's result.
         identity: of this device.
         seq: count of this message on its topic, dropped ones included.
         now_mono_ns: `time.monotonic_ns()` of the publish.
+        payload: its format.
     """
-    age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
-    lanes = [_lane(lane) for lane in frame.lanes if _finite(lane)]
-    status = "FRAME_STATUS_OK"
-    reasons = []
-    if len(lanes) < len(frame.lanes):
-        status = "FRAME_STATUS_DEGRADED"
-        reasons.append("lane_not_finite")
-    if frame.degraded:
-        status = "FRAME_STATUS_DEGRADED"
-        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
-    if age_us > 1000 * frame.max_age_ms:
-        status = "FRAME_STATUS_STALE"
-        reasons.append("age")
-    if frame.failure:
-        status = "FRAME_STATUS_INVALID"
-        reasons.append(as_utf8(f"{frame.failure_reason}: {frame.failure}"[:_LONGEST_REASON]))
-    ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
-    return _encode(
-        {
-            "schema": SCHEMA,
-            "device": identity.device,
-            "camera": frame.camera,
-            "boot_id": identity.boot_id,
-            "frame_id": frame.frame_id % _UINT32,
-            "seq": seq % _UINT32,
-            "dropped": frame.dropped % _UINT32,
-            "status": status,
-            "reasons": reasons,
-            # The proto3 JSON mapping writes 64-bit integers as strings: a double holds only 53
-            # bits of them.
-            "time": {
-                "capture_mono_ns": str(frame.capture_mono_ns),
-                "capture_epoch_ns": str(frame.capture_epoch_ns),
-                "capture_time": rfc3339(frame.capture_epoch_ns),
-                "age_us": min(age_us, _UINT32 - 1),
-                "clock": {
-                    "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
-                    "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
-                },
-                "wall_clock": f"WALL_CLOCK_{frame.wall_clock.upper()}",
-            },
-            "latency_us": frame.latency_us,
-            "image": {"width": frame.width, "height": frame.height},
-            "model": {"name": frame.model_name, "version": frame.model_version},
-            "lanes": lanes,
-            **ego,
-            "calib_id": as_utf8(frame.calibration_id),
-        }
-    )
+    fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
+    if payload == "protobuf":
+        return lanes_pb2.LaneFrame(**fields).SerializeToString()
+    # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
+    fields["time"] |= {
+        "capture_mono_ns": str(frame.capture_mono_ns),
+        "capture_epoch_ns": str(frame.capture_epoch_ns),
+        "capture_time": rfc3339(frame.capture_epoch_ns),
+    }
+    return _encode(fields)
 
 
 def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
@@ -116,16 +92,57 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
     return _encode({"state": state, "version": identity.version, **more})
 
 
-def meta(identity: Identity) -> bytes:
-    """Return the device's name and version, and the schema of its messages."""
+def meta(
+    identity: Identity,
+    payload: PayloadFormat = "json",
+    cameras: Mapping[str, str] = MappingProxyType({}),
+    models: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> bytes:
+    """Return what a reader needs to know before the first lanes.
+
+    Args:
+        identity: of this device.
+        payload: the format of lanes and events.
+        cameras: the id of each camera's calibration; empty where it has none.
+        models: the versions of each model that serve.
+    """
     return _encode(
         {
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
-            "schemas": [SCHEMA, EVENT_SCHEMA],
+            "schemas": [LANES_SCHEMA, EVENT_SCHEMA],
+            "payload": payload,
+            "cameras": [{"name": name, "calib_id": id_} for name, id_ in sorted(cameras.items())],
+            "models": [
+                {"name": as_utf8(name), "versions": [str(each) for each in sorted(versions)]}
+                for name, versions in sorted(models.items())
+            ],
         }
     )
+
+
+def calibration(calibration: Calibration) -> bytes:
+    """Return how the camera sees and is mounted, as `Calibration` of lane_service.proto."""
+    message = calibration_message(calibration)
+    return _encode(
+        json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+
+
+def acknowledged(event_id: int) -> bytes:
+    """Return the mark that a broker retains, the newest event that it has acknowledged."""
+    return _encode({"event": str(event_id)})
+
+
+def acknowledged_event(payload: bytes) -> int | None:
+    """Return the event of a mark; None of anything else."""
+    try:
+        return int(msgspec.json.decode(payload, type=dict[str, str])["event"])
+    except (msgspec.MsgspecError, KeyError, ValueError):
+        return None
 
 
 def update(identity: Identity, record: UpdateRecord) -> bytes:
@@ -181,94 +198,15 @@ def model_state(name: str, state: str, reason: str) -> bytes:
     return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
 
 
-def event(event: Event, identity: Identity) -> bytes:
-    """Return the JSON of an event: the proto3 JSON mapping of `edge/lanes/v1/events.proto`."""
-    optional = {
-        "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
-        "distance_to_line_m": _rounded(event.distance_to_line_m),
-        "time_to_line_s": _rounded(event.time_to_line_s),
-    }
-    return _encode(
-        {
-            "schema": EVENT_SCHEMA,
-            "device": identity.device,
-            "boot_id": identity.boot_id,
-            # The mapping writes 64-bit integers as strings.
-            "id": str(event.id),
-            "kind": f"EVENT_KIND_{event.kind.upper()}",
-            "phase": f"EVENT_PHASE_{event.phase.upper()}",
-            "begin_id": str(event.begin_id),
-            "camera": event.camera,
-            "model": as_utf8(event.model),
-            "model_version": as_utf8(event.model_version),
-            "cause": as_utf8(event.cause),
-            "text": as_utf8(event.text[:_LONGEST_REASON]),
-            "mono_ns": str(event.mono_ns),
-            "epoch_ns": str(event.epoch_ns),
-            "time": rfc3339(event.epoch_ns),
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-    )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-def _finite(lane: Lane) -> bool:
-    if not (math.isfinite(lane.score) and np.isfinite(lane.points).all()):
-        return False
-    if lane.ground is None:
-        return True
-    polynomial = lane.ground.polynomial
-    numbers = (lane.ground.points, polynomial.coefficients, polynomial.covariance)
-    return all(np.isfinite(each).all() for each in numbers)
-
-
-def _lane(lane: Lane) -> dict[str, Any]:
-    # Rounded as float64: a rounded float32 would print as 103.4000015258789.
-    x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
-    ground = {} if lane.ground is None else {"ground": _ground(lane.ground)}
-    return {
-        "id": lane.id,
-        "index": lane.index,
-        "confidence": round(float(lane.score), 4),
-        "type": f"MARKING_TYPE_{lane.type.upper()}",
-        "color": f"MARKING_COLOR_{lane.color.upper()}",
-        "image_points": {"x": x, "y": y},
-        **ground,
-        "predicted": lane.predicted,
-    }
-
-
-def _ground(ground: GroundLane) -> dict[str, Any]:
-    x, y = np.round(ground.points.T.astype(np.float64), 2).tolist()
-    polynomial = ground.polynomial
-    c0, c1, c2, c3 = polynomial.coefficients.tolist()
-    return {
-        "points": {"x": x, "y": y},
-        "polynomial": {
-            "c0": c0,
-            "c1": c1,
-            "c2": c2,
-            "c3": c3,
-            "x_min_m": round(polynomial.x_min_m, 2),
-            "x_max_m": round(polynomial.x_max_m, 2),
-            "covariance": polynomial.covariance[_UPPER].tolist(),
-        },
-    }
-
-
-def _ego(ego: Ego) -> dict[str, Any]:
-    measured = {
-        "lateral_offset_m": ego.lateral_offset_m,
-        "lateral_offset_std_m": ego.lateral_offset_std_m,
-        "heading_error_rad": ego.heading_error_rad,
-        "curvature_1pm": ego.curvature_1pm,
-        "lane_width_m": ego.lane_width_m,
-    }
-    known = {name: round(value, 6) for name, value in measured.items() if value is not None}
-    return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
+def event(event: Event, identity: Identity, payload: PayloadFormat = "json") -> bytes:
+    """Return the message of an event, in the format `payload`."""
+    fields = event_fields(event, identity)
+    if payload == "protobuf":
+        return events_pb2.Event(**fields).SerializeToString()
+    for name in ("id", "begin_id", "mono_ns", "epoch_ns"):
+        fields[name] = str(fields[name])
+    fields["time"] = rfc3339(event.epoch_ns)
+    return _encode(fields)
 
 
 def rfc3339(epoch_ns: int) -> str:

@@ -10,22 +10,23 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from edge_server.inference.snapshot import ModelState
-from edge_server.mqtt import payloads
+from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.event_feed import EventFeed
 from edge_server.mqtt.health import health
-from edge_server.mqtt.link import Feed, Link
+from edge_server.mqtt.link import Feed, Link, contents_of
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from edge_server.board.facts import BoardFacts
+    from edge_server.board.identity import Identity
     from edge_server.board.update_record import UpdateRecord
     from edge_server.board.watch import BoardCondition
+    from edge_server.cameras.calibration import Calibration
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.topics import Identity
     from edge_server.pipeline.event_log import EventLog
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
@@ -71,14 +72,19 @@ class Publisher:
             events.when_visible(self._ring)
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
-        self._outbox.put_state(self._topics.meta, payloads.meta(identity))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._models: set[str] = set()  # that have a topic
+        # Replaced, never changed: two threads read them.
+        self._cameras: dict[str, Calibration | None] = {}
+        self._serving: dict[str, list[int]] = {}
+        self._discovery = ""  # the topic that Home Assistant reads
         self._misnamed: set[str] = set()
         self._lock = threading.Lock()  # of the two links
         self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
         self._next: Link | None = None
         self._stopped = False
+        self._mqtt = mqtt
+        self._introduce()
 
     @property
     def on(self) -> bool:
@@ -148,18 +154,22 @@ class Publisher:
         Returns:
             What is going to happen, in words; empty if nothing changes.
         """
+        # Outside of the lock, for which the supervisor waits: a disk may hang.
+        contents = () if mqtt is None else contents_of(mqtt)
         with self._lock:
             link, following = self._link, self._next
             if self._stopped or (link is None and mqtt is None):
                 return ""
+            self._mqtt = mqtt
+            self._introduce()
             if link is None or mqtt is None:
-                return self._switch(mqtt)
-            if link.is_of(mqtt):
+                return self._switch(mqtt, contents)
+            if link.is_of(mqtt, contents):
                 self._next = None
                 _abandon(following)
                 return "" if following is None else f"stays at {link.address}"
-            if following is None or not following.is_of(mqtt):
-                self._next = Link(mqtt, self._feed, self._take_over, meanwhile=link.address)
+            if following is None or not following.is_of(mqtt, contents):
+                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
                 _abandon(following)
                 self._next.worker.start()
                 if self._next.address == link.address:
@@ -167,14 +177,15 @@ class Publisher:
                 return f"moves from {link.address} to {self._next.address} once accepted there"
             return ""
 
-    def _switch(self, mqtt: Mqtt | None) -> str:
+    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
         """Begin or end to publish at all."""
         link, following = self._link, self._next
         self._next = None
-        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
-        if self._link is not None:
+        if mqtt is not None:
+            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
             self._link.worker.start()
             return f"on, at {self._link.address}"
+        self._link = None
         _abandon(following)
         if link is None:
             return ""
@@ -239,9 +250,27 @@ class Publisher:
         topic = self._topic(self._topics.camera_status, name)
         self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure, **more))
 
-    def clear_camera_status(self, name: str) -> None:
-        """Clear the retained state of a camera that was removed."""
+    def publish_calibration(self, name: str, calibration: Calibration | None) -> None:
+        """Publish how a camera sees, and that it exists; None where that is not known."""
+        if name in self._cameras and self._cameras[name] == calibration:
+            return
+        self._cameras = {**self._cameras, name: calibration}
+        topic = self._topic(self._topics.calibration, name)
+        if calibration is not None:
+            self._put_state(topic, payloads.calibration(calibration))
+        elif topic is not None and self._outbox.knows(topic):
+            self._put_state(topic, b"")
+        self._introduce()
+
+    def clear_camera(self, name: str) -> None:
+        """Clear the retained states of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
+        cameras = dict(self._cameras)
+        calibration = cameras.pop(name, None)
+        self._cameras = cameras
+        if calibration is not None:
+            self._put_state(self._topic(self._topics.calibration, name), b"")
+        self._introduce()
 
     def publish_update(self, record: UpdateRecord) -> None:
         """Publish the version that runs, and what became of the last update."""
@@ -257,6 +286,7 @@ class Publisher:
 
         The topics of models that are missing in `entries` are cleared.
         """
+        entries = tuple(entries)
         by_rank = sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
         newest = {entry.name: entry for entry in by_rank}
         for name, entry in newest.items():
@@ -264,6 +294,29 @@ class Publisher:
         for name in self._models - newest.keys():
             self._put_state(self._topic(self._topics.model_state, name), b"")
         self._models = set(newest)
+        serving: defaultdict[str, list[int]] = defaultdict(list)
+        for entry in entries:
+            if entry.state is ModelState.READY:
+                serving[entry.name].append(entry.version)
+        if serving != self._serving:
+            self._serving = dict(serving)
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Publish what readers, and Home Assistant where it is on, know of this device."""
+        mqtt = self._mqtt
+        calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
+        birth = payloads.meta(
+            self._identity, mqtt.payload if mqtt else "json", calibrations, self._serving
+        )
+        self._put_state(self._topics.meta, birth)
+        before, self._discovery = self._discovery, ""
+        if mqtt is not None and mqtt.home_assistant and self._cameras:
+            self._discovery = home_assistant.topic(mqtt.home_assistant, self._identity)
+            entities = home_assistant.discovery(self._identity, self._topics, self._cameras)
+            self._put_state(self._discovery, entities)
+        if before not in {"", self._discovery}:
+            self._put_state(before, b"")
 
     def _put_state(self, topic: str | None, payload: bytes) -> None:
         if topic is not None and self._outbox.put_state(topic, payload):

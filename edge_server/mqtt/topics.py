@@ -1,55 +1,15 @@
-"""The names of this device for a broker: its identity, and its topics `edge/v1/<device>/...`."""
+"""The topics of this device: `edge/v1/<device>/...`."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import platform
 import re
-import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 PREFIX = "edge/v1"
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}", re.ASCII)
 # Model names are the repository's, and Triton's allow capitals: `laneDetect_model`.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The names under which one daemon publishes.
-
-    Attributes:
-        device: name of the device, the level of its topics.
-        version: of edge_server.
-        boot_id: changes with every boot; monotonic times compare only within one.
-        client_id: the same after every restart, different on every machine. A broker would
-            disconnect two machines with one client id in turn for ever, and a device name is
-            easily cloned with an image.
-    """
-
-    device: str
-    version: str
-    boot_id: str
-    client_id: str
-
-    @classmethod
-    def of_this_host(cls, device: str, version: str, root: Path = Path("/")) -> Identity:
-        """Return the identity of the machine whose files are under `root`."""
-        machine = _first_line(root / "etc/machine-id") or platform.node()
-        # machine-id(5) asks applications to publish a keyed hash instead of the id itself.
-        digest = hmac.new(machine.encode(), b"edge_server mqtt", hashlib.sha256).hexdigest()
-        boot_id = _first_line(root / "proc/sys/kernel/random/boot_id") or str(uuid.uuid4())
-        return cls(device, version, boot_id, f"edge-{device}-{digest[:12]}")
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +32,7 @@ class Topics:
 
     @property
     def meta(self) -> str:
-        """Retained: the device's name, version and schema."""
+        """Retained, the birth message: versions, schemas, cameras and models."""
         return f"{PREFIX}/{self.device}/meta"
 
     @property
@@ -95,6 +55,11 @@ class Topics:
         """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
         return f"{PREFIX}/{self.device}/plans"
 
+    @property
+    def acknowledged(self) -> str:
+        """Retained: the id of the newest event that the broker has acknowledged."""
+        return f"{PREFIX}/{self.device}/acknowledged"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
@@ -102,6 +67,10 @@ class Topics:
     def camera_status(self, camera: str) -> str:
         """Retained: whether the camera delivers."""
         return f"{self._camera(camera)}/status"
+
+    def calibration(self, camera: str) -> str:
+        """Retained: how the camera sees and is mounted; empty where it has no calibration."""
+        return f"{self._camera(camera)}/calibration"
 
     def event(self, kind: str, camera: str = "") -> str:
         """Never retained, at least once: what begins and ends; of a camera, or of the device."""
@@ -113,10 +82,11 @@ class Topics:
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
         return f"{PREFIX}/{self.device}/models/{model}/state"
 
-    def states(self) -> tuple[str, str]:
+    def states(self) -> tuple[str, ...]:
         """Filters for the retained topics of all models and cameras, those of earlier runs too."""
         root = f"{PREFIX}/{self.device}"
-        return f"{root}/models/+/state", f"{root}/cameras/+/status"
+        cameras = f"{root}/cameras/+"
+        return f"{root}/models/+/state", f"{cameras}/status", f"{cameras}/calibration"
 
     def _camera(self, camera: str) -> str:
         _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sqlite3
 import threading
-import time
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from edge_server.errors import SettingsError, Unavailable
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_file import EventFile
+from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from edge_server.pipeline.events import Event
 
 log = logging.getLogger(__name__)
 
-# About 300 bytes each, in memory and on disk.
-KEPT = 1000
+# About 350 bytes each on disk and 900 in memory: those of a minute without a broker, and of the
+# longest delay of its publisher's back-off, at 50 a second, twice.
+KEPT = 10_000
+# The reason of a model that cannot serve may be as long as its library pleases.
+_LONGEST_TEXT = 2000
 _STEP_S = 0.2
 _RETRY_S = 5.0
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Event).decode
 
 
 @dataclass(eq=False)
@@ -52,7 +51,8 @@ class EventLog:
 
     Raises:
         SettingsError, Unavailable: the file cannot be made. A file that is damaged is set aside,
-            and the ids begin at 1 again.
+            and the ids begin at 1 again; one that is removed or replaced while it is open is
+            written anew.
     """
 
     def __init__(self, path: Path | None = None, *, kept: int = KEPT) -> None:
@@ -68,9 +68,13 @@ class EventLog:
         self._callbacks: list[Callable[[], object]] = []
         self._retry_at = 0.0
         self._failure = ""
-        self._file = None if path is None else _open(path)
+        self._last_id = 0
+        self._file = None if path is None else EventFile(path)
         if self._file is not None:
-            self._read(self._file)
+            found = self._file.read()
+            self._events.extend(found.events)
+            self._last_id = found.last_id
+            self._readers, self._written_readers = dict(found.readers), dict(found.readers)
 
     @property
     def newest(self) -> int:
@@ -85,6 +89,14 @@ class EventLog:
             event: its `id` and `begin_id` are given here.
             ends: of the event that began what this one ends.
         """
+        # Other texts than ours may hold the bytes of any file name.
+        event = replace(
+            event,
+            cause=as_utf8(event.cause),
+            text=as_utf8(event.text[:_LONGEST_TEXT]),
+            model=as_utf8(event.model),
+            model_version=as_utf8(event.model_version),
+        )
         ticket = Ticket()
         with self._changed:
             if len(self._arrived) >= self._kept:
@@ -99,12 +111,34 @@ class EventLog:
         with self._changed:
             return [event for event in self._events if event.id > id_]
 
-    def wait_after(self, id_: int, timeout_s: float) -> bool:
-        """Wait until there is an event with a greater id; return whether there is."""
+    def next_after(self, id_: int) -> Event | None:
+        """Return the oldest kept event with a greater id; None where there is none."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._events) and self._events[-1].id > id_, timeout_s
-            )
+            index = bisect_right(self._events, id_, key=lambda event: event.id)
+            return self._events[index] if index < len(self._events) else None
+
+    def wait_after(
+        self, id_: int, timeout_s: float | None = None, ended: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Wait until there is an event with a greater id; return whether there is.
+
+        Args:
+            id_: see `after`.
+            timeout_s: None is no limit.
+            ended: ends the wait; looked at after `wake`.
+        """
+
+        def is_there() -> bool:
+            return bool(self._events) and self._events[-1].id > id_
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_there() or ended(), timeout_s)
+            return is_there()
+
+    def wake(self) -> None:
+        """Have every `wait_after` look at its `ended`."""
+        with self._changed:
+            self._changed.notify_all()
 
     def when_visible(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the log's thread whenever there are new events; before its start."""
@@ -133,10 +167,11 @@ class EventLog:
             self._write(readers, now)
 
     def _give_ids(self, arrived: deque[tuple[Event, Ticket, Ticket | None]]) -> None:
-        newest = self._unwritten[-1].id if self._unwritten else self.newest
-        for id_, (event, ticket, ends) in zip(count(newest + 1), arrived, strict=False):
-            ticket.id = id_
-            self._unwritten.append(replace(event, id=id_, begin_id=ends.id if ends else 0))
+        for event, ticket, ends in arrived:
+            self._last_id += 1
+            ticket.id = self._last_id
+            begin_id = ends.id if ends else 0
+            self._unwritten.append(replace(event, id=ticket.id, begin_id=begin_id))
 
     def _write(self, readers: dict[str, int], now: float) -> None:
         """Write what is not written, and make it visible in any case."""
@@ -145,8 +180,11 @@ class EventLog:
         has_news = bool(self._unwritten) or readers != self._written_readers
         if self._file is not None and has_news and (new or now >= self._retry_at):
             try:
-                _store(self._file, self._unwritten, readers, self._kept)
-            except sqlite3.Error as error:
+                if self._file.renew():
+                    every = {event.id: event for event in (*self._events, *self._unwritten)}
+                    self._unwritten.extend(every.values())
+                self._file.store(self._unwritten, readers, self._kept)
+            except (sqlite3.Error, OSError) as error:
                 self._retry_at = now + _RETRY_S
                 self._note(f"cannot be written: {error}; they are kept in memory")
             else:
@@ -171,12 +209,6 @@ class EventLog:
                 log.info("events: written again")
             self._failure = failure
 
-    def _read(self, file: sqlite3.Connection) -> None:
-        rows = file.execute("SELECT event FROM events ORDER BY id").fetchall()
-        self._events.extend(_decode(row) for (row,) in rows)
-        self._readers = dict(file.execute("SELECT name, id FROM readers").fetchall())
-        self._written_readers = dict(self._readers)
-
     def _end(self) -> None:
         with self._changed:
             arrived, self._arrived = self._arrived, deque()
@@ -184,86 +216,4 @@ class EventLog:
         self._give_ids(arrived)
         self._write(readers, math.inf)
         if self._file is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._file.close()
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Return the open file; a damaged one is set aside."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return _connect(path)
-        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-            log.error("events: %s is damaged (%s); it is now %s", path, error, aside.name)  # noqa: TRY400 -- the text says it all
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
-            return _connect(path)
-    except sqlite3.OperationalError as error:
-        raise Unavailable(
-            f"{path}: events cannot be kept there: {error}; if another daemon has the file, give "
-            "this one another events.file"
-        ) from error
-    except OSError as error:
-        raise SettingsError(f"{path}: events cannot be kept there: {error.strerror}") from error
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # The worker writes; the daemon's main thread opens.
-    file = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
-    try:
-        # Another daemon with the same file would give the same ids.
-        file.execute("PRAGMA locking_mode=EXCLUSIVE")
-        file.execute("PRAGMA journal_mode=WAL")
-        file.execute("PRAGMA synchronous=FULL")
-        file.execute("CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, event BLOB)")
-        file.execute("CREATE TABLE IF NOT EXISTS readers (name TEXT PRIMARY KEY, id INTEGER)")
-        _check(file)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _check(file: sqlite3.Connection) -> None:
-    """Read all of the file: a brown-out leaves pages whose damage only their reader finds.
-
-    Raises:
-        sqlite3.DatabaseError, msgspec.MsgspecError, TypeError: the file is damaged.
-    """
-    ((found,),) = file.execute("PRAGMA integrity_check(1)").fetchall()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
-    for (row,) in file.execute("SELECT event FROM events"):
-        _decode(row)
-    for name, id_ in file.execute("SELECT name, id FROM readers"):
-        if not (isinstance(name, str) and isinstance(id_, int)):
-            raise sqlite3.DatabaseError("a reader is no name with a number")
-
-
-@contextlib.contextmanager
-def _transaction(file: sqlite3.Connection) -> Iterator[None]:
-    file.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        file.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            file.execute("ROLLBACK")
-        raise
-
-
-def _store(
-    file: sqlite3.Connection, events: deque[Event], readers: dict[str, int], kept: int
-) -> None:
-    with _transaction(file):
-        file.executemany(
-            "INSERT OR REPLACE INTO events VALUES (?, ?)",
-            ((event.id, _encode(event)) for event in events),
-        )
-        file.executemany("INSERT OR REPLACE INTO readers VALUES (?, ?)", readers.items())
-        file.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (kept,))
+            self._file.close()

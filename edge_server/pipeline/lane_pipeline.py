@@ -6,40 +6,25 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
-from edge_server.errors import (
-    EdgeServerError,
-    InternalError,
-    NotFound,
-    SettingsError,
-    Unavailable,
-    may_pass,
-)
+from edge_server.errors import EdgeServerError, NotFound, SettingsError, Unavailable, may_pass
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.lanes.decode import ROW_COUNT
-from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
-from edge_server.pipeline.fair_shares import FairShares, frames_at_once
-from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors
-from edge_server.pixels import Image, PixelFormat
+from edge_server.lanes.types import LaneFrame, StageLatency
+from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_model import LaneModel, NoLanes
 from edge_server.process.worker import Worker
-from edge_server.requests import InferRequest, StepTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import Snapshot
-    from edge_server.model_config.config import ModelConfig
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
@@ -60,7 +45,6 @@ MAX_AGE_MS = 200
 _TOO_OLD_PERIOD_NS = 1_000_000_000
 # Nobody publishes lanes that are older.
 _LONGEST_AGE_S = 1.0
-_STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
 class LanePipeline:
@@ -118,8 +102,8 @@ class LanePipeline:
         self.failure = ""
         self.failure_reason = "model_failed"
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
-        self._data_plane = data_plane
         self._shares = FairShares() if shares is None else shares
+        self._lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
         self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
@@ -127,7 +111,6 @@ class LanePipeline:
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
-        self._found: _Found | None = None
         self._last: LaneFrame | None = None
         self._giving = threading.Lock()  # held while the listeners are called
         self._muted = False
@@ -226,6 +209,11 @@ class LanePipeline:
             self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """Of the camera; None where it has none."""
+        return None if self._road is None else self._road.calibration
+
     def mute(self) -> None:
         """Give the listeners nothing more, whatever the model still returns."""
         self._muted = True
@@ -249,42 +237,10 @@ class LanePipeline:
             deadline: `time.monotonic()` at which the request expires; None is never.
 
         Raises:
-            EdgeServerError: the model cannot respond; see `DataPlane.infer`.
+            EdgeServerError: see `LaneModel.detect`.
         """
-        queue_ns = time.monotonic_ns() - frame.capture_mono_ns
-        with self._data_plane.lease() as snapshot:
-            tensors = self._tensors_of(snapshot)
-            image, parameters = tensors.input_of(frame.image)
-            response = snapshot.infer(
-                InferRequest(
-                    self.model,
-                    {tensors.image: image},
-                    outputs=(tensors.points, tensors.scores),
-                    deadline=deadline,
-                    urgent=True,
-                    parameters=parameters,
-                )
-            )
-            self._shares.adapt(
-                frames_at_once(response.timings, lambda name: snapshot.find(name).config)
-            )
-        points = response.outputs[tensors.points].array
-        scores = response.outputs[tensors.scores].array
-        if not tensors.batched:
-            points, scores = points[np.newaxis], scores[np.newaxis]
-        if not _are_lanes(points, scores):
-            raise _NoLanes(
-                f"model '{self.model}' returned '{tensors.points}' {points.shape} and "
-                f"'{tensors.scores}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), "
-                "of floating-point numbers"
-            )
-        return replace(
-            self._lane_frame(frame),
-            model_name=response.model_name,
-            model_version=response.model_version,
-            latency_us=_stage_latency(queue_ns, response.timings),
-            lanes=lanes_from_rows(_in_picture(points[0], frame), scores[0]),
-        )
+        detected = self._lane_model.detect(frame, deadline)
+        return replace(self._lane_frame(frame), **detected._asdict())
 
     def validate(self) -> None:
         """Run one grey frame through the model, so that the first real frame finds a warm model.
@@ -294,7 +250,8 @@ class LanePipeline:
             Unavailable: the model is not loaded, or cannot respond now.
         """
         try:
-            self.detect(Frame.arrived(0, self._grey_image()))
+            image = self._lane_model.grey_image(live=self.camera.is_live)
+            self.detect(Frame.arrived(0, image))
         except EdgeServerError as error:
             remedy = ""
             if isinstance(error, NotFound):
@@ -302,38 +259,10 @@ class LanePipeline:
                     "; put it into a repository, and in mode explicit into repository.load "
                     "(--load-model)"
                 )
-            is_lane_model = may_pass(error) and not isinstance(error, _NoLanes)
+            is_lane_model = may_pass(error) and not isinstance(error, NoLanes)
             raise (Unavailable if is_lane_model else SettingsError)(
                 f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
             ) from error
-
-    def _grey_image(self) -> Image:
-        """Return an image such as the camera may give: a recording's is BGR, a live camera's format
-        is not known before it is there, so its image has the one that the model takes."""
-        pixel_format = PixelFormat.BGR
-        if self.camera.is_live:
-            with self._data_plane.lease() as snapshot:
-                tensors = self._tensors_of(snapshot)
-            pixel_format = tensors.pixel_format or pixel_format
-        return Image.grey(pixel_format, 1280, 720)
-
-    def _tensors_of(self, snapshot: Snapshot) -> LaneTensors:
-        """Return the model's tensors, found once for each version that serves; the camera learns
-        how small its images may be."""
-        config = snapshot.find(self.model).config
-        found = self._found
-        if found is None or found.config is not config:
-            tensors = LaneTensors.of(config)
-            found = self._found = _Found(config, tensors, tensors.step_of(config))
-        step = snapshot.find(found.step).config if found.step else config
-        if found.step_config is not step:
-            needs = ImageNeeds.of(step)
-            tensors = found.tensors
-            if tensors.pixel_format is not None and needs.pixel_format is not None:
-                tensors = replace(tensors, pixel_format=needs.pixel_format)
-            found = self._found = _Found(config, tensors, found.step, step)
-            self.camera.useful.size = needs.size
-        return found.tensors
 
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
@@ -438,25 +367,6 @@ class LanePipeline:
             self.failure, self.failure_reason = failure, reason
 
 
-def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
-    return (
-        points.dtype.kind == scores.dtype.kind == "f"
-        and len(points.shape) == 4
-        and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
-        and points.shape[:2] == scores.shape
-    )
-
-
-def _in_picture(points: NDArray[Any], frame: Frame) -> NDArray[Any]:
-    """Return points of the frame's image in px of the camera's picture, which may be larger."""
-    if frame.picture_size is None:
-        return points
-    image = frame.image
-    ratio = frame.picture_size[0] / image.width, frame.picture_size[1] / image.height
-    scaled: NDArray[Any] = points * np.array(ratio, points.dtype)
-    return scaled
-
-
 def _too_late(lane_frame: LaneFrame) -> str:
     """Return why nobody may act upon new lanes; empty where they are not too old for that."""
     age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
@@ -466,28 +376,3 @@ def _too_late(lane_frame: LaneFrame) -> str:
         f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
         f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
     )
-
-
-class _Found(NamedTuple):
-    """The tensors of one version of the model.
-
-    Attributes:
-        step: the model that takes the image; "" where that is the model itself.
-        step_config: from which `tensors` and the camera's useful size come.
-    """
-
-    config: ModelConfig
-    tensors: LaneTensors
-    step: str
-    step_config: ModelConfig | None = None
-
-
-class _NoLanes(InternalError):
-    """The model's response has another shape than lanes."""
-
-
-def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:
-    spent_ns = {"queue": queue_ns, "preprocess": 0, "infer": 0, "postprocess": 0}
-    for timing in timings:
-        spent_ns[_STAGE_OF_BACKEND.get(timing.backend, "infer")] += timing.duration_ns
-    return StageLatency(**{stage: ns // 1000 for stage, ns in spent_ns.items()})

@@ -35,6 +35,7 @@ _POLL_S = 0.5
 # By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 _KILLED_S = 2.0
 _LAST_OUTPUT_BYTES = 4096
+_STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 # The process imports from the same paths as its parent, however that was started; `-c` would search
 # the working directory first.
 _START = """\
@@ -47,6 +48,10 @@ child_main({events}, {lifeline})
 
 class ChildFailed(Exception):
     """The process gave no result; the text continues `the process …`."""
+
+
+class ChildStopped(ChildFailed):
+    """A signal ended the process that asks it to end: its service stops, or a person wants it."""
 
 
 class ChildTimeout(ChildFailed):
@@ -106,6 +111,7 @@ def run_in_child(
     Raises:
         EdgeServerError: raised by `function`.
         ChildTimeout: no result within `timeout_s`.
+        ChildStopped: the process was asked to end.
         ChildFailed: the process crashed, or `function` raised anything else.
     """
     call = _ChildCall(function, arguments, on_event is not None, options or ChildOptions())
@@ -123,7 +129,7 @@ def run_in_child(
                 watch()
             if time.monotonic() >= ends_at:
                 raise ChildTimeout(f"gave no result within {timeout_s:g} s")
-        raise ChildFailed(child.ending())
+        raise child.ending()
 
 
 def _ours(kind: str, text: str) -> Exception:
@@ -198,8 +204,8 @@ class _Child:
         except msgspec.MsgspecError as error:
             raise ChildFailed(f"sent something unreadable: {error}") from None
 
-    def ending(self) -> str:
-        """Return how the process ended, with its last words."""
+    def ending(self) -> ChildFailed:
+        """Return the error that says how the process ended, with its last words."""
         poll = select.poll()
         poll.register(self._ended, select.POLLIN)
         has_ended = bool(poll.poll(1e3 * _KILLED_S))
@@ -208,14 +214,16 @@ class _Child:
             self._read_output()
         code = self._popen.returncode if has_ended else None
         if code == -signal.SIGKILL:
-            return "was killed: most likely for want of memory"
+            return ChildFailed("was killed: most likely for want of memory")
+        if code in _STOPPED:
+            return ChildStopped(f"was ended by {signal.Signals(-code).name}")
         if code is not None and code < 0:
             names = {each.value: each.name for each in signal.Signals}
             how = f"died of {names.get(-code, f'signal {-code}')}"
         else:
             how = f"ended with code {code} and no result"
         words = self._last_output.decode(errors="replace").strip().splitlines()
-        return f"{how}: {words[-1]}" if words else how
+        return ChildFailed(f"{how}: {words[-1]}" if words else how)
 
     def _read_output(self) -> None:
         data = os.read(self._output, 1 << 16)

@@ -159,6 +159,11 @@ def _look(directory: Path) -> ModelTree:
 
 
 def _parent() -> Path:
-    if not os.environ.get("TMPDIR") and os.access(_USUAL, os.W_OK | os.X_OK):
+    given = os.environ.get("TMPDIR", "")
+    # Not tried out, as `gettempdir` does: on a full disk it finds no directory at all, and hides
+    # why.
+    if given and Path(given).is_dir():
+        return Path(given)
+    if not given and os.access(_USUAL, os.W_OK | os.X_OK):
         return _USUAL
     return Path(tempfile.gettempdir())

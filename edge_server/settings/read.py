@@ -23,6 +23,7 @@ from edge_server.settings.sections import (
     Name,
     Power,
     Python,
+    RecorderSection,
     Repository,
     Section,
     Serving,
@@ -59,6 +60,7 @@ class Settings(Section, frozen=True):
     vehicle: Vehicle = Vehicle()
     lane_departure: LaneDeparture = LaneDeparture()
     events: EventsSection = EventsSection()
+    recorder: RecorderSection = RecorderSection()
     power: Power = Power()
     log: LogSection = LogSection()
 
@@ -117,7 +119,22 @@ def _fault(table: Mapping[str, Any]) -> str | None:
         msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
         return _explain(str(error), table)
+    if (place := _nul_in(table)) is not None:
+        return f"{place}: holds the character NUL, which no path, address or name may have"
     return None
+
+
+def _nul_in(value: Any, place: str = "") -> str | None:
+    """Return where a text of `value` holds NUL, which no call of the system takes; None if none
+    does."""
+    if isinstance(value, str):
+        return place if "\0" in value else None
+    if isinstance(value, dict):
+        below = [(f"{place}.{key}".lstrip("."), each) for key, each in value.items()]
+    else:
+        below = [(place, each) for each in value] if isinstance(value, list | tuple) else []
+    found = (_nul_in(each, name) for name, each in below)
+    return next((name for name in found if name is not None), None)
 
 
 def _read_text(path: Path) -> str:

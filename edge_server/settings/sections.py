@@ -13,6 +13,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
+EventName = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
+PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
@@ -112,6 +114,10 @@ class Mqtt(Section, frozen=True):
         insecure: allows a password to cross a network in plain text.
         ca_file: PEM; the authority that must have signed the broker's certificate; enables TLS.
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
+        payload: of lanes and events: `protobuf` is the message of lanes.proto or events.proto, in
+            half the bytes of `json`, which is its JSON mapping. States are always JSON.
+        home_assistant: the prefix under which Home Assistant discovers the device, by default
+            `homeassistant` there; None announces nothing.
     """
 
     host: str
@@ -122,12 +128,16 @@ class Mqtt(Section, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
     insecure: bool = False
+    payload: PayloadFormat = "json"
+    home_assistant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
     def __post_init__(self) -> None:
         if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("cert_file and key_file belong together: give both, or neither")
         if self.cert_file and not self.ca_file:
             raise ValueError("cert_file needs ca_file: without it there is no TLS")
+        if self.home_assistant and self.payload != "json":
+            raise ValueError('home_assistant needs payload = "json": it reads nothing else')
         if self.password_file and not (self.ca_file or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"{self.host} is beyond the loopback, and the password would cross the network in "
@@ -195,7 +205,39 @@ class EventsSection(Section, frozen=True):
     """
 
     file: str | None = None
-    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 1000
+    kept: Annotated[int, msgspec.Meta(ge=10, le=100_000)] = 10_000
+
+
+class RecorderSection(Section, frozen=True):
+    """`[recorder]`: what the cameras saw and what came of it, in MCAP files; see docs/recorder.md.
+
+    Attributes:
+        mode: `events` writes a file around each event and on request; `continuous` writes all the
+            time, and keeps the files of events longer; `off` costs nothing.
+        directory: the daemon's own; empty is `recordings` in systemd's state directory, or in the
+            user's.
+        cameras: names; empty is every camera.
+        events: the kinds of events that begin a file, or pin one.
+        before_s: so much before the event is kept in memory and written.
+        after_s: likewise after it.
+        file_s: a file is no longer.
+        max_bytes: all files together; the oldest are deleted, those of events last.
+        memory_bytes: what is kept in memory is no larger, whatever `before_s` says.
+        jpeg_quality: of pictures that did not come as JPEG from the camera.
+        width: larger pictures are made so small, in px; 0 leaves them as they are.
+    """
+
+    mode: Literal["off", "events", "continuous"] = "off"
+    directory: str = ""
+    cameras: tuple[Name, ...] = ()
+    events: tuple[EventName, ...] = ("lane_departure", "camera", "model", "degraded")
+    before_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 10.0
+    after_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 10.0
+    file_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=64 << 20)] = 4 << 30
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
+    jpeg_quality: Annotated[int, msgspec.Meta(ge=1, le=100)] = 85
+    width: Annotated[int, msgspec.Meta(ge=0, le=16384)] = 0
 
 
 class LogSection(Section, frozen=True):

@@ -25,6 +25,7 @@ Protocol = Literal[
     "statistics",
     "trace",
     "logging",
+    "lanes",
 ]
 
 
@@ -72,7 +73,8 @@ class Grpc(Section, frozen=True):
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings) are served. Beyond the loopback "everywhere" needs mutual TLS.
+            settings, the vehicle's state) are served. Beyond the loopback "everywhere" needs mutual
+            TLS.
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Responses have no limit.
         max_pending_bytes: of all requests and responses in flight, on TCP, on the socket as many
@@ -82,6 +84,9 @@ class Grpc(Section, frozen=True):
         max_connections: on TCP, and as many again on the socket.
         max_streams: concurrent calls on one connection; a client's process shares one.
         max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
+        max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
+            TCP and as many again on the socket; each has a thread, beside those of inferences.
+        reflection: generic clients can list the services and their messages.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed after this time.
         max_connection_age_ms: a TCP connection is closed at this age and the client reconnects, so
@@ -105,6 +110,8 @@ class Grpc(Section, frozen=True):
     max_connections: Positive = 64
     max_streams: Positive = 100
     max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    max_lane_streams: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 48
+    reflection: bool = True
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
     handshake_timeout_ms: Milliseconds = 2000
     idle_timeout_ms: Milliseconds = 300_000

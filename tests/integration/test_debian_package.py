@@ -41,6 +41,7 @@ host = "127.0.0.1"
 [cameras.road]
 uri = "synthetic://road?seed=7&fps=10"
 """
+OTHER_PORTS = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n"
 SOURCES = """\
 Types: deb
 URIs: file:/srv/repository/apt
@@ -352,6 +353,27 @@ def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_
     assert container.do("dpkg-query", "-Wf", "${Version}", "edge-server") == version_of(later)
 
 
+def test_settings_that_are_wrong_keep_the_version_before_serving(machine: Machine) -> None:
+    container, unit = machine.container, machine.unit
+    kept = container.do("cat", CONFIG)
+    container.write("/etc/edge_server/rear.toml", ROAD + OTHER_PORTS)
+    container.do("systemctl", "restart", "edge-server", "edge-server@rear")
+    rear = Unit(container, "edge-server@rear")
+    before, before_rear = unit["MainPID"], rear["MainPID"]
+    container.write(CONFIG, "[mqtt]\nhsot = 1\n")
+    try:
+        machine.apt(
+            "install", "--reinstall", "-o", "Dpkg::Options::=--force-confold", "edge-server"
+        )
+        assert (unit["ActiveState"], unit["MainPID"]) == ("active", before)
+        assert rear.restarted(before_rear)
+    finally:
+        container.write(CONFIG, f"{kept}\n")
+        container.do("systemctl", "restart", "edge-server")
+        container.do("systemctl", "stop", "edge-server@rear")
+        container.do("rm", "/etc/edge_server/rear.toml")
+
+
 def test_a_unit_that_the_operator_disabled_stays_so(machine: Machine) -> None:
     machine.container.do("systemctl", "disable", "--now", "edge-server")
     try:
@@ -369,8 +391,11 @@ def test_a_removal_keeps_settings_and_state_an_image_enables_the_unit_a_purge_ke
     container = machine.container
     container.write("/etc/edge_server/mqtt_password", "secret")
     container.write("/var/lib/edge_server/store/kept", "")
+    container.write("/etc/edge_server/rear.toml", ROAD + OTHER_PORTS)
+    container.do("systemctl", "enable", "--now", "edge-server@rear")
     machine.apt("remove", "edge-server")
     assert machine.unit["ActiveState"] == "inactive"
+    assert Unit(container, "edge-server@rear")["ActiveState"] == "inactive"
     for kept in (CONFIG, "/etc/edge_server/mqtt_password", "/var/lib/edge_server/store/kept"):
         container.do("test", "-f", kept)
     assert container.run("test", "-e", "/usr/lib/edge-server").returncode != 0
@@ -422,6 +447,7 @@ def test_a_package_that_somebody_changed_is_refused(
     assert "Hash Sum mismatch" in installed.stderr
 
 
+@pytest.mark.long
 def test_a_second_build_gives_the_same_bytes(target: Target, built: Path, tmp_path: Path) -> None:
     again = build(tmp_path, "--target", target.name)
     assert again.name == built.name

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from free_ports import free_ports
+
+from edge_server.api.http.scrape import scrape
+from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,3 +162,22 @@ def test_the_unix_socket_is_called_where_there_is_one(tmp_path: Path) -> None:
         assert "grpc.sock" in found.unmet["grpc"]
     finally:
         device.kill()
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_server.api.http.scrape._LONGEST_S", 0.5)
+
+    def drip(listener: socket.socket) -> None:
+        caller, _ = listener.accept()
+        with caller, suppress(OSError):
+            caller.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            while True:
+                caller.sendall(b"#")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = threading.Thread(target=drip, args=(listener,))
+        sender.start()
+        with pytest.raises(Unavailable, match=r"no whole answer within 0\.5 s"):
+            scrape("127.0.0.1", listener.getsockname()[1])
+        sender.join(TIMEOUT_S)

@@ -71,7 +71,8 @@ class Device:
 
     def make_healthy(self, *, healthy: bool) -> None:
         line = (
-            f"echo $1 $2 $3 >>{self.folder}/calls; [ $1 = update ] || exit {0 if healthy else 69}"
+            f"[ $1 = health ] || set $1 $2 $3; echo $* >>{self.folder}/calls; "
+            f"[ $1 = update ] || exit {0 if healthy else 69}"
         )
         self._program("edge-server", line)
 
@@ -114,6 +115,7 @@ class Device:
         )
         script = (
             f"{' && '.join(mounts)} && export EDGE_SERVER_KEPT={self.kept} && "
+            f"export EDGE_COMMIT_ENV={self.folder}/commit.env && "
             f"exec {shlex.join([*client, *map(str, arguments)])}"
         )
         return run("unshare", "--mount", "sh", "-c", script, path=f"{self._bin}:{PATH}")
@@ -201,3 +203,18 @@ def test_without_a_way_back_nothing_is_installed(device: Device) -> None:
     done = device.mender("install", device.artifact("2.0"))
     assert done.returncode != 0
     assert device.version == "1.0"
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_the_way_back_is_taken_whatever_the_settings_of_the_commit_have(
+    device: Device, quote: str
+) -> None:
+    """systemd takes both forms; as a shell's text the first would be a command."""
+    (device.folder / "commit.env").write_text(
+        f"WAIT=5\nREQUIRE={quote}--require no-such-command{quote}\n"
+    )
+    ended(device.mender("install", device.artifact("2.0")), [0])
+    device.make_healthy(healthy=False)
+    assert device.mender("commit").returncode != 0
+    assert device.version == "1.0"
+    assert "health --wait 120 --require no-such-command" in device.calls

@@ -1,173 +1,373 @@
-"""Events on a real mosquitto: none is lost and none out of order, whatever the broker does."""
+"""Events on the fleet's mosquitto, with TLS and ACL: none is lost and none out of order, whatever
+becomes of the broker or of the disk, and lanes go on."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
+import os
+import ssl
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import paho.mqtt.client as paho
 import pytest
+from fleet_recipes import fleet_lines
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
+from edge_server.board.identity import Identity
+from edge_server.lanes import e2e
+from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from tests.conftest import Authority
 
     from .conftest import Mosquitto
 
 ROOT = "edge/v1/truck-7"
+LANES = f"{ROOT}/cameras/front/lanes"
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-events")
-WAIT_S = 30.0
+WAIT_S = 60.0
+# Of lanes at their arrival: they expire after 1 s, and the machine is busy.
+OLDEST_S = 3.0
+MEMORY_BYTES = 16 * 2**20
 
 
 class Subscriber:
     """A program that may miss no event: the broker keeps a session for it, and it drops the ids
-    that it has seen."""
+    that it has seen.
 
-    def __init__(self, broker: Mosquitto) -> None:
+    Attributes:
+        ids: of the events, in the order of their first arrival.
+        ages_s: of the lanes at their arrival.
+        checks: what the envelopes of all lanes were worth.
+    """
+
+    def __init__(self, broker: Mosquitto, authority: Authority) -> None:
         self.ids: list[int] = []
-        self.repeated = 0
+        self.ages_s: list[float] = []
+        self.checks: list[e2e.Check] = []
+        self._seen: set[int] = set()
         self._changed = threading.Condition()
+        self._lanes = e2e.Checker(LANES, max_lost=2**31)
         self._client = client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2,
-            "subscriber",
-            protocol=paho.MQTTv311,
-            clean_session=False,
+            paho.CallbackAPIVersion.VERSION2, "subscriber", protocol=paho.MQTTv5
         )
+        certificate, key = authority.issue("fleet-dashboard")
+        client.tls_set(authority.ca, certificate, key, tls_version=ssl.PROTOCOL_TLS_CLIENT)
         client.reconnect_delay_set(1, 1)
-        client.on_connect = lambda client, *_: client.subscribe(f"{ROOT}/+/+/events/#", qos=1)
+        subscribed = threading.Event()
+        client.on_connect = lambda client, *_: client.subscribe([(f"{ROOT}/#", 1)])
+        client.on_subscribe = lambda *_: subscribed.set()
         client.on_message = self._take
-        client.connect(broker.host, broker.port)
+        session = Properties(PacketTypes.CONNECT)
+        session.SessionExpiryInterval = 3600
+        client.connect(broker.host, broker.port, clean_start=False, properties=session)
         client.loop_start()
+        assert subscribed.wait(WAIT_S)
 
     def _take(self, _client: Any, _data: Any, message: Any) -> None:
-        number = int(json.loads(message.payload)["id"])
+        if message.topic == LANES:
+            lanes = json.loads(message.payload)
+            captured_s = int(lanes["time"]["capture_mono_ns"]) / 1e9
+            self.ages_s.append(time.monotonic() - captured_s)
+            value = dict(message.properties.UserProperty)[e2e.PROPERTY]
+            self.checks.append(self._lanes.check(message.payload, value, time.monotonic()))
+        elif "/events/" in message.topic:
+            self._take_event(message)
+
+    def _take_event(self, message: Any) -> None:
+        event = json.loads(message.payload)
+        number = int(event["id"])
+        value = dict(message.properties.UserProperty)[e2e.PROPERTY]
+        assert isinstance(e2e.unprotect(message.topic, message.payload, value), e2e.Envelope)
+        assert message.properties.CorrelationData == event["id"].encode()
         with self._changed:
-            if number in self.ids:
-                self.repeated += 1
-            else:
+            if number not in self._seen:
+                self._seen.add(number)
                 self.ids.append(number)
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.ids) >= count, WAIT_S), self.ids[-5:]
+            assert self._changed.wait_for(lambda: len(self.ids) >= count, WAIT_S), (
+                f"{len(self.ids)} of {count}, the last {self.ids[-5:]}"
+            )
 
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
 
 
-@contextlib.contextmanager
-def device(broker: Mosquitto, folder: Path) -> Iterator[EventLog]:
-    """What a daemon has of events: the log, and the publisher."""
-    log = EventLog(folder / "events.db")
-    publisher = Publisher(Mqtt(broker.host, broker.port), IDENTITY, events=log)
-    log.worker.start()
-    publisher.start()
-    publisher.publish_online()
-    try:
-        yield log
-    finally:
-        publisher.stop()
-        log.worker.stop()
-    assert log.worker.failure is None
+class Device:
+    """What a daemon has of events: the log, and the publisher; and lanes of a camera."""
+
+    def __init__(self, mqtt: Mqtt, folder: Path) -> None:
+        self.log = EventLog(folder / "events.db")
+        self.publisher = Publisher(mqtt, IDENTITY, events=self.log)
+        self.given = 0
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        self.log.worker.start()
+        self.publisher.start()
+        self.publisher.publish_online()
+
+    def stop(self) -> None:
+        self.publisher.stop()
+        self.log.worker.stop()
+        assert self.log.worker.failure is None
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
+            self.log.put(
+                Event("lane_departure", "begin", "left", "", mono_ns, epoch_ns, camera="front")
+            )
+            self.given += 1
+
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """50 events and 25 frames a second."""
+        thread = threading.Thread(target=self._drive)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+        self.put(1)
+
+    def _drive(self) -> None:
+        ys = np.linspace(719, 200, 72)
+        points = np.stack([ys, ys], axis=1).astype(np.float32)
+        for number in itertools.count():
+            if self._stop.wait(0.02):
+                return
+            self.put(1)
+            if number % 2:
+                self.publisher.publish_lanes(
+                    LaneFrame(
+                        camera="front",
+                        frame_id=number,
+                        dropped=0,
+                        capture_mono_ns=time.monotonic_ns(),
+                        capture_epoch_ns=time.time_ns(),
+                        width=1280,
+                        height=720,
+                        model_name="lane_detection",
+                        model_version="1",
+                        latency_us=StageLatency(1, 2, 3, 4),
+                        lanes=(Lane(points, 0.9),) * 4,
+                    )
+                )
 
 
 @pytest.fixture
-def mosquitto(mosquitto_with: Callable[..., Mosquitto], tmp_path: Path) -> Mosquitto:
-    """A broker that remembers its subscribers, as examples/fleet has it."""
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    return mosquitto_with(
-        "allow_anonymous true",
-        "persistence true",
-        f"persistence_location {folder}/",
-        "autosave_on_changes true",
-        "autosave_interval 1",
+def mosquitto(
+    mosquitto_with: Callable[..., Mosquitto], authority: Authority, tmp_path: Path
+) -> Mosquitto:
+    """The broker of examples/fleet."""
+    return mosquitto_with(*fleet_lines(authority, tmp_path / "broker"))
+
+
+@pytest.fixture
+def mqtt(mosquitto: Mosquitto, authority: Authority) -> Mqtt:
+    certificate, key = authority.issue("truck-7")
+    return Mqtt(
+        mosquitto.host,
+        mosquitto.port,
+        ca_file=str(authority.ca),
+        cert_file=str(certificate),
+        key_file=str(key),
     )
 
 
 @pytest.fixture
-def subscribe(mosquitto: Mosquitto) -> Iterator[Callable[[], Subscriber]]:
-    made: list[Subscriber] = []
-
-    def make() -> Subscriber:
-        made.append(Subscriber(mosquitto))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+def subscriber(mosquitto: Mosquitto, authority: Authority) -> Iterator[Subscriber]:
+    made = Subscriber(mosquitto, authority)
+    yield made
+    made.close()
 
 
-def put(log: EventLog, count: int) -> None:
-    for _ in range(count):
-        event = Event("lane_departure", "begin", "left", "", time.monotonic_ns(), time.time_ns())
-        log.put(Event(**{**event.__dict__, "camera": "front"}))
+@contextlib.contextmanager
+def device(mqtt: Mqtt, folder: Path) -> Iterator[Device]:
+    made = Device(mqtt, folder)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
-def test_an_event_arrives_at_once(
-    mosquitto: Mosquitto, subscribe: Callable[[], Subscriber], tmp_path: Path
-) -> None:
-    subscriber = subscribe()
-    with device(mosquitto, tmp_path) as log:
-        put(log, 3)
-        subscriber.wait_for(3)
-    assert subscriber.ids == [1, 2, 3]
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_events_of_an_outage_and_of_a_restart_arrive_in_order(
-    mosquitto: Mosquitto, subscribe: Callable[[], Subscriber], tmp_path: Path
+    mosquitto: Mosquitto, mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path
 ) -> None:
-    subscriber = subscribe()
-    with device(mosquitto, tmp_path) as log:
-        put(log, 2)
+    with device(mqtt, tmp_path) as before:
+        before.put(2)
         subscriber.wait_for(2)
         mosquitto.kill()
-        put(log, 5)
+        before.put(5)
     # The daemon ends during the outage, and another one starts.
     mosquitto.start()
-    with device(mosquitto, tmp_path) as log:
-        put(log, 1)
+    with device(mqtt, tmp_path) as after:
+        after.put(1)
         subscriber.wait_for(8)
     assert subscriber.ids == [*range(1, 9)]
 
 
+def test_a_broker_gets_again_what_it_forgot_and_no_more(
+    mosquitto: Mosquitto, mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    old, now = tmp_path / "broker/mosquitto.db", tmp_path / "old.db"
+    with device(mqtt, tmp_path) as each:
+        each.put(3)
+        subscriber.wait_for(3)
+        # Until the broker has the mark of these events, and has written it.
+        deadline = time.monotonic() + WAIT_S
+        while b'{"event":"3"}' not in old.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        now.write_bytes(old.read_bytes())
+        each.put(3)
+        subscriber.wait_for(6)
+        mosquitto.kill()
+        old.write_bytes(now.read_bytes())
+        mosquitto.start()
+        each.put(1)
+        subscriber.wait_for(7)
+        assert each.publisher._feed._events_of[f"{ROOT}/cameras/front/events/lane_departure"]
+        published = each.publisher._feed.next_event(f"{ROOT}/cameras/front/events/lane_departure")
+    assert subscriber.ids == [*range(1, 8)]
+    assert published == 10, "4, 5 and 6 again, and none of the first three"
+
+
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_no_event_is_lost_where_the_broker_is_killed_again_and_again(
-    mosquitto: Mosquitto, subscribe: Callable[[], Subscriber], tmp_path: Path, kills: int
+    mosquitto: Mosquitto, mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path, kills: int
 ) -> None:
-    subscriber = subscribe()
-    stop = threading.Event()
-    given = itertools.count(1)
-    with device(mosquitto, tmp_path) as log:
+    memory_bytes = resident_bytes()
+    with device(mqtt, tmp_path) as each:
+        with each.driving():
+            for _ in range(kills):
+                time.sleep(1.0)
+                mosquitto.kill()
+                time.sleep(0.2)
+                mosquitto.start()
+        subscriber.wait_for(each.given)
+    check(subscriber, each, memory_bytes)
 
-        def events_come() -> None:
-            while not stop.wait(0.02):
-                put(log, 1)
-                next(given)
 
-        source = threading.Thread(target=events_come)
-        source.start()
-        for _ in range(kills):
+@pytest.mark.parametrize("stopped_s", [5, pytest.param(60, marks=pytest.mark.long)])
+def test_no_event_is_lost_where_the_broker_stands_still(
+    mosquitto: Mosquitto, mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path, stopped_s: float
+) -> None:
+    memory_bytes = resident_bytes()
+    with device(mqtt, tmp_path) as each:
+        with each.driving():
             time.sleep(1.0)
-            mosquitto.kill()
-            time.sleep(0.2)
-            mosquitto.start()
-        stop.set()
-        source.join()
-        put(log, 1)
-        count = next(given)
-        subscriber.wait_for(count)
-    assert subscriber.ids == sorted(subscriber.ids)
-    assert subscriber.ids == [*range(1, count + 1)]
+            mosquitto.freeze()
+            time.sleep(stopped_s)
+            assert not each.publisher.connected, "3 s without an acknowledgement are too many"
+            mosquitto.thaw()
+            time.sleep(1.0)
+        subscriber.wait_for(each.given)
+    check(subscriber, each, memory_bytes)
+
+
+def check(subscriber: Subscriber, each: Device, memory_bytes: int) -> None:
+    assert subscriber.ids == [*range(1, each.given + 1)]
+    assert resident_bytes() - memory_bytes <= MEMORY_BYTES
+    assert subscriber.ages_s
+    median_s, p95_s, longest_s = np.percentile(subscriber.ages_s, [50, 95, 100])
+    print(f"age of lanes: median {median_s:.4f} s, p95 {p95_s:.4f} s, longest {longest_s:.4f} s")
+    print(f"memory: {(resident_bytes() - memory_bytes) / 2**20:.1f} MiB more")
+    # What a frozen broker had read before comes when it goes on, and has expired meanwhile.
+    late = [k for k, age_s in enumerate(subscriber.ages_s) if age_s > OLDEST_S]
+    assert all(subscriber.checks[k] is e2e.Check.TIMEOUT for k in late)
+    usable = [check.usable for check in subscriber.checks]
+    assert all(usable[k] or k in late for k in range(len(usable)))
+
+
+FULL = """
+import sys, time
+from pathlib import Path
+from edge_server.pipeline.event_log import EventLog
+sys.path[:0] = sys.argv[3:]
+from tests.integration.test_mqtt_events import Device
+from edge_server.settings import Mqtt
+import msgspec
+mqtt = msgspec.json.decode(sys.argv[1], type=Mqtt)
+each = Device(mqtt, Path(sys.argv[2]))
+each.start()
+each.put(10)
+time.sleep(1)
+ballast = open(sys.argv[2] + "/ballast", "wb", buffering=0)
+try:
+    while True:
+        ballast.write(bytes(4096))
+except OSError:
+    pass
+each.put(500)
+print("full", flush=True)
+sys.stdin.readline()
+ballast.truncate(0)
+each.put(10)
+print("free", flush=True)
+sys.stdin.readline()
+each.stop()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
+def test_no_event_is_lost_where_the_disk_is_full(
+    mqtt: Mqtt, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    root = Path(__file__).parents[2]
+    script = 'mount -t tmpfs -o size=256k none "$0" && exec "$@"'
+    settings = msgspec.json.encode(mqtt).decode()
+    with subprocess.Popen(
+        [
+            *("unshare", "--mount", "sh", "-c", script, disk),
+            *(sys.executable, "-c", FULL, settings, disk, root, root / "tests"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stderr is not None
+        assert daemon.stdout.readline() == "full\n", daemon.stderr.read()
+        subscriber.wait_for(510)
+        daemon.stdin.write("\n")
+        daemon.stdin.flush()
+        assert daemon.stdout.readline() == "free\n"
+        subscriber.wait_for(520)
+        said = daemon.communicate("\n")[1]
+        assert "events: cannot be written: database or disk is full" in said
+    assert daemon.returncode == 0
+    assert subscriber.ids == [*range(1, 521)]

@@ -22,11 +22,11 @@ import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
 
+from edge_server.board.identity import Identity
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import Mqtt
 
@@ -186,6 +186,23 @@ def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
     assert (publisher.published, publisher.dropped) == (1, 0)
 
 
+def test_lanes_are_protobufs_where_the_settings_choose_that(mosquitto: Mosquitto) -> None:
+    lanes_topic = f"{ROOT}/cameras/front/lanes"
+    with (
+        listening(mosquitto, lanes_topic) as inbox,
+        publishing(mosquitto, payload="protobuf") as publisher,
+    ):
+        publisher.publish_lanes(frame(7))
+        message = inbox.wait_for(lambda message: message.topic == lanes_topic)
+        assert message.properties.ContentType == (
+            "application/x-protobuf; messageType=edge.lanes.v1.LaneFrame"
+        )
+        assert message.properties.PayloadFormatIndicator == 0
+        lanes = lanes_pb2.LaneFrame.FromString(message.payload)
+        assert (lanes.frame_id, len(lanes.lanes)) == (7, 4)
+        assert lanes.status == lanes_pb2.FRAME_STATUS_OK
+
+
 def test_online_is_published_only_when_that_is_requested(mosquitto: Mosquitto) -> None:
     with listening(mosquitto) as inbox:
         publisher = Publisher(Mqtt("127.0.0.1", mosquitto.port), IDENTITY)
@@ -209,7 +226,7 @@ def test_the_broker_publishes_offline_after_an_abrupt_end(mosquitto: Mosquitto) 
     program = (
         "import sys\n"
         "from edge_server.mqtt.publisher import Publisher\n"
-        "from edge_server.mqtt.topics import Identity\n"
+        "from edge_server.board.identity import Identity\n"
         "from edge_server.settings import Mqtt\n"
         "identity = Identity('truck-7', '1', 'b', 'c')\n"
         "p = Publisher(Mqtt('127.0.0.1', int(sys.argv[1])), identity)\n"
@@ -369,7 +386,7 @@ def test_a_broker_that_only_responds_to_pings_is_given_up(log: Received) -> None
             while time.monotonic() < give_up and (received := peer.recv(4096)):
                 if received.endswith(PINGREQ):
                     peer.sendall(PINGRESP)
-        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 2 s"))
+        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 3 s"))
         publisher.stop()
 
 

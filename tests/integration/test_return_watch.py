@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from free_ports import free_ports
 
 from edge_server.cameras.return_watch import DeviceWatch, PortWatch
+from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +38,22 @@ def test_a_port_that_opens_again_is_seen() -> None:
     with socket.create_server(("127.0.0.1", port)):
         assert looks(watch, PATIENCE_S)
     watch.close()
+
+
+def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.enter_context(socket.socket())
+        watch = PortWatch("127.0.0.1", free_ports(1)[0])
+        assert not looks(watch, 1.0)
+        watch.close()
+        wake = Wake()
+        wake.ring()
+        wake.wait(PATIENCE_S)
+        wake.close()
 
 
 def test_a_port_that_was_open_all_the_time_is_not_back() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_child
+from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildStopped, run_in_child
 
 
 def failure(function: str, *arguments: object, timeout_s: float = 60.0) -> str:
@@ -34,6 +34,11 @@ def test_a_crash_is_reported_by_its_signal() -> None:
     assert failure("os:abort") == "died of SIGABRT"
     crash = "print('the plan', flush=True) or __import__('ctypes').string_at(0)"
     assert failure("builtins:eval", crash) == "died of SIGSEGV: the plan"
+
+
+def test_a_process_that_is_asked_to_end_did_not_fail_by_itself() -> None:
+    with pytest.raises(ChildStopped, match="was ended by SIGTERM"):
+        run_in_child("signal:raise_signal", int(signal.SIGTERM))
 
 
 def test_a_hang_costs_its_timeout() -> None:

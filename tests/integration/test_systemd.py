@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -471,6 +472,24 @@ def test_the_linux_of_a_jetson_chooses_what_devices_are_allowed(
     finally:
         container.run("rm", "-f", "/etc/nv_tegra_release")
         container.do("systemctl", "daemon-reload")
+
+
+@pytest.mark.parametrize("release", ["", "\x01 R36", "# R35 (release), x", "# R99 (release)", None])
+def test_a_jetson_whose_release_nobody_knows_gets_its_devices(
+    release: str | None, tmp_path: Path
+) -> None:
+    place = tmp_path / "etc/nv_tegra_release"
+    place.parent.mkdir()
+    if release is None:
+        place.mkdir()
+    else:
+        place.write_text(release)
+    environment = {"PATH": "/usr/bin:/bin", "ROOT": str(tmp_path), "LISTS": "/lists"}
+    script = CHECKOUT / "systemd/edge-server-devices.generator"
+    subprocess.run([script, tmp_path / "out"], env=environment, check=True)
+    for unit in ("edge-server", "edge-server@", "edge-server-plans"):
+        drop_in = tmp_path / f"out/{unit}.service.d/50-devices.conf"
+        assert str(drop_in.readlink()) == "/lists/any.conf"
 
 
 def test_doctor_tells_how_the_unit_is(active: Unit) -> None:

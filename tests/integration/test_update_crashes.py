@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("strace")
 
 TIMEOUT_S = 30.0
 # Of each kind, in the ordinary run of the tests.
-POINTS = os.environ.get("EDGE_CRASH_POINTS", "2")
+POINTS = os.environ.get("EDGE_CRASH_POINTS", "1")
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|openat"
 
 _DELIVERIES = 20

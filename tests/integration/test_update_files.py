@@ -12,7 +12,9 @@ import pytest
 from simulated_jetson.board import make_keys, programs
 from simulated_jetson.firmware import Firmware
 
+from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,3 +96,66 @@ def test_only_a_system_on_trial_is_rebooted(
     assert not rollback(UpdateRecord("committed", "A", "B"))
     assert not rollback(UpdateRecord("pending", "B", "A"))  # the old one, with the switch ahead
     assert rollback(UpdateRecord("pending", "A", "B", result='"state":"none"'))
+
+
+def test_a_broken_tool_of_nvidia_does_not_keep_a_system_on_trial(
+    rollback: Callable[[UpdateRecord | None], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "bin/nvbootctrl").write_text("#!/bin/sh\necho Segmentation fault\n")
+    (tmp_path / "cmdline").write_text("root=PARTUUID=1 rw rauc.slot=B quiet\n")
+    monkeypatch.setenv("EDGE_CMDLINE", str(tmp_path / "cmdline"))
+    assert not rollback(UpdateRecord("pending", "A", "B"))
+    assert rollback(UpdateRecord("pending", "B", "A"))
+
+
+def test_what_nvbootctrl_prints_need_not_be_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvbootctrl").write_text("#!/bin/sh\nprintf '\\377\\376'\n")
+    (tmp_path / "nvbootctrl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(Unavailable, match="is no slot"):
+        BootSlots(tmp_path).current()
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel_lines"),
+    [
+        ("LABEL a\n\tLINUX /I\n\tAPPEND\troot=/dev/x\trw\n", ["\tAPPEND\trw"]),
+        ("LABEL a\r\n LINUX /I\r\n APPEND quiet\r\n", [" APPEND quiet"]),
+        ("LABEL a\n LINUX /I\n APPEND\n", [" APPEND"]),
+        (
+            "#  APPEND x\nLABEL a\nLINUX /I\nAPPEND x rauc.slot=A\nLABEL b\nLINUX /J\nAPPEND y\n",
+            ["APPEND x", "APPEND y"],
+        ),
+        ("LABEL a\nLINUX /I\nAPPEND x\nLABEL b\nLINUX /J\n", None),
+        ("LABEL a\nLINUX /I\nappend root=/dev/x\n", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_every_kernel_gets_the_root_of_its_slot_or_the_update_is_refused(
+    tmp_path: Path, text: str | None, kernel_lines: list[str] | None
+) -> None:
+    extlinux = tmp_path / "boot/extlinux/extlinux.conf"
+    extlinux.parent.mkdir(parents=True)
+    if text is not None:
+        extlinux.write_bytes(text.encode())
+    (tmp_path / "blkid").write_text("#!/bin/sh\necho 17\n")
+    (tmp_path / "blkid").chmod(0o755)
+    slot = {"RAUC_SLOT_MOUNT_POINT": str(tmp_path), "RAUC_SLOT_DEVICE": "x"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAUC_SLOT_BOOTNAME": "B"}
+    command = [UPDATE / "hook", "slot-post-install"]
+    done = subprocess.run(
+        command, env={**os.environ, **slot, **path}, capture_output=True, text=True, check=False
+    )
+    if kernel_lines is None:
+        assert done.returncode == 1
+        assert "extlinux.conf: " in done.stderr
+        assert text is None or extlinux.read_bytes() == text.encode()
+        return
+    assert done.returncode == 0, done.stderr
+    after = [line for line in extlinux.read_text().splitlines() if line.strip().startswith("APP")]
+    assert after == [f"{line} root=PARTUUID=17 rauc.slot=B" for line in kernel_lines]

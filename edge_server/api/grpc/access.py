@@ -12,32 +12,44 @@ if TYPE_CHECKING:
 
     from edge_server.settings import Grpc, Restriction
 
-_TRITON = "/inference.GRPCInferenceService/"
+TRITON = "/inference.GRPCInferenceService/"
+_LANES = "/edge.lanes.v1.LaneService/"
+REFLECTION = tuple(
+    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    for version in ("v1", "v1alpha")
+)
 
-# Triton's words for groups of methods (`--grpc-restricted-protocol`).
+# Triton's words for groups of methods (`--grpc-restricted-protocol`), and `lanes`.
 PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "health": (
-            f"{_TRITON}ServerLive",
-            f"{_TRITON}ServerReady",
-            f"{_TRITON}ModelReady",
+            f"{TRITON}ServerLive",
+            f"{TRITON}ServerReady",
+            f"{TRITON}ModelReady",
             "/grpc.health.v1.Health/Check",
             "/grpc.health.v1.Health/Watch",
         ),
-        "metadata": (f"{_TRITON}ServerMetadata", f"{_TRITON}ModelMetadata"),
-        "inference": (f"{_TRITON}ModelInfer", f"{_TRITON}ModelStreamInfer"),
+        "metadata": (f"{TRITON}ServerMetadata", f"{TRITON}ModelMetadata"),
+        "inference": (f"{TRITON}ModelInfer", f"{TRITON}ModelStreamInfer"),
         "shared-memory": tuple(
-            f"{_TRITON}{kind}SharedMemory{what}"
+            f"{TRITON}{kind}SharedMemory{what}"
             for kind in ("System", "Cuda")
             for what in ("Status", "Register", "Unregister")
         ),
-        "model-config": (f"{_TRITON}ModelConfig",),
+        "model-config": (f"{TRITON}ModelConfig",),
         "model-repository": tuple(
-            f"{_TRITON}Repository{what}" for what in ("Index", "ModelLoad", "ModelUnload")
+            f"{TRITON}Repository{what}" for what in ("Index", "ModelLoad", "ModelUnload")
         ),
-        "statistics": (f"{_TRITON}ModelStatistics",),
-        "trace": (f"{_TRITON}TraceSetting",),
-        "logging": (f"{_TRITON}LogSettings",),
+        "statistics": (f"{TRITON}ModelStatistics",),
+        "trace": (f"{TRITON}TraceSetting",),
+        "logging": (f"{TRITON}LogSettings",),
+        "lanes": tuple(
+            f"{_LANES}{name}"
+            for name in (
+                *("StreamLanes", "GetLatestLanes", "StreamEvents", "ListCameras"),
+                *("SetVehicleState", "Record"),
+            )
+        ),
     }
 )
 
@@ -50,14 +62,17 @@ OPEN = frozenset(
         *PROTOCOLS["inference"],
         *PROTOCOLS["model-config"],
         *PROTOCOLS["statistics"],
-        f"{_TRITON}SystemSharedMemoryStatus",
-        f"{_TRITON}CudaSharedMemoryStatus",
-        f"{_TRITON}RepositoryIndex",
+        f"{TRITON}SystemSharedMemoryStatus",
+        f"{TRITON}CudaSharedMemoryStatus",
+        f"{TRITON}RepositoryIndex",
+        *REFLECTION,
+        *PROTOCOLS["lanes"],
     }
+    - {f"{_LANES}SetVehicleState", f"{_LANES}Record"}
 )
 
 # Control calls only if the request names a setting; without one the call only reads the settings.
-UPDATES = frozenset({f"{_TRITON}TraceSetting", f"{_TRITON}LogSettings"})
+UPDATES = frozenset({f"{TRITON}TraceSetting", f"{TRITON}LogSettings"})
 
 
 @dataclass(frozen=True)

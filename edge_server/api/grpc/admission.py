@@ -11,6 +11,8 @@ from edge_server.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from edge_server.errors import EdgeServerError
+
 MIB = 1024 * 1024
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 # Smaller messages are not counted: the number of calls bounds them, and counting slows each call.
@@ -18,6 +20,13 @@ COUNTED_FROM_BYTES = 64 * 1024
 # Interval at which a waiting thread checks whether to give up.
 _LOOK_S = 0.2
 _NOTHING = nullcontext()
+
+
+def _too_many_streams(streams: int) -> EdgeServerError:
+    return Unavailable(
+        f"{streams} streams are open already; close one, send requests with ModelInfer, or raise "
+        "grpc.max_infer_streams"
+    )
 
 
 class Admission:
@@ -31,13 +40,23 @@ class Admission:
     `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
     the next one in the client's socket. A refused one would be missing in a sequence.
 
+    Args:
+        limit, streams: see above.
+        too_many: returns the error where so many streams are open.
+
     Attributes:
         inside: the number of callers inside.
     """
 
-    def __init__(self, limit: int, streams: int = 8) -> None:
+    def __init__(
+        self,
+        limit: int,
+        streams: int = 8,
+        too_many: Callable[[int], EdgeServerError] = _too_many_streams,
+    ) -> None:
         self._limit = limit
         self._streams = streams
+        self._too_many = too_many
         self.inside = 0
         self._closed = False
         self._lock = threading.Lock()  # a third of an entered Condition's time
@@ -72,16 +91,14 @@ class Admission:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
         Raises:
-            Unavailable: `streams` streams are open, or the gate is closed.
+            Unavailable: the gate is closed.
+            EdgeServerError: `streams` streams are open, see `too_many`.
         """
         with self._changed:
             if self._closed:
                 raise Unavailable(SHUTTING_DOWN)
             if len(self._open_streams) == self._streams:
-                raise Unavailable(
-                    f"{self._streams} streams are open already; close one, send requests with "
-                    "ModelInfer, or raise grpc.max_infer_streams"
-                )
+                raise self._too_many(self._streams)
             self._open_streams.append(when_closed)
         try:
             yield

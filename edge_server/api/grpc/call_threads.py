@@ -147,13 +147,17 @@ def refusable(
     times the load that can be served, the remaining time decides the throughput.
 
     Args:
-        handler: of a method that reads its one request itself, like those of `unary`.
+        handler: of a method that reads its requests itself, like those of `unary` and `streaming`.
         refusal: called on the one thread that receives all calls.
         threads: the executor of admitted calls.
     """
-    if handler.stream_unary is None:
-        raise TypeError("the method reads no stream")
-    return grpc.stream_unary_rpc_method_handler(_Refusable(handler.stream_unary, refusal, threads))
+    if handler.stream_unary is not None:
+        method = _Refusable(handler.stream_unary, refusal, threads)
+        return grpc.stream_unary_rpc_method_handler(method)
+    if handler.stream_stream is not None:
+        method = _Refusable(handler.stream_stream, refusal, threads)
+        return grpc.stream_stream_rpc_method_handler(method)
+    raise TypeError("the method reads no stream")
 
 
 class _Reason(threading.local):

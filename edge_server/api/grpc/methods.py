@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
+from edge_server.api.grpc.access import TRITON
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.process.utf8 import as_utf8
 
@@ -35,6 +36,8 @@ STATUS = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -141,7 +144,10 @@ def _allowed(
     def respond_if_allowed(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         refusal = rules.refusal(path, context.invocation_metadata())
         if refusal:
-            context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
+            # Triton's own status, and in our services the one that says what it is.
+            triton = path.startswith((TRITON, "/grpc."))
+            code = grpc.StatusCode.UNAVAILABLE if triton else grpc.StatusCode.PERMISSION_DENIED
+            context.abort(code, refusal)
         return respond(requests, context)
 
     return respond_if_allowed

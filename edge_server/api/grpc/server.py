@@ -14,18 +14,30 @@ from edge_server.api.grpc.admission import Admission, ByteBudget
 from edge_server.api.grpc.call_threads import CallThreads, refusable
 from edge_server.api.grpc.call_traces import CallTraces
 from edge_server.api.grpc.credentials import Certificates
+from edge_server.api.grpc.lane_service import (
+    OVER_BYTES,
+    SERVICE,
+    LaneServicer,
+    too_many_lane_streams,
+)
+from edge_server.api.grpc.methods import method_handlers
 from edge_server.api.grpc.self_call import SelfCall
 from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.board.listening import listener, remedy
-from edge_server.errors import Unavailable
+from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.api.grpc.lane_service import LaneSources
+    from edge_server.api.grpc.methods import Handler
+    from edge_server.errors import EdgeServerError
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
     from edge_server.settings import Grpc
@@ -37,6 +49,9 @@ log = logging.getLogger(__name__)
 _INFERENCES_AT_ONCE = 28
 _LOADS_AT_ONCE = 16
 _OTHER_THREADS = _INFERENCES_AT_ONCE + _LOADS_AT_ONCE + 4
+# For lane streams whose first request has not arrived, and for those to refuse.
+_MORE_LANE_THREADS = 4
+_SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health")
 # Long enough for clients that retry without pause to receive the refusal before the disconnect.
 _LAST_WORDS_S = 0.1
 
@@ -79,6 +94,8 @@ class GrpcServer:
         self._certificates: Certificates | None = None
         self._longest_bytes, self._tls = settings.max_message_bytes, settings.tls
         self._sides: list[_Side] = []
+        self._reflection = settings.reflection
+        self._services = list(_SERVICES)
         self._socket: UnixSocket | None = None
         if not settings.enabled:
             return
@@ -88,7 +105,7 @@ class GrpcServer:
         )
 
         def side(*, unix: bool) -> _Side:
-            made = _Side(settings, unix=unix)
+            made = _Side(settings, AccessRules.of(settings, unix=unix), unix=unix)
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -105,7 +122,7 @@ class GrpcServer:
                 servicer,
                 HealthServicer(data_plane),
                 traffic=made.traffic,
-                rules=AccessRules.of(settings, unix=unix),
+                rules=made.rules,
                 refused=lambda infer: refusable(infer, made.refusal, made.threads),
             )
             self._sides.append(made)
@@ -123,8 +140,16 @@ class GrpcServer:
             self.close()
             raise
 
+    def offer_lanes(self, sources: LaneSources) -> None:
+        """Serve `edge.lanes.v1.LaneService` too, from `start` on."""
+        for side in self._sides:
+            side.add_lanes(sources)
+        self._services.append(SERVICE.full_name)
+
     def start(self) -> None:
         for side in self._sides:
+            if self._reflection:
+                side.add_reflection(self._services)
             side.traffic.start()
             side.server.start()
             log.info("grpc: listening on %s", side.where)
@@ -151,9 +176,11 @@ class GrpcServer:
             self._certificates.change(settings.tls)
 
     def drain(self) -> None:
-        """Refuse new inferences from now on with a text; all other calls are still served."""
+        """Refuse new inferences and streams from now on, and end streams of lanes and events; all
+        other calls are still served."""
         for side in self._sides:
             side.gate.close()
+            side.lane_gate.close()
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, give calls in flight `grace_s` seconds to finish, then return."""
@@ -177,6 +204,7 @@ class GrpcServer:
             side.traffic.close()
             side.server.stop(None).wait()
             side.threads.shutdown()
+            side.lane_threads.shutdown()
         self._sides.clear()
         if self._socket is not None:
             self._socket.release()
@@ -205,9 +233,16 @@ class _Side:
         where: the address for people, once it listens.
     """
 
-    def __init__(self, settings: Grpc, *, unix: bool) -> None:
+    def __init__(self, settings: Grpc, rules: AccessRules, *, unix: bool) -> None:
+        name = "grpc-unix" if unix else "grpc"
+        self.rules = rules
         streams = settings.max_infer_streams
-        self.threads = CallThreads(_OTHER_THREADS + streams, "grpc-unix" if unix else "grpc")
+        self.threads = CallThreads(_OTHER_THREADS + streams, name)
+        # Each stream holds a thread, so they have their own: they take none from inferences.
+        self.lane_threads = CallThreads(
+            settings.max_lane_streams + _MORE_LANE_THREADS, f"{name}-streams"
+        )
+        self.lane_gate = Admission(0, settings.max_lane_streams, too_many_lane_streams)
         self.gate = Admission(_INFERENCES_AT_ONCE, streams)
         self.traffic = Traffic(
             ByteBudget(_limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
@@ -254,6 +289,34 @@ class _Side:
             ) from error
         unix.let_group_in()
         self.where = str(unix.path)
+
+    def add_lanes(self, sources: LaneSources) -> None:
+        servicer = LaneServicer(sources, self.lane_gate, self.traffic)
+        methods = method_handlers(SERVICE, servicer, OVER_BYTES, self.traffic, self.rules)
+        for name in OVER_BYTES:
+            methods[name] = self._on_lane_threads(methods[name])
+        self.server.add_registered_method_handlers(SERVICE.full_name, methods)
+
+    def add_reflection(self, services: Sequence[str]) -> None:
+        # Nobody pays for its descriptors who has turned it off.
+        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+
+        register_reflection(
+            self.server,
+            services,
+            self.lane_gate,
+            traffic=self.traffic,
+            rules=self.rules,
+            on_threads=self._on_lane_threads,
+        )
+
+    def _on_lane_threads(self, handler: Handler) -> Handler:
+        def refusal() -> EdgeServerError | None:
+            if self.lane_threads.waiting():
+                return LimitReached("every thread of streams is taken; try again when one ends")
+            return None
+
+        return refusable(handler, refusal, self.lane_threads)
 
     def refusal(self) -> Unavailable | None:
         """Return the reason to refuse an inference now; None to admit it."""

@@ -118,6 +118,15 @@ class Traffic:
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return a call's request; a call without one ends with gRPC's own status."""
+        request = self.first(requests, context)
+        if request is None:
+            context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
+            )
+        return request
+
+    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
+        """Return a call's first request; None for a call that ends without one."""
         self._arriving[context] = time.monotonic()
         if not self._awake.is_set():
             self._awake.set()
@@ -125,11 +134,7 @@ class Traffic:
             request = next(requests, None)
         finally:
             self._arriving.pop(context, None)
-        if request is None:
-            context.abort(
-                grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
-            )
-        if len(request) >= COUNTED_FROM_BYTES:
+        if request is not None and len(request) >= COUNTED_FROM_BYTES:
             self._note(len(request))
         return request
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_SERVICES = ("", "inference.GRPCInferenceService")
+_SERVICES = ("", "inference.GRPCInferenceService", "edge.lanes.v1.LaneService")
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]

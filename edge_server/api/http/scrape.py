@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import parser
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TIMEOUT_S = 3.0
+_LONGEST_S = 10.0
+_PART_BYTES = 65536
 _LONGEST_BYTES = 16 * 1024 * 1024
 
 
@@ -50,18 +53,38 @@ def scrape(host: str, port: int) -> Scrape:
     Raises:
         Unavailable: nothing answers there, or something else does.
     """
+    try:
+        return Scrape(read_metrics(host, port))
+    except ValueError as error:
+        raise Unavailable(f"http://{host}:{port}/metrics: {error}") from error
+
+
+def read_metrics(host: str, port: int) -> str:
+    """Return the text that `/metrics` answers with, some seconds later at most.
+
+    Raises:
+        Unavailable: nothing answers there, or not with a whole text.
+    """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     where = f"http://{host}:{port}/metrics"
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    # The timeout is that of one read; who sends a byte now and then would keep this for hours.
+    until_s = time.monotonic() + _LONGEST_S
     try:
         connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
         response = connection.getresponse()
-        text = response.read(_LONGEST_BYTES).decode()
+        read = bytearray()
+        while len(read) < _LONGEST_BYTES and (part := response.read1(_PART_BYTES)):
+            read += part
+            if time.monotonic() > until_s:
+                raise Unavailable(f"{where}: no whole answer within {_LONGEST_S:g} s")
+        text = read.decode()
         if response.status != http.client.OK:
             raise Unavailable(f"{where}: status {response.status}")
-        return Scrape(text)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unavailable(f"{where}: {reason}") from error
+    else:
+        return text
     finally:
         connection.close()

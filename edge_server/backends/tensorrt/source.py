@@ -64,9 +64,14 @@ class PlanSource:
         self._onnx = directory / ONNX_NAME
         self._new: set[Path] = set()
 
-    def find(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, int | None]:
+    def find(
+        self, facts: DeviceFacts, placement: Placement, *, retry: bool = False
+    ) -> tuple[Path, int | None]:
         """Return the plan for `placement` on the device of `facts`, and the NVDLA core to load it
         for; None is the GPU.
+
+        Args:
+            retry: build also what failed before.
 
         Raises:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
@@ -79,7 +84,7 @@ class PlanSource:
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
         self._log_build(faults)
-        built = self._built(plan.name, facts, core)
+        built = self._built(plan.name, facts, core, retry=retry)
         self._warn(built, facts)
         return built, core
 
@@ -93,7 +98,7 @@ class PlanSource:
             EdgeServerError: no plan fits, and none could be built.
         """
         if self._parameters.auto_build:
-            plan, _ = self.find(facts, placement)
+            plan, _ = self.find(facts, placement, retry=True)
             return plan, plan in self._new
         plan, core, faults = self._check(facts, placement)
         if not faults:
@@ -184,7 +189,9 @@ class PlanSource:
     def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
         return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
 
-    def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
+    def _built(
+        self, name: str, facts: DeviceFacts, core: int | None, *, retry: bool = False
+    ) -> Path:
         options = replace(build_options_of(self._config), dla_core=core)
         with self._progress(name, facts) as progress:
             plan, is_new = ensure_plan(
@@ -195,6 +202,7 @@ class PlanSource:
                 build,
                 model=self._model,
                 on_event=progress,
+                retry=retry,
             )
         if is_new:
             self._new.add(plan)

@@ -62,6 +62,7 @@ _MOST_FRAMES_WITHOUT_BOARD = 3000
 _LEAST_STD_RAD = math.radians(0.1)
 # Where the lens alone matters.
 _LEVEL = Mounting(1.0)
+_ROUGH = "for a first look: distances are as wrong as the field of view is, and more in the corners"
 
 
 def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
@@ -127,6 +128,22 @@ def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
     yield from _write(arguments.output, CalibrationTables(table, mounting))
     if mounting is None:
         yield f"next: edge-server calibrate mounting {arguments.output} --height METRES"
+
+
+def lens(arguments: argparse.Namespace) -> Iterator[str]:
+    """Write a lens of a known field of view, without distortion.
+
+    Raises:
+        EdgeServerError: the file cannot be written.
+    """
+    width, height = arguments.size
+    focal_px = width / 2 / math.tan(math.radians(arguments.fov) / 2)
+    table = LensTable(
+        "pinhole", width, height, focal_px, focal_px, (width - 1) / 2, (height - 1) / 2, (0.0,) * 5
+    )
+    mounting = read_tables(arguments.file).mounting if arguments.file.exists() else None
+    yield f"focal length {focal_px:.1f} px, without distortion; {_ROUGH}"
+    yield from _write(arguments.file, CalibrationTables(table, mounting))
 
 
 def mounting(arguments: argparse.Namespace) -> Iterator[str]:

@@ -11,9 +11,9 @@ from edge_server.cli.verbs import OK, Verb, Verbs
 from edge_server.errors import SourceError
 
 _ABOUT = """\
-Makes the file that puts a camera's lanes on the road: first its lens (intrinsics), then where the
-camera sits in the vehicle (mounting, or estimate while driving), then a look at the result (show).
-cameras.NAME.calibration in the settings names the file.
+Makes the file that puts a camera's lanes on the road: first its lens (intrinsics, or roughly:
+lens), then where the camera sits in the vehicle (mounting, or estimate while driving), then a look
+at the result (show). cameras.NAME.calibration in the settings names the file.
 """
 _CODES = """\
 exit codes: 0 done, 2 usage, 69 a camera or a picture gives nothing, or a file cannot be written,
@@ -25,6 +25,15 @@ _INTERRUPTED = "\nedge-server: interrupted; no file was changed"
 def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `calibrate`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+
+    rough = verbs.add("lens", "the lens, roughly, from its field of view", _lens)
+    _takes_file(rough, "the calibration to write")
+    rough.takes(
+        "--fov", type=_angle, required=True, metavar="DEG", help="from the left edge to the right"
+    )
+    rough.takes(
+        "--size", type=_size, default=(1280, 720), metavar="WxH", help="in px; default: 1280x720"
+    )
 
     lens = verbs.add("intrinsics", "the lens, from pictures of a board", _intrinsics)
     lens.takes("pictures", nargs="*", type=Path, metavar="PICTURE", help="images of the board")
@@ -134,6 +143,20 @@ def _number(text: str, convert: type[int] | type[float], low: float, what: str) 
     return value
 
 
+def _angle(text: str) -> float:
+    value = _number(text, float, 10, "an angle")
+    if value > 120:
+        raise argparse.ArgumentTypeError(f"{text}: a wider lens needs calibrate intrinsics")
+    return value
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, times, height = text.partition("x")
+    if not times:
+        raise argparse.ArgumentTypeError(f"{text}: write it as 1280x720")
+    return int(_number(width, int, 16, "a width")), int(_number(height, int, 16, "a height"))
+
+
 def _count(text: str) -> int:
     return int(_number(text, int, 1, "a whole number, 1 or above"))
 
@@ -181,6 +204,7 @@ def _run(name: str, arguments: argparse.Namespace) -> int:
     return OK
 
 
+_lens = partial(_run, "lens")
 _intrinsics = partial(_run, "intrinsics")
 _mounting = partial(_run, "mounting")
 _estimate = partial(_run, "estimate")

@@ -60,6 +60,29 @@ class Places:
         """The digest of the file that was applied last."""
         return self.data / "identity/provisioned"
 
+    @property
+    def serial(self) -> Path:
+        """The greatest serial of all files, and the digest of the newest that was begun."""
+        return self.data / "identity/provisioned-serial"
+
+
+def begun(places: Places) -> tuple[int, str]:
+    """Return the greatest serial that was applied, 0 for none, and the digest of the file of which
+    the application was begun last.
+
+    Raises:
+        SettingsError: the file that has them is damaged.
+    """
+    try:
+        serial, digest = places.serial.read_text("ascii").split()
+        return int(serial), digest
+    except FileNotFoundError:
+        return 0, ""
+    except ValueError as error:
+        raise SettingsError(
+            f"{places.serial}: holds no serial and digest; who is logged in may remove it"
+        ) from error
+
 
 def apply(document: Document, digest: str, places: Places) -> list[str]:
     """Change the device as `document` says; return a line for each change.
@@ -73,6 +96,10 @@ def apply(document: Document, digest: str, places: Places) -> list[str]:
         secrets = _write_secrets(document, staging)
         settings = _merged(document, places)
         _check(settings, staging, places)
+        if document.file is not None:
+            # First of all: an older file counts no more, and after a power cut this one still does.
+            serial = max(document.file.serial, begun(places)[0])
+            _put(places.serial, f"{serial} {digest}\n".encode(), 0o644)
         for name, mode in secrets.items():
             _put(places.config.with_name(name), (staging / name).read_bytes(), mode, places.group)
             lines.append(str(places.config.with_name(name)))

@@ -51,6 +51,18 @@ _WifiPassword = Annotated[str, msgspec.Meta(pattern=r"^(?:[\x20-\x7e]{8,63}|[0-9
 _Pem = Annotated[str, msgspec.Meta(max_length=32 * 1024)]
 
 
+class _File(Section, frozen=True):
+    """`[file]`: which of several signed files counts, and where.
+
+    Attributes:
+        serial: greater than that of every file before; a date does: 20260131.
+        devices: the ids of the devices that it is for; without them it fits all.
+    """
+
+    serial: Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+    devices: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)] = ()
+
+
 class _Device(Section, frozen=True):
     """`[device]`."""
 
@@ -107,6 +119,7 @@ class Document(Section, frozen=True):
         cameras: as in the daemon's settings; those of the same name are replaced.
     """
 
+    file: _File | None = None
     device: _Device | None = None
     mqtt: _Broker | None = None
     ssh: _Ssh | None = None
@@ -184,7 +197,7 @@ def parse(text: bytes, source: str) -> Document:
 def _without_values(message: str, table: dict[str, object]) -> str:
     """Return msgspec's message; values are left out where they may be secrets."""
     _, _, location = message.partition(" - at ")
-    secret = re.search(r"password|keys", location)
+    secret = re.search(r"password|username|keys|\$\.(?:wifi|mqtt|ssh)`", location)
     return message if secret else value_mistake(message, table)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from edge_server.cli.provision.apply import Places
-    from edge_server.cli.provision.document import SignedText
+    from edge_server.cli.provision.document import Document, SignedText
 
 OK = 0
 KEY = Path("/usr/lib/edge-server-image/provision.pem")
@@ -29,7 +29,8 @@ settings that come of it are checked before anything is changed.
 
 A file counts once: where it was applied before, nothing happens. Without a key in the image the
 first file is accepted from anybody who can plug in a stick, and no other; --replace is for who is
-logged in. With a key, and from a broker, only what the key signed counts.
+logged in. With a key, and from a broker, only what the key signed counts, and after the first file
+only one whose serial in [file] is greater than all before.
 """
 _CODES = (
     "exit codes: 0 applied, now or before, 69 no file at the broker, 78 refused: the text says why"
@@ -84,7 +85,9 @@ def _provision(arguments: argparse.Namespace) -> int:
         physical=arguments.file is not None,
         replace=arguments.replace,
     )
-    for line in apply(parse(signed.text, source), signed.digest, places):
+    document = parse(signed.text, source)
+    refuse_unless_newer(document, signed.digest, source, places, replace=arguments.replace)
+    for line in apply(document, signed.digest, places):
         print(f"{source}: {line}")
     return OK
 
@@ -137,6 +140,46 @@ def refuse_unless_trusted(
             f"{source}: this device is provisioned already, with another file; who is logged in "
             f"may replace it: sudo edge-server provision --replace {source}"
         )
+
+
+def refuse_unless_newer(
+    document: Document, digest: str, source: str, places: Places, *, replace: bool
+) -> None:
+    """Return if a trusted file is for this device, and no older than what the device has.
+
+    Raises:
+        SettingsError: it is not; the text says why.
+    """
+    from edge_server.cli.provision.apply import begun  # noqa: PLC0415
+
+    greatest, last = begun(places)
+    if digest == last:
+        # A power cut interrupted it, perhaps after the change of the device's id.
+        return
+    file = document.file
+    if file is not None and file.devices and (own := _device_id(places)) not in file.devices:
+        raise SettingsError(
+            f"{source}: is for {', '.join(file.devices)[:200]}; this device is {own or 'unnamed'}"
+        )
+    if replace or not (greatest or recorded(places)):
+        return
+    if file is None:
+        raise SettingsError(
+            f"{source}: this device is provisioned already, and a file without a serial may be an "
+            f"old one; sign it with [file] serial = {greatest + 1} or above"
+        )
+    if file.serial <= greatest:
+        raise SettingsError(
+            f"{source}: serial {file.serial} is not above {greatest}, which was here; who is "
+            f"logged in may go back: sudo edge-server provision --replace {source}"
+        )
+
+
+def _device_id(places: Places) -> str:
+    try:
+        return (places.data / "identity/device-id").read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _is_signed(text: bytes, signature: bytes, key: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import platform
 import subprocess
@@ -12,13 +11,14 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_server.api.http.scrape import read_metrics
 from edge_server.board.board import UNIT
 from edge_server.board.doctor.examination import examine
 from edge_server.board.facts import read_within
 from edge_server.board.kernel_files import listed, read_text
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.doctor import as_json
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.repository.state_file import StateFile, stores_here
 from edge_server.repository.verdicts import read_report
 
@@ -124,13 +124,10 @@ def _metrics(configuration: Configuration) -> str:
     settings = configuration.settings
     if settings is None or not settings.metrics.enabled or not settings.metrics.port:
         raise Missing("the settings name no port of metrics")
-    where = settings.metrics.host, settings.metrics.port
     try:
-        connection = http.client.HTTPConnection(*where, timeout=3)
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read(MOST_BYTES).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise Missing(f"{where[0]}:{where[1]}: {error}; does the daemon run?") from error
+        return read_metrics(settings.metrics.host, settings.metrics.port)[:MOST_BYTES]
+    except Unavailable as error:
+        raise Missing(f"{error}; does the daemon run?") from error
 
 
 def _plans() -> str:
@@ -173,10 +170,17 @@ def _tail(path: Path) -> str:
         if not path.is_file():
             raise Missing(f"{path}: is no file")
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
-            return file.read(MOST_BYTES).decode(errors="replace")
+            begin = max(0, path.stat().st_size - MOST_BYTES)
+            file.seek(begin)
+            return _whole_lines(file.read(MOST_BYTES), begin).decode(errors="replace")
     except OSError as error:
         raise Missing(f"{path}: {error.strerror}") from error
+
+
+def _whole_lines(end: bytes, begin: int) -> bytes:
+    """Return the end of a log without its first line where the log was cut within that: a part of a
+    secret cannot be known for one."""
+    return end if begin == 0 else end.partition(b"\n")[2]
 
 
 def _run(*command: str, newest: bool = False) -> str:
@@ -193,7 +197,10 @@ def _run(*command: str, newest: bool = False) -> str:
         raise Missing(f"{command[0]} is not here") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(f"{command[0]}: {error}") from error
-    output = done.stdout[-MOST_BYTES:] if newest else done.stdout[:MOST_BYTES]
+    output = done.stdout[:MOST_BYTES]
+    if newest:
+        begin = max(0, len(done.stdout) - MOST_BYTES)
+        output = _whole_lines(done.stdout[begin:], begin)
     if not output.strip():
         reason = done.stderr.decode(errors="replace").strip()
         raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")

@@ -34,8 +34,14 @@ _PRIVATE_KEY = re.compile(
 # name (`password_file = …`) is none. Shorter words would hide settings like `token_s = 5`.
 _NAMED = re.compile(
     r"(?i)((?:pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key"
-    r"|credentials?|psk|cookie)[\"']?\s*[:=]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\])\"']+)"
+    r"|credentials?|psk|cookie)\\*[\"']?\s*[:=]\s*)"
+    # In quotes, also those of a JSON text within another: \"password\": \"…\".
+    r"(\\+\"[^\"\n]*\"|\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'|[^\s,;}\])\"']+)"
 )
+# `--password …` of a command line; the kernel's, and that of a unit, are among the parts.
+_FLAG = re.compile(r"(?i)(--?[a-z-]*(?:password|passphrase|token|secret)\s+)(?!-)(\S+)")
+# The end of a key whose begin the log has no more.
+_END_OF_KEY = re.compile(r"\A(?:(?!-----BEGIN )[^\n]*\n)*?[^\n]*-----END [A-Z ]*PRIVATE KEY-----")
 _AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|digest)(\s+)([\w.~+/=-]{4,}(?:\s*,?\s*\w+=\S+)*)")
 _HIDDEN = "device"
 
@@ -99,10 +105,10 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Return `text` without secrets."""
-        text = _PRIVATE_KEY.sub(f"{MASK} private key", text)
+        text = _END_OF_KEY.sub(f"{MASK} private key", _PRIVATE_KEY.sub(f"{MASK} private key", text))
         text = masked_by_place(text)
         text = _AUTHORIZATION.sub(rf"\1\2{MASK}", text)
-        text = _NAMED.sub(rf"\1{MASK}", text)
+        text = _FLAG.sub(rf"\1{MASK}", _NAMED.sub(rf"\1{MASK}", text))
         return text if self._hidden is None else self._hidden.sub(_HIDDEN, text)
 
     def settings(self, settings: Settings) -> str:

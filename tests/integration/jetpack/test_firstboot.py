@@ -163,8 +163,12 @@ def test_power_may_go_before_any_command(board: FlashedBoard, tmp_path: Path) ->
     board.put_on_stick(SETUP)
     complete = set(booted(board))
     lengths = [line.split() for line in board.counted.read_text().splitlines()]
-    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 37
-    cuts = [(step, at) for step, length in lengths for at in range(1, int(length) + 1)][::every]
+    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 89
+    cuts = [
+        (step, at)
+        for step, length in lengths
+        for at in range(min(int(length), every // 2 + 1), int(length) + 1, every)
+    ]
     assert {step for step, _ in cuts} == {"data", "identity", "report"}
     for cut in cuts:
         folder = tmp_path / f"cut_{cut[0]}_{cut[1]}"

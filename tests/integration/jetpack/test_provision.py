@@ -96,9 +96,14 @@ def test_a_key_in_the_image_lets_only_its_files_count(device: Device, key: Path)
         assert done.returncode == 78
         assert fault in done.stderr
         assert device.config.read_text() == before
-    for text in (FILE, FILE.replace("truck-17", "truck-18")):
+    other = FILE.replace("truck-17", "truck-18")
+    newer = f"{other}[file]\nserial = 7\n"
+    for text in (FILE, newer):
         done = device.provision(device.file(signed(text, key)), *pub)
         assert done.returncode == 0, done.stderr
+    # Whoever kept an older file cannot bring it back.
+    for text in (FILE, f"{FILE}[file]\nserial = 6\n"):
+        assert device.provision(device.file(signed(text, key)), *pub).returncode == 78
     assert "truck-18" in device.config.read_text()
 
 

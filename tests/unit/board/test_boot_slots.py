@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated_jetson.firmware import GLOBAL, TRIES, Firmware
+from simulated_jetson.firmware import GLOBAL, TRIES, VENDOR, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.errors import EdgeServerError, Unavailable, Unsupported
@@ -109,3 +109,11 @@ def test_no_order_of_calls_leaves_a_board_that_boots_no_more(
         except EdgeServerError:
             pass
     assert firmware.boot() is not None
+
+
+@pytest.mark.parametrize("data", [b"\7", b"\7\0\0\0", b"\7\0\0\0" + bytes(9)])
+def test_a_variable_of_odd_length_is_no_number(firmware: Firmware, data: bytes) -> None:
+    path = firmware.root / f"sys/firmware/efi/efivars/RootfsStatusSlotB-{VENDOR}"
+    path.write_bytes(data)
+    with pytest.raises(Unavailable, match=f"has {len(data)} bytes"):
+        slots_of(firmware).is_good("B")

@@ -82,7 +82,7 @@ def test_the_reason_of_a_source_is_the_camera_s(
 
 def test_attempts_are_delayed_more_and_more_until_a_source_has_run_for_long() -> None:
     rig = Rig()
-    rig.camera._backoff._draw = lambda: 1.0
+    rig.camera._reopening._backoff._draw = lambda: 1.0
     rig.advance(0.0)
     delays_s = []
     for _ in range(7):

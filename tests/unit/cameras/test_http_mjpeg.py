@@ -98,9 +98,39 @@ def test_damaged_images_are_counted_and_not_delivered() -> None:
     assert level(source) == 10
     assert level(source) == 20
     assert source.corrupt == 1
-    with pytest.raises(SourceError, match=r"10 images .* damaged .its end is missing") as caught:
+    with pytest.raises(
+        SourceError, match=r"the last 10 images are all damaged .its end is missing"
+    ) as caught:
         source.read()
     assert caught.value.reason == "corrupt"
+
+
+@pytest.mark.parametrize("every_ms", [500, 1700])
+def test_damaged_images_of_a_slow_camera_do_not_hold_its_reader(every_ms: int) -> None:
+    broken = (every_ms, part(0, damage=True), False)
+    stream = ScriptedStream([*steady(10, 20, 30, 40, every_ms=every_ms), *[broken] * 20])
+    source = source_of(stream)
+    for _ in range(4):
+        source.read()
+    before_ns = stream.now_ns
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert caught.value.reason == "corrupt"
+    assert stream.now_ns - before_ns < max(2.0, 6 * every_ms / 1000) * S
+    stream = ScriptedStream([broken] * 20)
+    with pytest.raises(SourceError, match="all damaged"):
+        source_of(stream)
+    assert stream.now_ns - 1000 * S < 6 * S
+
+
+def test_a_camera_that_never_pauses_gives_frames_all_the_same() -> None:
+    drops = [(1, bytes([each]), True) for level in range(9) for each in part(20 * level)]
+    stream = ScriptedStream([*steady(10), *drops])
+    source = source_of(stream)
+    source.read()
+    before_ns = stream.now_ns
+    source.read()
+    assert stream.now_ns - before_ns < 1 * S
 
 
 def test_a_silent_camera_has_stalled_after_half_a_second() -> None:

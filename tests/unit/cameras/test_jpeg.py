@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import cv2
 import numpy as np
 import pytest
@@ -45,6 +47,23 @@ def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
     decoder = JpegDecoder("usb")
     assert decoder.decode(data) is None
     assert word in decoder.damage
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xfe\x00\x02"])
+def test_a_header_without_end_takes_no_time(filler: bytes) -> None:
+    data = b"\xff\xd8" + filler * (2**23 // len(filler))
+    began = time.monotonic()
+    assert read_header(data) is None
+    assert time.monotonic() - began < 1.0
+
+
+def test_no_more_scans_are_decoded_than_an_encoder_writes() -> None:
+    progressive = jpeg(330, 242, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
+    last = progressive[progressive.rindex(b"\xff\xda") : -2]
+    decoder = JpegDecoder("http://cam/x")
+    assert decoder.decode(progressive) is not None
+    assert decoder.decode(progressive[:-2] + 100 * last + b"\xff\xd9") is None
+    assert "scans" in decoder.damage
 
 
 def test_a_buffer_that_a_driver_fills_up_is_whole() -> None:

@@ -15,6 +15,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.pixels import Image, PixelFormat
+from edge_server.process.backoff import Backoff
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def test_stop_wakes_who_waits_for_a_frame_though_the_driver_hangs() -> None:
 
 def test_stop_does_not_wait_for_the_next_attempt() -> None:
     camera = camera_on(Device(SourceError("away")))
-    camera._backoff = type(camera._backoff)(3600.0, 3600.0)
+    camera._reopening._backoff = Backoff(3600.0, 3600.0)
     camera.start()
     wait_for(camera, lambda: camera.state is CameraState.LOST)
     before = time.monotonic()

@@ -90,6 +90,8 @@ CODES = {
     "Unavailable": 69,
     "Unsupported": 78,
     "AlreadyExists": 1,
+    "OutOfRange": 1,
+    "LimitReached": 1,
     "DeadlineExceeded": 1,
     "Cancelled": 1,
     "InternalError": 1,

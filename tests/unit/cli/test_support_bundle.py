@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge_server.board.doctor.evidence import Configuration
 from edge_server.cli.support_bundle.bundle import Bundle, gather, write
-from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing
+from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, _tail
 from edge_server.cli.support_bundle.redaction import Redaction
 from edge_server.errors import EdgeServerError
 from edge_server.process import masking
@@ -151,6 +151,9 @@ def test_any_secret_is_replaced_in_every_form(secret: str) -> None:
         'passwd: "hunter2hunter2"',
         "API_KEY=hunter2hunter2",
         '{"token": "hunter2hunter2"}',
+        '{\\"password\\": \\"hunter2hunter2\\"}',
+        '{"password": "a\\"hunter2hunter2"}',
+        "mosquitto_sub --password hunter2hunter2",
         "Authorization: Bearer hunter2hunter2",
         "authorization: Basic hunter2hunter2",
         "rtsp://admin:hunter2hunter2@10.0.0.1/stream",
@@ -162,6 +165,19 @@ def test_any_secret_is_replaced_in_every_form(secret: str) -> None:
 )
 def test_an_unknown_secret_is_found_by_its_place(text: str) -> None:
     assert "hunter2" not in Redaction().text(text)
+
+
+def test_the_end_of_a_key_without_its_begin_is_hidden() -> None:
+    end = KEY.partition("MIGHAg")[2]
+    assert Redaction().text(f"{end}camera front: up\n") == "*** private key\ncamera front: up\n"
+
+
+def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    line = "password=hunter2\n"
+    (tmp_path / "log").write_text(line * (MOST_BYTES // len(line) + 2))
+    tail = _tail(tmp_path / "log")
+    assert set(tail.splitlines()) == {line.strip()}
+    assert len(tail) > MOST_BYTES - len(line)
 
 
 def test_names_of_files_and_settings_stay() -> None:

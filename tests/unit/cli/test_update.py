@@ -123,6 +123,39 @@ def test_a_second_update_after_a_rollback_works(board: Board) -> None:
     assert board.record == ("committed", "B", "2.0")
 
 
+def test_an_update_installed_during_the_wait_for_health_is_still_on_trial(board: Board) -> None:
+    board.boot()
+    device = board.device()
+
+    def installs() -> str:
+        board.device().switch("B", "rauc")
+        return ""
+
+    device.commit(installs)
+    assert board.record == ("pending", "A", "1.0")
+    assert board.boot() == "B"
+    assert RecordFile(board.state).read().is_trial("B")
+
+
+def test_a_system_on_trial_keeps_the_one_to_go_back_to(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    assert board.boot() == "B"
+    with pytest.raises(Unavailable, match="A has the system to go back to"):
+        board.device().set_bad("A")
+    assert board.device().slots.is_good("A")
+    board.commit()
+    board.device().set_bad("A")
+    assert not board.device().slots.is_good("A")
+
+
+def test_an_engine_without_slots_leaves_the_record_of_a_pending_slot(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    flags = ["--engine", "mender", "--state-directory", str(board.state)]
+    assert run_command(["update", "record", "pending", *flags]) == 69
+    assert board.boot() == "B"
+    assert RecordFile(board.state).read().is_trial("B")
+
+
 def test_a_board_without_slots_notes_nothing(tmp_path: Path) -> None:
     firmware = Firmware.flashed(tmp_path / "raw", redundancy=0)
     record = RecordFile(tmp_path)

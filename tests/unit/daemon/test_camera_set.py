@@ -27,7 +27,7 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
 from edge_server.settings import CameraSection, Settings
-from tests.unit.pipeline.test_pipeline import LaneModel, data_plane
+from tests.unit.pipeline.given_lanes import GivenLanes, data_plane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ class Devices:
 class Drive:
     """A camera set on `Devices`, with a model of its own, and what its listeners got."""
 
-    def __init__(self, model: LaneModel | None = None, **cameras: CameraSection) -> None:
+    def __init__(self, model: GivenLanes | None = None, **cameras: CameraSection) -> None:
         self.devices = Devices()
         self.lanes: dict[str, queue.Queue[LaneFrame]] = {
             name: queue.Queue() for name in ("front", "rear", "left")
@@ -109,7 +109,7 @@ class Drive:
         self.removed: list[str] = []
         self.set = CameraSet(
             cameras,
-            data_plane(model or LaneModel()),
+            data_plane(model or GivenLanes()),
             [self._note],
             self.models,
             self.removed.append,
@@ -226,7 +226,7 @@ def test_a_camera_that_keeps_its_source_keeps_its_counts_and_its_last_frame(driv
 
 
 def test_a_removed_camera_s_late_lanes_reach_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(LaneModel):
+    class Slow(GivenLanes):
         holds = False
         begun, let_go = threading.Event(), threading.Event()
 
@@ -339,7 +339,7 @@ def test_after_a_request_to_stop_no_camera_starts(drive: Drive) -> None:
 
 
 def test_a_request_to_stop_ends_the_trial_of_new_cameras() -> None:
-    class Counted(LaneModel):
+    class Counted(GivenLanes):
         runs = 0
         stop_at_next = False
 

@@ -134,6 +134,25 @@ def test_a_reading_that_fails_in_an_unforeseen_way_changes_nothing_either(
     assert (cameras.changed_to, notified[-1]) == ([], "READY=1")
 
 
+def test_a_check_that_fails_in_an_unforeseen_way_changes_nothing_either(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(_: Settings) -> None:
+        raise ValueError("embedded null byte")
+
+    cameras = Cameras()
+    parts = {
+        "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
+        "broker": Part(lambda *_: "", check),
+    }
+    requested = Requests()
+    made = SettingsReload(Settings(), lambda: Settings(cameras=FRONT), requested, parts)
+    requested.set()
+    made.tick(0.0)
+    assert "everything stays as it is: embedded null byte" in caplog.text
+    assert (cameras.changed_to, notified[-1]) == ([], "READY=1")
+
+
 def test_a_request_during_a_reload_leads_to_one_more(notified: list[str]) -> None:
     cameras = Cameras()
     read = iter([{}, {}, FRONT, FRONT])

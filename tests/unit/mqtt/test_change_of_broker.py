@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
+        watched = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host
@@ -113,6 +115,27 @@ def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
     changed = ("edge/v1/truck-7/models/m/state", "UNAVAILABLE")
     brokers.wait(lambda: changed in brokers.states["b"])
     assert changed not in brokers.states["a"]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_file_that_cannot_be_read_for_long_holds_no_supervisor(
+    publisher: Publisher, brokers: Brokers, tmp_path: Path, runs: bool
+) -> None:
+    if not runs:
+        publisher.change(None)
+    os.mkfifo(tmp_path / "ca")
+    reads = threading.Thread(
+        target=publisher.change, args=(Mqtt("b", ca_file=str(tmp_path / "ca")),)
+    )
+    reads.start()
+    with (tmp_path / "ca").open("w"):  # from here on it is being read
+        (tmp_path / "ca").unlink()
+        looks = threading.Thread(target=publisher.workers)
+        looks.start()
+        looks.join(1.0)
+        assert not looks.is_alive()
+    reads.join()
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
 
 
 def test_an_absent_broker_gets_nothing_and_the_old_one_goes_on(

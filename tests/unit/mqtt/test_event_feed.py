@@ -8,9 +8,10 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
 from edge_server.mqtt.event_feed import SETTLED_S, EventFeed
-from edge_server.mqtt.topics import Identity, Topics
+from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.proto.edge.lanes.v1 import events_pb2
@@ -70,6 +71,47 @@ def test_a_new_connection_gets_what_is_not_settled() -> None:
     assert taken(feed) == [2, 3, 4, 5]
 
 
+def test_a_broker_gets_what_follows_its_mark() -> None:
+    log = log_of(5)
+    feed = EventFeed(log)
+    taken(feed)
+    feed.acknowledge(5)
+    # It came back with what it had at some earlier time, maybe long before.
+    feed.begin(2)
+    assert taken(feed) == [3, 4, 5]
+    # A mark of another log, and no mark: what was settled counts.
+    for mark in (6, None):
+        feed.begin(mark)
+        assert taken(feed) == [1, 2, 3, 4, 5]
+
+
+def test_the_mark_follows_the_acknowledgements_now_and_then() -> None:
+    now_s = [100.0]
+    feed = EventFeed(log_of(5), lambda: now_s[0])
+    feed.begin(None)
+    assert feed.take_mark() is None
+    taken(feed)
+    feed.acknowledge(1)
+    assert feed.take_mark() == 1
+    feed.acknowledge(2)
+    feed.acknowledge(3)
+    assert feed.take_mark() is None
+    now_s[0] += 1
+    assert feed.take_mark() == 3
+    now_s[0] += 1
+    assert feed.take_mark() is None
+    # A broker that lost its mark gets it again with the next acknowledgement.
+    feed.begin(None)
+    feed.acknowledge(3)
+    assert feed.take_mark() == 3
+
+
+def test_a_mark_that_is_none_is_none() -> None:
+    assert payloads.acknowledged_event(payloads.acknowledged(41)) == 41
+    for payload in (b"", b"{}", b"[1]", b'{"event": "x"}', b'{"event": 3}', b"\xff"):
+        assert payloads.acknowledged_event(payload) is None
+
+
 def test_a_restart_begins_after_what_was_settled() -> None:
     now_s = [0.0]
     log = log_of(3)
@@ -91,6 +133,8 @@ def test_the_json_of_an_event_is_the_proto3_mapping() -> None:
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         assert back == sent
+        written = payloads.event(event, IDENTITY, "protobuf")
+        assert events_pb2.Event.FromString(written) == message
 
 
 def test_the_topic_of_an_event_is_that_of_its_camera_or_device() -> None:

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
+from edge_server.board.identity import Identity
 from edge_server.board.update_record import UpdateRecord
 from edge_server.board.wall_clock import ClockState
 from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
 from edge_server.mqtt import payloads
-from edge_server.mqtt.topics import Identity
+from edge_server.pipeline.messages import LaneMessage
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
@@ -211,11 +212,16 @@ def test_state_payloads() -> None:
         "state": "offline",
         "version": "0.1.0",
     }
-    assert json.loads(payloads.meta(IDENTITY)) == {
+    assert json.loads(
+        payloads.meta(IDENTITY, "protobuf", {"rear": "", "front": "ab12"}, {"lanes": [10, 9]})
+    ) == {
         "device": "truck-7",
         "version": "0.1.0",
         "boot_id": IDENTITY.boot_id,
         "schemas": ["edge.lanes/1", "edge.event/1"],
+        "payload": "protobuf",
+        "cameras": [{"name": "front", "calib_id": "ab12"}, {"name": "rear", "calib_id": ""}],
+        "models": [{"name": "lanes", "versions": ["9", "10"]}],
     }
     assert json.loads(payloads.camera_status("lost", None)) == {
         "state": "lost",
@@ -337,3 +343,22 @@ def test_each_state_of_the_clock_has_its_name_in_the_proto(state: ClockState) ->
     sent = to_json(replace(EXAMPLE, wall_clock=state.value))
     assert sent["time"]["wall_clock"] in dict(lanes_pb2.WallClock.items())
     check(sent, SCHEMA)
+
+
+@given(st.integers(-(10**9), 10**12), st.booleans(), st.sampled_from(["", "out of memory"]))
+def test_the_protobuf_payload_is_the_json_payload(age_ns: int, whole: bool, failure: str) -> None:
+    """Whichever the settings choose, and whatever the frame is worth."""
+    broken = lane([1, float("nan")], [2, 1])
+    sent = replace(
+        EXAMPLE if whole else replace(EXAMPLE, lanes=(*EXAMPLE.lanes, broken)),
+        failure=failure,
+        degraded=("dark: too dark",),
+    )
+    now_ns = CAPTURE_NS + age_ns
+    expected = json_format.ParseDict(
+        json.loads(payloads.lane_frame(sent, IDENTITY, 7, now_ns)), lanes_pb2.LaneFrame()
+    )
+    written = payloads.lane_frame(sent, IDENTITY, 7, now_ns, "protobuf")
+    assert lanes_pb2.LaneFrame.FromString(written) == expected
+    # As the lane service sends it.
+    assert LaneMessage(sent, IDENTITY, 7).sent_at(now_ns) == expected

@@ -10,15 +10,23 @@ import threading
 import time
 
 import pytest
+from google.protobuf import json_format
 
+from edge_server.board.identity import Identity
+from edge_server.cameras.calibration import Calibration
 from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Identity
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt
 
+CALIBRATION = Calibration(
+    "ab12",
+    CameraModel(Lens("pinhole", 1280, 720, 900, 900, 640, 360, (0,) * 5), Mounting(1.4, 0.02)),
+)
 IDENTITY = Identity("truck-7", "1", "boot", "client")
 
 
@@ -54,6 +62,42 @@ def test_the_topic_of_a_model_that_is_gone_is_emptied() -> None:
     sent = dict(iter(publisher._outbox.take_state, None))
     assert sent[topic] == b""
     assert not publisher._outbox.knows(topic)
+
+
+def sent_states(publisher: Publisher) -> dict[str, bytes]:
+    topics = dict(iter(publisher._outbox.take_state, None))
+    return {topic.removeprefix("edge/v1/truck-7/"): payload for topic, payload in topics.items()}
+
+
+def test_the_birth_message_names_cameras_calibrations_and_the_models_that_serve() -> None:
+    publisher = Publisher(Mqtt("127.0.0.1", 9, payload="protobuf"), IDENTITY)
+    publisher.publish_calibration("front", CALIBRATION)
+    publisher.publish_calibration("rear", None)
+    publisher.publish_models(
+        [
+            ModelEntry("a", 2, ModelState.READY),
+            ModelEntry("a", 1, ModelState.READY),
+            ModelEntry("b", 1, ModelState.UNAVAILABLE, "unloaded"),
+        ]
+    )
+    sent = sent_states(publisher)
+    meta = json.loads(sent["meta"])
+    assert meta["payload"] == "protobuf"
+    assert meta["cameras"] == [
+        {"name": "front", "calib_id": "ab12"},
+        {"name": "rear", "calib_id": ""},
+    ]
+    assert meta["models"] == [{"name": "a", "versions": ["1", "2"]}]
+    calibration = json.loads(sent["cameras/front/calibration"])
+    message = json_format.ParseDict(calibration, lane_service_pb2.Calibration())
+    assert (message.id, message.fx, message.height_m) == ("ab12", 900, 1.4)
+    assert "cameras/rear/calibration" not in sent
+    publisher.publish_calibration("front", None)
+    publisher.clear_camera("rear")
+    sent = sent_states(publisher)
+    assert sent["cameras/front/calibration"] == b""
+    assert json.loads(sent["meta"])["cameras"] == [{"name": "front", "calib_id": ""}]
+    publisher.stop()
 
 
 def test_a_name_that_no_topic_can_hold_is_logged_once_and_ends_nothing(

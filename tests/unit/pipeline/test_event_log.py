@@ -5,13 +5,16 @@ The worker's tick is called by the tests: no thread runs.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.pipeline import event_log
+from edge_server.pipeline import event_file
+from edge_server.pipeline.event_file import EventFile
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 
@@ -97,17 +100,17 @@ def test_a_full_disk_delays_nothing_and_is_caught_up(
 ) -> None:
     events = EventLog(tmp_path / "events.db")
     add(events, "a")
-    store = event_log._store
+    store = EventFile.store
 
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(event_log, "_store", full)
+    monkeypatch.setattr(EventFile, "store", full)
     add(events, "b")
     add(events, "c", now=1.0)
     assert causes(events) == ["a", "b", "c"]
     assert caplog.text.count("disk is full") == 1
-    monkeypatch.setattr(event_log, "_store", store)
+    monkeypatch.setattr(EventFile, "store", store)
     add(events, "d", now=2.0)
     assert causes(opened_again(events, tmp_path)) == ["a", "b", "c", "d"]
 
@@ -140,3 +143,86 @@ def test_what_arrives_before_the_end_is_written(tmp_path: Path) -> None:
     events.put(event("last"))
     events._end()
     assert causes(EventLog(tmp_path / "events.db")) == ["last"]
+
+
+def test_a_text_of_any_bytes_and_length_is_an_event(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "model \udcff: " + "x" * 10**6)
+    again = opened_again(events, tmp_path)
+    (kept,) = again.after(0)
+    assert kept.cause.startswith(r"model \xff")
+    events.put(replace(event(), text="\udcff" + "x" * 10**6))
+    tick(events)
+    assert len(events.after(0)[-1].text) < 10_000
+
+
+@pytest.mark.parametrize("other", ["nothing", "a copy", "no directory"])
+def test_a_file_that_is_removed_or_replaced_is_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
+) -> None:
+    path = tmp_path / "sub" / "events.db"
+    events = EventLog(path)
+    add(events, "a", "b")
+    if other == "a copy":
+        shutil.copy(path, tmp_path / "copy")
+        (tmp_path / "copy").rename(path)
+    elif other == "nothing":
+        path.unlink()
+    else:
+        shutil.rmtree(path.parent)
+    add(events, "c")
+    assert caplog.text.count("was removed or replaced") == 1
+    assert events._file is not None
+    events._file.close()
+    again = EventLog(path)
+    assert causes(again) == ["a", "b", "c"]
+    assert again.newest == 3
+
+
+def _with_last(path: Path, id_: int, old: str, new: str) -> None:
+    """Give the event 2 another id, and another text."""
+    database = sqlite3.connect(path)
+    other = "UPDATE events SET id = ?, event = replace(cast(event as text), ?, ?) WHERE id = 2"
+    database.execute(other, (id_, old, new))
+    database.commit()
+    database.close()
+
+
+def test_events_of_another_version_stay_and_keep_their_ids(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a", "b")
+    events._end()
+    _with_last(tmp_path / "events.db", 2, "lane_departure", "meteorite")
+    again = EventLog(tmp_path / "events.db")
+    assert causes(again) == ["a"]
+    add(again, "c")
+    assert [each.id for each in again.after(0)] == [1, 3]
+    assert not list(tmp_path.glob("*.damaged-*"))
+
+
+@pytest.mark.parametrize("id_", [2**63 - 1, -4, 1])
+def test_damaged_ids_are_given_to_nobody(tmp_path: Path, id_: int) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a", "b")
+    events._end()
+    row = 2 if id_ == 1 else id_
+    _with_last(tmp_path / "events.db", row, '"id":2', f'"id":{id_}')
+    again = EventLog(tmp_path / "events.db")
+    add(again, "c")
+    assert [each.id for each in again.after(0)] == [1]
+    assert len(list(tmp_path.glob("*.damaged-*"))) == 1
+
+
+def test_a_disk_that_is_full_at_the_start_costs_no_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(event_file, "_connect", full)
+        events = EventLog(tmp_path / "events.db")
+        add(events, "a")
+        assert causes(events) == ["a"]
+    add(events, "b", now=9.0)
+    assert causes(opened_again(events, tmp_path)) == ["a", "b"]

@@ -11,33 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import TensorModel
+from edge_server.board.identity import Identity
 from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.errors import InternalError, SettingsError, Unavailable
+from edge_server.errors import SettingsError, Unavailable
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
-from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
-from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
-from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
     from edge_server.lanes.types import LaneFrame
-
-LANES = np.full((1, 2, 72, 2), -2, np.float32)
-LANES[0, 0, 10:20] = 100
-LANES[0, 1, 5] = 7  # a single point is no lane
 
 
 class OneCamera:
@@ -64,43 +54,8 @@ class OneCamera:
         return self._frames.pop(0) if self._frames else None
 
 
-class LaneModel:
-    """Gives LANES for any image, or fails while `broken`."""
-
-    def __init__(self) -> None:
-        self.broken = False
-
-    def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        if self.broken:
-            raise InternalError("broken")
-        return {
-            "lane_points": Tensor(LANES),
-            "lane_scores": Tensor(np.array([[0.9, 0.8]], np.float32)),
-        }
-
-
-def data_plane(model: LaneModel, rows: int = 72, dims: str = "[-1, -1, 3]") -> DataPlane:
-    text = (
-        'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
-        f'input {{ name: "image" data_type: TYPE_UINT8 dims: {dims} }} '
-        f'output {{ name: "lane_points" data_type: TYPE_FP32 dims: [-1, {rows}, 2] }} '
-        'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
-    )
-    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
-    registry = ModelRegistry()
-    loaded = Scheduling().model(config, 4, TensorModel(model.run))
-    registry.replace(
-        "lane_detection", [ModelEntry("lane_detection", 4, ModelState.READY, loaded=loaded)]
-    )
-    return DataPlane(registry)
-
-
-def frame(number: int) -> Frame:
-    return Frame.arrived(number, Image.of_bgr(np.zeros((9, 16, 3), np.uint8)))
-
-
 def pipeline(
-    model: LaneModel, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
+    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
@@ -117,7 +72,7 @@ def pipeline(
 
 def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     captured = frame(41)
-    loop, delivered = pipeline(LaneModel(), captured)
+    loop, delivered = pipeline(GivenLanes(), captured)
     assert loop.tick(0.0)
     (lane_frame,) = delivered
     assert (lane_frame.camera, lane_frame.frame_id, lane_frame.dropped) == ("front", 41, 3)
@@ -129,24 +84,8 @@ def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
 
 
-def test_lanes_of_an_image_that_the_decoder_made_smaller_are_in_px_of_the_cameras_picture() -> None:
-    loop, delivered = pipeline(LaneModel(), replace(frame(0), picture_size=(64, 18)))
-    loop.tick(0.0)
-    (lane_frame,) = delivered
-    assert (lane_frame.width, lane_frame.height) == (64, 18)
-    np.testing.assert_array_equal(lane_frame.lanes[0].points, np.tile([400, 200], (10, 1)))
-
-
-def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
-    loop, delivered = pipeline(LaneModel(), frame(0))
-    loop.tick(0.0)
-    (lane,) = delivered[0].lanes
-    assert lane.points.shape == (10, 2)
-    assert lane.score == pytest.approx(0.9)
-
-
 def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
-    class Broken(LaneModel):
+    class Broken(GivenLanes):
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             made = super().run(inputs, outputs)
             return {**made, "lane_points": Tensor(np.full_like(LANES, np.nan))}
@@ -164,14 +103,14 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
 
 
 def test_the_loop_ends_with_its_camera() -> None:
-    loop, _ = pipeline(LaneModel())
+    loop, _ = pipeline(GivenLanes())
     assert not loop.tick(0.0)
 
 
 def test_a_failing_model_costs_its_frames_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = LaneModel()
+    model = GivenLanes()
     loop, delivered = pipeline(model, *(frame(n) for n in range(4)))
     with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
         model.broken = True
@@ -191,7 +130,7 @@ def test_a_failing_model_costs_its_frames_and_is_logged_once(
 
 
 def test_why_there_are_no_lanes_is_known_until_there_are_again() -> None:
-    model = LaneModel()
+    model = GivenLanes()
     loop, _ = pipeline(model, frame(0), frame(1))
     model.broken = True
     loop.tick(0.0)
@@ -207,7 +146,7 @@ def test_why_there_are_no_lanes_is_known_until_there_are_again() -> None:
     ids=["empty", "two", "whole-numbers", "texts"],
 )
 def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -> None:
-    class Other(LaneModel):
+    class Other(GivenLanes):
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             return {**super().run(inputs, outputs), "lane_points": Tensor(points)}
 
@@ -217,13 +156,13 @@ def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
-    loop, _ = pipeline(LaneModel(), rows=36)
+    loop, _ = pipeline(GivenLanes(), rows=36)
     with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
         loop.validate()
 
 
 def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too() -> None:
-    class Other(LaneModel):
+    class Other(GivenLanes):
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             return {**super().run(inputs, outputs), "lane_points": Tensor(LANES[0, 0])}
 
@@ -235,7 +174,7 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
 @pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]"])
 def test_a_recording_is_converted_for_a_model_for_another_format(dims: str) -> None:
     camera: Any = OneCamera()
-    LanePipeline(camera, data_plane(LaneModel(), dims=dims), "lane_detection", ()).validate()
+    LanePipeline(camera, data_plane(GivenLanes(), dims=dims), "lane_detection", ()).validate()
 
 
 @pytest.mark.parametrize("dims", ["[-1, -1, 2]"])
@@ -243,7 +182,7 @@ def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -
     camera = OneCamera()
     loop = LanePipeline(
         camera,  # type: ignore[arg-type]
-        data_plane(LaneModel(), dims=dims),
+        data_plane(GivenLanes(), dims=dims),
         "lane_detection",
         (),
     )
@@ -254,7 +193,7 @@ def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -
 
 
 def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
-    class Slow(LaneModel):
+    class Slow(GivenLanes):
         """Waits, but only for the one who says so."""
 
         begun, let_go = threading.Event(), threading.Event()
@@ -288,7 +227,7 @@ def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loo
 
 
 def test_to_wait_for_a_response_is_no_hang() -> None:
-    class Patient(LaneModel):
+    class Patient(GivenLanes):
         """Looks at the loop's worker while the loop waits for it."""
 
         limits_s: list[float]
@@ -306,7 +245,7 @@ def test_to_wait_for_a_response_is_no_hang() -> None:
 
 
 def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> None:
-    model = LaneModel()
+    model = GivenLanes()
     model.broken = True
     loop, _ = pipeline(model)
     with pytest.raises(
@@ -323,7 +262,7 @@ def aged(number: int, age_ms: int) -> Frame:
 
 
 def test_a_frame_that_is_too_old_is_dropped_and_counted_and_not_inferred() -> None:
-    loop, delivered = pipeline(LaneModel(), aged(0, 100_000), frame(1), max_age_ms=50_000)
+    loop, delivered = pipeline(GivenLanes(), aged(0, 100_000), frame(1), max_age_ms=50_000)
     assert loop.tick(0.0)
     assert (delivered, loop.too_old_frames, loop.failure) == ([], 1, "")
     assert loop.tick(0.0)
@@ -337,7 +276,7 @@ def test_a_camera_whose_frames_are_all_too_old_says_so_every_second_until_one_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old = [replace(frame(n), capture_mono_ns=0) for n in range(5)]
-    loop, delivered = pipeline(LaneModel(), *old, frame(5), max_age_ms=50_000)
+    loop, delivered = pipeline(GivenLanes(), *old, frame(5), max_age_ms=50_000)
     begun_ns = time.monotonic_ns()
     with monkeypatch.context() as later:
         for ahead_ns in (0, 900_000_000, 1_100_000_000, 1_900_000_000, 2_200_000_000):
@@ -356,7 +295,7 @@ def test_a_camera_whose_frames_are_all_too_old_says_so_every_second_until_one_is
 
 
 def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
-    model = LaneModel()
+    model = GivenLanes()
     model.broken = True
     old = [replace(frame(n), capture_mono_ns=0) for n in range(1, 3)]
     loop, _ = pipeline(model, frame(0), *old, max_age_ms=50_000)
@@ -373,7 +312,7 @@ def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
 def test_lanes_that_come_too_late_for_anybody_are_none_and_say_so(
     monkeypatch: pytest.MonkeyPatch, age_ms: int, reason: str
 ) -> None:
-    class Slow(LaneModel):
+    class Slow(GivenLanes):
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             at_ns = captured.capture_mono_ns + age_ms * 1_000_000
             monkeypatch.setattr(time, "monotonic_ns", lambda: at_ns)
@@ -390,7 +329,7 @@ def test_lanes_that_come_too_late_for_anybody_are_none_and_say_so(
 
 
 def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:
-    loop, delivered = pipeline(LaneModel(), frame(0), max_age_ms=50)
+    loop, delivered = pipeline(GivenLanes(), frame(0), max_age_ms=50)
     loop.tick(0.0)
     (lane_frame,) = delivered
     for age_ms, status in ((50, "FRAME_STATUS_OK"), (51, "FRAME_STATUS_STALE")):
@@ -409,7 +348,7 @@ def test_the_newest_frame_is_taken_when_the_camera_s_turn_begins() -> None:
     delivered: list[LaneFrame] = []
     loop = LanePipeline(
         camera,  # type: ignore[arg-type]
-        data_plane(LaneModel()),
+        data_plane(GivenLanes()),
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame)],
         shares=shares,
@@ -428,7 +367,7 @@ def test_a_loop_that_ends_takes_no_turn_along() -> None:
     assert shares.take_turn(other, 0.0)
     loop = LanePipeline(
         OneCamera(frame(0)),  # type: ignore[arg-type]
-        data_plane(LaneModel()),
+        data_plane(GivenLanes()),
         "lane_detection",
         [],
         shares=shares,
@@ -456,7 +395,7 @@ def camera_of(loop: LanePipeline) -> OneCamera:
 def test_a_frame_that_shows_no_road_does_not_reach_the_model(
     state: CameraState, reason: str
 ) -> None:
-    loop, delivered = pipeline(LaneModel(), frame(7))
+    loop, delivered = pipeline(GivenLanes(), frame(7))
     camera_of(loop).become(state, reason, "nothing to see")
     assert loop.tick(0.0)
     (lane_frame,) = delivered
@@ -467,7 +406,7 @@ def test_a_frame_that_shows_no_road_does_not_reach_the_model(
 
 
 def test_lanes_of_a_degraded_camera_say_so() -> None:
-    loop, delivered = pipeline(LaneModel(), frame(0))
+    loop, delivered = pipeline(GivenLanes(), frame(0))
     camera_of(loop).become(CameraState.DEGRADED, "blurred", "no sharp edges")
     loop.tick(0.0)
     assert delivered[0].lanes
@@ -476,7 +415,7 @@ def test_lanes_of_a_degraded_camera_say_so() -> None:
 
 def test_while_no_frames_come_the_reason_does_at_once_and_every_second() -> None:
     captured = frame(41)
-    loop, delivered = pipeline(LaneModel(), captured)
+    loop, delivered = pipeline(GivenLanes(), captured)
     loop.tick(0.0)
     assert delivered.pop().lanes
     camera_of(loop).become(CameraState.LOST, "lost", "cable out")
@@ -493,7 +432,7 @@ def test_while_no_frames_come_the_reason_does_at_once_and_every_second() -> None
 
 
 def test_a_camera_that_starts_gets_a_second_and_before_the_first_frame_there_is_no_image() -> None:
-    loop, delivered = pipeline(LaneModel())
+    loop, delivered = pipeline(GivenLanes())
     camera_of(loop).become(CameraState.STARTING, "starting", "no frame yet")
     loop.tick(0.0)
     loop.tick(0.9)
@@ -506,7 +445,7 @@ def test_a_camera_that_starts_gets_a_second_and_before_the_first_frame_there_is_
 
 
 def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:
-    loop, delivered = pipeline(LaneModel())
+    loop, delivered = pipeline(GivenLanes())
     camera_of(loop).become(CameraState.LIVE)
     for now in range(5):
         assert loop.tick(now)
@@ -514,7 +453,7 @@ def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:
 
 
 def test_a_model_that_does_not_respond_is_reported_after_a_second_and_every_second() -> None:
-    class Hanging(LaneModel):
+    class Hanging(GivenLanes):
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             began.set()
             over.wait()
@@ -549,7 +488,7 @@ def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
     delivered: list[LaneFrame] = []
     loop = LanePipeline(
         OneCamera(frame(1)),  # type: ignore[arg-type]
-        data_plane(LaneModel()),
+        data_plane(GivenLanes()),
         "lane_detection",
         [lambda lane_frame, _: delivered.append(lane_frame)],
         shares=shares,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,16 @@ def test_what_a_process_that_was_killed_has_left_goes_and_nothing_else(parent: P
     assert (others / "m").exists()
     private.close()
     alive.close()
+
+
+def test_a_full_disk_is_told_by_what_is_written_and_not_as_a_missing_directory(
+    parent: Path,
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        private = PrivateDirectory()
+        assert private.path().parent == parent
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    private.close()

@@ -130,6 +130,22 @@ def test_a_number_that_is_longer_than_python_converts_is_a_mistake(path: Path, l
         read_settings(path, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[mqtt]\nca_file = "a\\u0000b"\nhost = "x"\n', "mqtt.ca_file"),
+        ('[repository]\npaths = ["a", "\\u0000"]\n', "repository.paths"),
+        ('[cameras.front]\nuri = "/dev/video\\u0000"\n', "cameras.front.uri"),
+    ],
+)
+def test_a_text_that_no_call_of_the_system_takes_is_a_mistake(
+    path: Path, text: str, key: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=rf"{key}: holds the character NUL.*line 2"):
+        read_settings(path, {})
+
+
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(SettingsError, match="/dev/zero: cannot be read: it is longer than 16 MiB"):
         read_settings(Path("/dev/zero"), {})

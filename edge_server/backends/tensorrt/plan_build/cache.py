@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.plan_build.events import BuildJob, OnEvent, PlanBuilt, Step
+from edge_server.backends.tensorrt.plan_build.failed import (
+    check_not_failed,
+    forget_failure,
+    note_failure,
+)
 from edge_server.backends.tensorrt.plan_build.side_car import (
     SideCar,
     compare,
@@ -28,7 +33,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_faults,
     side_car_path,
 )
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.errors import Cancelled, EdgeServerError, InternalError, ModelConfigError
 from edge_server.process.disk import atomic_replace, atomic_write, floor_bytes, free_bytes
 
 if TYPE_CHECKING:
@@ -173,6 +178,7 @@ def ensure_plan(
     *,
     model: str,
     on_event: OnEvent,
+    retry: bool = False,
 ) -> tuple[Path, bool]:
     """Return a plan of `onnx` for this device, from `cache` or built into it, which takes minutes;
     and whether it was built now.
@@ -180,20 +186,29 @@ def ensure_plan(
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
 
+    Args:
+        retry: build also what failed before; see `failed`.
+
     Raises:
         EdgeServerError: no plan could be built.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found, False
+    plan = cache.place(onnx, options, facts)
+    if not retry:
+        check_not_failed(plan, model)
     with build_lock(lambda: on_event(Step("waiting for another build"))):
         if (found := cache.find(onnx, options, facts, model)) is not None:
             return found, False
-        plan = cache.place(onnx, options, facts)
+        if not retry:
+            check_not_failed(plan, model)
         try:
             plan.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-        side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=cache.timing_cache)
+        noted = _noting(plan, build)
+        side_car = make_plan(onnx, plan, options, noted, on_event, timing_cache=cache.timing_cache)
+        forget_failure(plan)
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
@@ -201,6 +216,21 @@ def ensure_plan(
             )
         cache.prune(keep=plan)
     return plan, True
+
+
+def _noting(plan: Path, build: Build) -> Build:
+    """Return `build`, which also notes its failure beside `plan`; one that was stopped is none."""
+
+    def noting(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
+        try:
+            return build(job, on_event)
+        except Cancelled:
+            raise
+        except EdgeServerError as error:
+            note_failure(plan, error)
+            raise
+
+    return noting
 
 
 def _free_bytes(folder: Path) -> int:

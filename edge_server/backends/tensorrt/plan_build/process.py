@@ -17,9 +17,15 @@ from edge_server.backends.tensorrt.plan_build.events import (
 )
 from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, device_facts
 from edge_server.board.resources import read_memory
-from edge_server.errors import InternalError, Unavailable
+from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.gpu.libcuda import BareGpu
-from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildTimeout, run_in_child
+from edge_server.process.run_in_child import (
+    ChildFailed,
+    ChildOptions,
+    ChildStopped,
+    ChildTimeout,
+    run_in_child,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +49,7 @@ def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> Plan
 
     Raises:
         EdgeServerError: the failure that the process reported.
+        Cancelled: the process was asked to end.
         Unavailable: the board's available memory fell below `LEAVE_FREE_BYTES`.
     """
 
@@ -65,6 +72,8 @@ def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> Plan
             watch=watch,
             options=options,
         )
+    except ChildStopped as error:
+        raise Cancelled(f"{_WHO} {error}") from None
     except ChildFailed as error:
         raise InternalError(f"{_WHO} {error}") from None
     return msgspec.convert(built, PlanBuilt)

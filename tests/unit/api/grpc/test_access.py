@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.access import OPEN, PROTOCOLS, UPDATES, AccessRules
+from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ RESTRICTED = {
 
 def settings(**grpc: Any) -> Grpc:
     return read_settings(None, {"grpc": {"socket": "/run/s", **grpc}}).grpc
+
+
+def test_of_the_lane_service_only_the_vehicles_state_is_a_control_call() -> None:
+    methods = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
+    assert set(PROTOCOLS["lanes"]) == methods
+    lanes = "/edge.lanes.v1.LaneService"
+    assert methods - OPEN == {f"{lanes}/SetVehicleState", f"{lanes}/Record"}
 
 
 def test_the_published_service_is_open_updates_and_control_and_nothing_else() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.cameras.calibration import read_tables
 from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "words",
     [
+        ["lens", "{file}"],
+        ["lens", "{file}", "--fov", "170"],
+        ["lens", "{file}", "--fov", "60", "--size", "1280"],
         ["mounting", "{file}", "--mark", "5,5"],
         ["mounting", "{file}", "--mark", "5,5=1"],
         ["mounting", "{file}", "--at", "3"],
@@ -93,3 +97,12 @@ def test_without_opencv_the_remedy_is_named(
     monkeypatch.setitem(sys.modules, "cv2", None)
     assert run_command(["calibrate", "mounting", str(file), "--height", "1.4"]) == 69
     assert "OpenCV for Python (cv2) is missing; " in capsys.readouterr().err
+
+
+def test_a_rough_lens_keeps_the_mounting(file: Path) -> None:
+    file.write_text(LENS + "[mounting]\nheight_m = 1.4\n")
+    words = ["calibrate", "lens", str(file), "--fov", "90", "--size", "1000x500"]
+    assert run_command(words) == 0
+    tables = read_tables(file)
+    assert (tables.lens.fx, tables.lens.cx, tables.lens.cy) == (pytest.approx(500), 499.5, 249.5)
+    assert tables.mounting is not None

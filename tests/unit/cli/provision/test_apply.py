@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from edge_server.cli.provision import apply as apply_module
 from edge_server.cli.provision.apply import Places, apply, toml_text
 from edge_server.cli.provision.document import SignedText, parse
-from edge_server.cli.provision.verb import refuse_unless_trusted
+from edge_server.cli.provision.verb import refuse_unless_newer, refuse_unless_trusted
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
 
@@ -191,3 +192,45 @@ def test_a_broker_is_never_believed_without_a_signature(places: Places) -> None:
         trust(places, physical=False, key=Path("provision.pem"))
     with pytest.raises(SettingsError, match="is not signed"):
         trust(places, key=Path("provision.pem"), replace=True)
+
+
+def serial_file(serial: int, *devices: str, device: str = "truck-17") -> str:
+    return f'[file]\nserial = {serial}\ndevices = {list(devices)}\n[device]\nid = "{device}"\n'
+
+
+def newer(text: str, places: Places, *, replace: bool = False) -> None:
+    signed = SignedText(text.encode())
+    document = parse(signed.text, "file")
+    refuse_unless_newer(document, signed.digest, "file", places, replace=replace)
+    apply(document, signed.digest, places)
+
+
+def test_a_file_counts_only_with_a_greater_serial_than_all_before(places: Places) -> None:
+    newer(serial_file(5), places)
+    for text, fault in (
+        (serial_file(5, device="truck-18"), "serial 5 is not above 5"),
+        (serial_file(4), "serial 4 is not above 5"),
+        ('[device]\nid = "truck-18"\n', "[file] serial = 6 or above"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(fault)):
+            newer(text, places)
+    newer(serial_file(4), places, replace=True)
+    with pytest.raises(SettingsError, match="not above 5"):
+        newer(serial_file(5, device="truck-18"), places)
+    newer(serial_file(6), places)
+
+
+def test_a_file_is_for_the_devices_that_it_names(places: Places) -> None:
+    (places.data / "identity/device-id").write_text("edge-1234abcd\n")
+    with pytest.raises(SettingsError, match="is for truck-3; this device is edge-1234abcd"):
+        newer(serial_file(1, "truck-3"), places)
+    newer(serial_file(1, "edge-1234abcd"), places)
+
+
+def test_a_power_cut_before_the_record_lets_the_same_file_complete(places: Places) -> None:
+    (places.data / "identity/device-id").write_text("edge-1234abcd\n")
+    text = serial_file(1, "edge-1234abcd")
+    newer(text, places)
+    places.record.unlink()
+    newer(text, places)
+    assert places.record.exists()

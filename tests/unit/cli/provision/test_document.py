@@ -164,3 +164,12 @@ def test_the_signature_is_the_last_line_and_covers_what_comes_before() -> None:
     for data in (text + line + b"x = 1\n", text + line[:-5], text):
         assert SignedText(data).signature is None
         assert SignedText(data).text == data
+
+
+@pytest.mark.parametrize(
+    "text", ['wifi = "hunter22"', '[mqtt]\nhost = "h"\nusername = ["hunter22"]']
+)
+def test_what_stands_where_a_secret_belongs_is_not_quoted(text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(text.encode(), "file")
+    assert "hunter22" not in str(caught.value)

@@ -1,5 +1,5 @@
-from edge.lanes.v1 import events_pb2 as _events_pb2
-from edge.lanes.v1 import lanes_pb2 as _lanes_pb2
+from edge_server.proto.edge.lanes.v1 import events_pb2 as _events_pb2
+from edge_server.proto.edge.lanes.v1 import lanes_pb2 as _lanes_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -143,3 +143,19 @@ class SetVehicleStateRequest(_message.Message):
 class SetVehicleStateResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("cause", "before_s", "after_s")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    before_s: float
+    after_s: float
+    def __init__(self, cause: _Optional[str] = ..., before_s: _Optional[float] = ..., after_s: _Optional[float] = ...) -> None: ...
+
+class RecordResponse(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    def __init__(self, file: _Optional[str] = ...) -> None: ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.backends.tensorrt.plan_build import failed
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
 from edge_server.backends.tensorrt.plan_build.cache import (
     PlanCache,
@@ -30,7 +31,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     read_side_car,
     side_car_path,
 )
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.errors import Cancelled, InternalError, ModelConfigError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,3 +277,83 @@ def test_a_disk_near_its_floor_gives_up_the_plans_that_were_used_longest_ago(
     assert [entry.exists() for entry in entries] == [True, False, False, True]
     PlanCache(tmp_path, free=lambda _: 0).prune(keep=entries[0] / "model.plan")
     assert [entry.exists() for entry in entries] == [True, False, False, True]
+
+
+@pytest.fixture
+def failing(onnx: Path, cache: PlanCache) -> Builds:
+    """Builds that have failed once."""
+    build = Builds()
+    build.fails = True
+    with pytest.raises(InternalError, match="TensorRT built nothing"):
+        ensure(onnx, cache, build)
+    return build
+
+
+def test_a_build_that_failed_is_not_repeated_at_each_start(
+    onnx: Path, cache: PlanCache, failing: Builds
+) -> None:
+    with pytest.raises(Unavailable, match=r"failed: TensorRT built nothing\nit is built .* 30 min"):
+        ensure(onnx, cache, failing)
+    assert len(failing.jobs) == 1
+    # Another set of options is another build.
+    with pytest.raises(InternalError):
+        ensure(onnx, cache, failing, BuildOptions("fp16"))
+
+
+def test_a_build_that_failed_is_repeated_on_request_and_its_success_is_for_all(
+    onnx: Path, cache: PlanCache, failing: Builds
+) -> None:
+    failing.fails = False
+    with pytest.raises(Unavailable):
+        ensure(onnx, cache, failing)
+    asked = ensure_plan(onnx, OPTIONS, ORIN, cache, failing, model="m", on_event=ignore, retry=True)
+    assert asked == (ensure(onnx, cache, failing), True)
+    asked[0].unlink()
+    assert ensure(onnx, cache, failing).read_bytes() == b"plan 3"
+
+
+@pytest.mark.parametrize("later", ["time", "boot", "damage"])
+def test_a_build_that_failed_for_what_may_pass_is_repeated_later(
+    later: str, onnx: Path, cache: PlanCache, failing: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing.fails = False
+    if later == "time":
+        monkeypatch.setattr(failed, "RETRY_S", 0.0)
+    elif later == "boot":
+        monkeypatch.setattr(failed, "_BOOT_ID", onnx)
+    else:
+        (note,) = cache.place(onnx, OPTIONS, ORIN).parent.glob("*.json")
+        note.write_bytes(b"{")
+    assert ensure(onnx, cache, failing).read_bytes() == b"plan 2"
+
+
+def test_an_onnx_file_that_tensorrt_refused_is_refused_until_it_changes(
+    onnx: Path, cache: PlanCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Builds()
+    build.on_build = refuse = _raiser(ModelConfigError("cannot read it"))
+    with pytest.raises(ModelConfigError):
+        ensure(onnx, cache, build)
+    monkeypatch.setattr(failed, "RETRY_S", 0.0)
+    with pytest.raises(ModelConfigError, match="failed: cannot read it\nit is built again when"):
+        ensure(onnx, cache, build)
+    assert (len(build.jobs), build.on_build) == (1, refuse)
+    onnx.write_bytes(b"another")
+    build.on_build = lambda: None
+    assert ensure(onnx, cache, build)
+
+
+def test_a_build_that_was_stopped_has_not_failed(onnx: Path, cache: PlanCache) -> None:
+    build = Builds()
+    build.on_build = _raiser(Cancelled("the service stops"))
+    with pytest.raises(Cancelled):
+        ensure(onnx, cache, build)
+    build.on_build = lambda: None
+    assert ensure(onnx, cache, build)
+
+
+def _raiser(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail

@@ -1,0 +1,275 @@
+"""LaneServicer: the methods of `edge.lanes.v1.LaneService`; lane_service.proto has their rules."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from edge_server.api.grpc.admission import SHUTTING_DOWN
+from edge_server.cameras.status import CameraState
+from edge_server.errors import (
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    OutOfRange,
+    Unavailable,
+)
+from edge_server.pipeline.messages import calibration_message, event_message
+from edge_server.pipeline.vehicle import VehicleState
+from edge_server.process.utf8 import as_utf8
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.grpc.traffic import Traffic
+    from edge_server.board.identity import Identity
+    from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.lane_feed import LaneFeed, LaneReader
+    from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.pipeline.vehicle import Indicator, VehicleInputs
+
+log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
+# Methods that parse and serialise their messages themselves.
+OVER_BYTES = ("StreamLanes", "StreamEvents")
+# Clocks of one host agree; a moment that is later than this was not measured yet.
+_FUTURE_NS = 10_000_000
+_LONGEST_REQUEST_BYTES = 64 * 1024
+_INDICATORS: Mapping[int, Indicator] = MappingProxyType(
+    {
+        pb.INDICATOR_UNSPECIFIED: "unknown",
+        pb.INDICATOR_OFF: "off",
+        pb.INDICATOR_LEFT: "left",
+        pb.INDICATOR_RIGHT: "right",
+        pb.INDICATOR_HAZARD: "hazard",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LaneSources:
+    """What the service reads from and writes to.
+
+    Attributes:
+        pipelines: of the present cameras.
+        record: see `Recorder.request`; None where the recorder is off.
+    """
+
+    identity: Identity
+    feed: LaneFeed
+    events: EventLog
+    vehicle: VehicleInputs
+    pipelines: Sequence[LanePipeline]
+    record: Callable[[str, float | None, float | None], str] | None = None
+
+
+class LaneServicer:
+    """Serves lanes, events, cameras and the vehicle's state.
+
+    Args:
+        sources: of the daemon.
+        streams: admits streams, and ends them.
+        traffic: limits how long a stream's first request takes.
+        now_ns: CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        sources: LaneSources,
+        streams: Admission,
+        traffic: Traffic,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._sources = sources
+        self._streams = streams
+        self._traffic = traffic
+        self._now_ns = now_ns
+
+    def StreamLanes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        first = _parse(self._traffic.first(requests, context), pb.StreamLanesRequest)
+        if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
+            raise InvalidRequest(
+                f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
+            )
+        if first.acknowledged:
+            raise InvalidRequest("the first request acknowledges a response, and none was sent yet")
+        self._refuse_unknown(first.cameras)
+        feed = self._sources.feed
+        reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
+        try:
+            with self._streams.stream(lambda: reader.end(_ending())):
+                if not context.add_callback(reader.end):
+                    return
+                threading.Thread(
+                    target=_read_acknowledgements,
+                    args=(requests, reader),
+                    name="grpc-acknowledgements",
+                    daemon=True,
+                ).start()
+                while (delivery := reader.take()) is not None:
+                    response = pb.StreamLanesResponse(
+                        sequence=delivery.sequence,
+                        frame=delivery.message.sent_at(self._now_ns()),
+                        lost=delivery.lost,
+                    )
+                    yield response.SerializeToString()
+        finally:
+            feed.close(reader)
+
+    def GetLatestLanes(self, request: Any, context: Any) -> Any:
+        if not request.camera:
+            raise InvalidRequest("camera is empty: it is the name of a camera, see ListCameras")
+        self._refuse_unknown([request.camera])
+        message = self._sources.feed.newest(request.camera)
+        if message is None:
+            raise Unavailable(f"camera '{request.camera}' has given no frame yet")
+        return pb.GetLatestLanesResponse(frame=message.sent_at(self._now_ns()))
+
+    def StreamEvents(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        request = _parse(self._traffic.first(requests, context), pb.StreamEventsRequest)
+        events = self._sources.events
+        newest = events.newest
+        after_id = request.after_id if request.HasField("after_id") else newest
+        if after_id > newest:
+            raise OutOfRange(
+                f"after_id is {after_id}, and the newest event is {newest}: it is of another "
+                "device, or this one's events were erased; begin with 0"
+            )
+        ended = threading.Event()
+        shut = threading.Event()
+
+        def end() -> None:
+            ended.set()
+            events.wake()
+
+        def shut_down() -> None:
+            shut.set()
+            end()
+
+        with self._streams.stream(shut_down):
+            if not context.add_callback(end):
+                return
+            while events.wait_after(after_id, ended=ended.is_set) and not ended.is_set():
+                for event in events.after(after_id):
+                    if ended.is_set():
+                        break
+                    after_id = event.id
+                    message = event_message(event, self._sources.identity)
+                    yield pb.StreamEventsResponse(event=message).SerializeToString()
+            if shut.is_set():
+                raise _ending()
+
+    def ListCameras(self, request: Any, context: Any) -> Any:
+        response = pb.ListCamerasResponse()
+        for pipeline in tuple(self._sources.pipelines):
+            camera, status = pipeline.camera, pipeline.camera.status
+            is_ok = status.state is CameraState.LIVE
+            reason, text = status.reason, status.text
+            if pipeline.failure and not reason:
+                reason, text = pipeline.failure_reason, pipeline.failure
+            calibration = pipeline.calibration
+            response.cameras.add(
+                name=camera.name,
+                state="ok" if is_ok else status.state.value,
+                reason=reason,
+                text=as_utf8(text),
+                model=as_utf8(pipeline.model),
+                calibration=None if calibration is None else calibration_message(calibration),
+            )
+        return response
+
+    def SetVehicleState(self, request: Any, context: Any) -> Any:
+        measured = {}
+        for name in ("speed_mps", "yaw_rate_radps"):
+            if request.HasField(name):
+                measured[name] = getattr(request, name)
+                if not math.isfinite(measured[name]):
+                    raise InvalidRequest(f"{name} is {measured[name]}: it is a finite number")
+        indicator = _INDICATORS.get(request.indicator)
+        if indicator is None:
+            raise InvalidRequest(f"indicator is {request.indicator}: it is a value of Indicator")
+        now_ns = self._now_ns()
+        mono_ns = request.mono_ns or now_ns
+        if not 0 < mono_ns <= now_ns + _FUTURE_NS:
+            raise InvalidRequest(
+                f"mono_ns is {mono_ns}, and this device's CLOCK_MONOTONIC is {now_ns}: the "
+                "measurement cannot be later; 0 is now"
+            )
+        self._sources.vehicle.put(VehicleState(mono_ns, **measured, indicator=indicator))
+        return pb.SetVehicleStateResponse()
+
+    def Record(self, request: Any, context: Any) -> Any:
+        times: list[float | None] = []
+        for name, most in (("before_s", 60.0), ("after_s", 300.0)):
+            value = getattr(request, name) if request.HasField(name) else None
+            if value is not None and not 0 <= value <= most:
+                raise InvalidRequest(f"{name} is {value:g}: it is 0 to {most:g}, in seconds")
+            times.append(value)
+        if self._sources.record is None:
+            raise Unavailable("the recorder is off; set recorder.mode to events or continuous")
+        return pb.RecordResponse(file=self._sources.record(request.cause, *times))
+
+    def _refuse_unknown(self, cameras: Sequence[str]) -> None:
+        known = [pipeline.camera.name for pipeline in tuple(self._sources.pipelines)]
+        for name in cameras:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise NotFound(f"no camera '{name}' is in the settings; there are: {there}")
+
+
+def too_many_lane_streams(streams: int) -> LimitReached:
+    return LimitReached(
+        f"{streams} streams of lanes, events and reflection are open already "
+        "(grpc.max_lane_streams); try again when one ends"
+    )
+
+
+def _ending() -> Unavailable:
+    return Unavailable(SHUTTING_DOWN)
+
+
+def _parse(request: bytes | None, kind: Any) -> Any:
+    name = kind.DESCRIPTOR.name
+    if request is None:
+        raise InvalidRequest(f"the call ended without a {name}")
+    if len(request) > _LONGEST_REQUEST_BYTES:
+        raise InvalidRequest(
+            f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_REQUEST_BYTES} at most"
+        )
+    try:
+        return kind.FromString(request)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is no {name}: {error}") from error
+
+
+def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:
+    """Give `reader` the acknowledgements of its client, until the call is over."""
+    try:
+        for data in requests:
+            _acknowledge(_parse(data, pb.StreamLanesRequest), reader)
+        reader.acknowledge_no_more()
+    except InvalidRequest as error:
+        reader.end(error)
+    except grpc.RpcError:
+        # gRPC raises this when the call is over.
+        reader.end()
+
+
+def _acknowledge(request: Any, reader: LaneReader) -> None:
+    if request.cameras or request.max_hz or request.window:
+        raise InvalidRequest("only a stream's first request chooses cameras, max_hz and window")
+    if not reader.acknowledge(request.acknowledged):
+        raise InvalidRequest(
+            f"response {request.acknowledged} is acknowledged, and was not sent yet"
+        )

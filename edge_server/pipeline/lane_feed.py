@@ -1,0 +1,202 @@
+"""LaneFeed: the newest lanes of each camera, handed to any number of readers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.pipeline.messages import LaneMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from edge_server.board.identity import Identity
+    from edge_server.cameras.frame import Frame
+    from edge_server.errors import EdgeServerError
+    from edge_server.lanes.types import LaneFrame
+
+
+class LaneFeed:
+    """A listener of the pipelines; no reader makes one wait. Safe from any thread.
+
+    Args:
+        identity: of this device.
+        now_s: the monotonic clock.
+    """
+
+    def __init__(self, identity: Identity, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._identity = identity
+        self._now_s = now_s
+        self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._newest: dict[str, LaneMessage] = {}
+        self._lock = threading.Lock()
+        self._readers: tuple[LaneReader, ...] = ()
+
+    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None) -> None:
+        """Give a frame's lanes to every reader of its camera; for one thread of each camera."""
+        camera = lane_frame.camera
+        message = LaneMessage(lane_frame, self._identity, next(self._seq[camera]))
+        with self._lock:
+            self._newest[camera] = message
+            readers = self._readers
+        now_s = self._now_s()
+        for reader in readers:
+            reader.put(camera, message, now_s)
+
+    def newest(self, camera: str) -> LaneMessage | None:
+        """Return the newest lanes of a camera; None before its first frame."""
+        return self._newest.get(camera)
+
+    def forget(self, camera: str) -> None:
+        """Forget the lanes of a camera that was removed; its count goes on if it comes back."""
+        with self._lock:
+            self._newest.pop(camera, None)
+
+    def open(
+        self, cameras: Collection[str] = (), *, max_hz: float = 0.0, window: int = 0
+    ) -> LaneReader:
+        """Return a new reader, which `close` must get back; it begins with the newest lanes.
+
+        Args:
+            cameras: empty for all, those that come later too.
+            max_hz: see `LaneReader`.
+            window: likewise.
+        """
+        reader = LaneReader(frozenset(cameras), max_hz, window)
+        with self._lock:
+            self._readers = (*self._readers, reader)
+            newest = dict(self._newest)
+        now_s = self._now_s()
+        for camera, message in newest.items():
+            reader.put(camera, message, now_s)
+        return reader
+
+    def close(self, reader: LaneReader) -> None:
+        """Give `reader` no more lanes, and end it."""
+        with self._lock:
+            self._readers = tuple(each for each in self._readers if each is not reader)
+        reader.end()
+
+
+class Delivery(NamedTuple):
+    """What a reader takes at once.
+
+    Attributes:
+        sequence: counts what this reader has taken, from 1.
+        message: the lanes.
+        lost: number of frames of this camera that the reader lost since it last took one.
+    """
+
+    sequence: int
+    message: LaneMessage
+    lost: int
+
+
+class _Waiting(NamedTuple):
+    message: LaneMessage
+    lost: int
+
+
+class LaneReader:
+    """The mailbox of one reader: the newest lanes of each camera, the one that waits longest first.
+
+    A newer frame replaces one that the reader has not taken, which is lost.
+
+    Args:
+        cameras: whose lanes it gets; empty for all.
+        max_hz: at most so many frames a second of each camera, evenly; others are not lost, but
+            left out. 0 is every frame.
+        window: at most so many deliveries without an acknowledgement; 0 is no bound.
+    """
+
+    def __init__(self, cameras: frozenset[str], max_hz: float, window: int) -> None:
+        self._cameras = cameras
+        self._period_s = 1 / max_hz if max_hz else 0.0
+        self._window = window
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Waiting] = {}
+        self._newest_seq: dict[str, int] = {}
+        self._due_s: dict[str, float] = {}
+        self._taken = 0
+        self._acknowledged = 0
+        self._acknowledges = True
+        self._ended = False
+        self._error: EdgeServerError | None = None
+
+    def put(self, camera: str, message: LaneMessage, now_s: float) -> None:
+        """Keep `message` as the newest of its camera; returns at once."""
+        if self._cameras and camera not in self._cameras:
+            return
+        with self._changed:
+            # `open` may give the same frame, or the one before, at the same time.
+            if message.seq <= self._newest_seq.get(camera, -1):
+                return
+            self._newest_seq[camera] = message.seq
+            if not self._is_due(camera, now_s):
+                return
+            before = self._waiting.get(camera)
+            # In its place in the order, so that a fast camera does not starve another.
+            self._waiting[camera] = _Waiting(message, 0 if before is None else before.lost + 1)
+            self._changed.notify_all()
+
+    def take(self, timeout_s: float | None = None) -> Delivery | None:
+        """Wait for the next lanes; return None at the end, or after `timeout_s`.
+
+        Raises:
+            EdgeServerError: the reader was ended with it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over() or self._may_take(), timeout_s)
+            if self._error is not None:
+                raise self._error
+            if self._is_over() or not self._may_take():
+                return None
+            camera = next(iter(self._waiting))
+            message, lost = self._waiting.pop(camera)
+            self._taken += 1
+            return Delivery(self._taken, message, lost)
+
+    def acknowledge(self, sequence: int) -> bool:
+        """Note that everything up to `sequence` is used; return False if that was not taken yet."""
+        with self._changed:
+            if sequence > self._taken:
+                return False
+            self._acknowledged = max(sequence, self._acknowledged)
+            self._changed.notify_all()
+            return True
+
+    def acknowledge_no_more(self) -> None:
+        """Note that no acknowledgement will come: the reader ends once its window is used up."""
+        with self._changed:
+            self._acknowledges = False
+            self._changed.notify_all()
+
+    def end(self, error: EdgeServerError | None = None) -> None:
+        """End every `take`, with `error` where there is one; returns at once."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def _may_take(self) -> bool:
+        return bool(self._waiting) and not self._is_window_full()
+
+    def _is_window_full(self) -> bool:
+        return bool(self._window) and self._taken - self._acknowledged >= self._window
+
+    def _is_over(self) -> bool:
+        return self._ended or (self._is_window_full() and not self._acknowledges)
+
+    def _is_due(self, camera: str, now_s: float) -> bool:
+        if not self._period_s:
+            return True
+        # Frames come with jitter; so early is in time.
+        early_s = self._period_s / 4
+        due_s = self._due_s.get(camera, now_s)
+        if now_s < due_s - early_s:
+            return False
+        self._due_s[camera] = max(due_s, now_s - early_s) + self._period_s
+        return True

@@ -1,0 +1,277 @@
+"""The messages of `edge/lanes/v1`, made of the daemon's values: pure functions.
+
+What leaves on MQTT and over gRPC is made here alone. A message is first the fields of its protobuf,
+as nested dictionaries: of those a protobuf is made in one step, and JSON by the proto3 mapping.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edge_server.process.utf8 import as_utf8
+from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
+
+if TYPE_CHECKING:
+    from edge_server.board.identity import Identity
+    from edge_server.cameras.calibration import Calibration
+    from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
+    from edge_server.pipeline.events import Event
+
+LANES_SCHEMA = "edge.lanes/1"
+EVENT_SCHEMA = "edge.event/1"
+
+_UINT32 = 2**32
+_LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
+_UPPER = np.triu_indices(4)
+
+
+class Judgement(NamedTuple):
+    """What the lanes of a frame are worth at one moment.
+
+    Attributes:
+        status: the name of a `FrameStatus`.
+        reasons: why it is not OK.
+        age_us: since the capture.
+    """
+
+    status: str
+    reasons: list[str]
+    age_us: int
+
+
+def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
+    """Return what `frame` is worth when it is sent.
+
+    Args:
+        frame: the pipeline's result.
+        now_mono_ns: `time.monotonic_ns()` of the sending.
+        complete: every lane of the frame is in the message.
+    """
+    age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
+    status = "FRAME_STATUS_OK"
+    reasons = []
+    if not complete:
+        status = "FRAME_STATUS_DEGRADED"
+        reasons.append("lane_not_finite")
+    if frame.degraded:
+        status = "FRAME_STATUS_DEGRADED"
+        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
+    if age_us > 1000 * frame.max_age_ms:
+        status = "FRAME_STATUS_STALE"
+        reasons.append("age")
+    if frame.failure:
+        status = "FRAME_STATUS_INVALID"
+        reasons.append(as_utf8(f"{frame.failure_reason}: {frame.failure}"[:_LONGEST_REASON]))
+    return Judgement(status, reasons, min(age_us, _UINT32 - 1))
+
+
+def lane_frame_fields(
+    frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int
+) -> dict[str, Any]:
+    """Return the fields of a `LaneFrame` message, with its age at `now_mono_ns`.
+
+    A frame whose request failed, or whose camera shows no road, has FRAME_STATUS_INVALID and no
+    lanes. A lane with a non-finite coordinate or score is left out and named in `reasons`: JSON has
+    no such numbers, and no vehicle may steer by them.
+
+    Args:
+        frame: the pipeline's result.
+        identity: of this device.
+        seq: count of this message, dropped ones included.
+        now_mono_ns: `time.monotonic_ns()` of the sending.
+    """
+    lanes = [lane for lane in frame.lanes if _finite(lane)]
+    complete = len(lanes) == len(frame.lanes)
+    status, reasons, age_us = judge(frame, now_mono_ns, complete=complete)
+    ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
+    latency = frame.latency_us
+    return {
+        "schema": LANES_SCHEMA,
+        "device": identity.device,
+        "camera": frame.camera,
+        "boot_id": identity.boot_id,
+        "frame_id": frame.frame_id % _UINT32,
+        "seq": seq % _UINT32,
+        "dropped": frame.dropped % _UINT32,
+        "status": status,
+        "reasons": reasons,
+        "time": {
+            "capture_mono_ns": frame.capture_mono_ns,
+            "capture_epoch_ns": frame.capture_epoch_ns,
+            "capture_time": timestamp(frame.capture_epoch_ns),
+            "age_us": age_us,
+            "clock": {
+                "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
+                "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
+            },
+            "wall_clock": f"WALL_CLOCK_{frame.wall_clock.upper()}",
+        },
+        "latency_us": {
+            "queue": latency.queue,
+            "preprocess": latency.preprocess,
+            "infer": latency.infer,
+            "postprocess": latency.postprocess,
+        },
+        "image": {"width": frame.width, "height": frame.height},
+        "model": {"name": frame.model_name, "version": frame.model_version},
+        "lanes": [_lane(lane) for lane in lanes],
+        **ego,
+        "calib_id": as_utf8(frame.calibration_id),
+    }
+
+
+class LaneMessage:
+    """The message of one frame for any number of readers; safe from any thread.
+
+    Attributes:
+        frame: the pipeline's result.
+        seq: count of this message, dropped ones included.
+    """
+
+    def __init__(self, frame: LaneFrame, identity: Identity, seq: int) -> None:
+        self.frame = frame
+        self.seq = seq
+        self._identity = identity
+
+    def sent_at(self, now_mono_ns: int) -> lanes_pb2.LaneFrame:
+        """Return the protobuf, with its age and its worth at `now_mono_ns`."""
+        complete, written = self._lasting
+        status, reasons, age_us = judge(self.frame, now_mono_ns, complete=complete)
+        # Parsing takes a twentieth of the time of making the lanes anew for each reader.
+        message = lanes_pb2.LaneFrame.FromString(written)
+        message.status = lanes_pb2.FrameStatus.Value(status)  # type: ignore[assignment]  # grpcio-tools makes it an int
+        message.reasons[:] = reasons
+        message.time.age_us = age_us
+        return message
+
+    @cached_property
+    def _lasting(self) -> tuple[bool, bytes]:
+        """Whether every lane is in the message; and the message at the capture."""
+        frame = self.frame
+        fields = lane_frame_fields(frame, self._identity, self.seq, frame.capture_mono_ns)
+        complete = len(fields["lanes"]) == len(frame.lanes)
+        return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
+
+
+def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
+    """Return the fields of an `Event` message."""
+    measured = {
+        "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
+        "distance_to_line_m": _rounded(event.distance_to_line_m),
+        "time_to_line_s": _rounded(event.time_to_line_s),
+    }
+    return {
+        "schema": EVENT_SCHEMA,
+        "device": identity.device,
+        "boot_id": identity.boot_id,
+        "id": event.id,
+        "kind": f"EVENT_KIND_{event.kind.upper()}",
+        "phase": f"EVENT_PHASE_{event.phase.upper()}",
+        "begin_id": event.begin_id,
+        "camera": event.camera,
+        "model": as_utf8(event.model),
+        "model_version": as_utf8(event.model_version),
+        "cause": as_utf8(event.cause),
+        "text": as_utf8(event.text[:_LONGEST_REASON]),
+        "mono_ns": event.mono_ns,
+        "epoch_ns": event.epoch_ns,
+        "time": timestamp(event.epoch_ns),
+        **{name: value for name, value in measured.items() if value is not None},
+    }
+
+
+def event_message(event: Event, identity: Identity) -> events_pb2.Event:
+    """Return the protobuf of `event`."""
+    return events_pb2.Event(**event_fields(event, identity))
+
+
+def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibration:
+    """Return the protobuf of a camera's calibration."""
+    lens, mounting = calibration.model.lens, calibration.model.mounting
+    return lane_service_pb2.Calibration(
+        id=calibration.id,
+        lens=lens.kind,
+        width=lens.width,
+        height=lens.height,
+        fx=lens.fx,
+        fy=lens.fy,
+        cx=lens.cx,
+        cy=lens.cy,
+        distortion=lens.distortion,
+        height_m=mounting.height_m,
+        pitch_rad=mounting.pitch_rad,
+        yaw_rad=mounting.yaw_rad,
+        roll_rad=mounting.roll_rad,
+        x_m=mounting.x_m,
+        y_m=mounting.y_m,
+    )
+
+
+def timestamp(epoch_ns: int) -> dict[str, int]:
+    """Return the fields of a Timestamp, cut to microseconds."""
+    seconds, ns = divmod(epoch_ns, 1_000_000_000)
+    return {"seconds": seconds, "nanos": ns // 1000 * 1000}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _finite(lane: Lane) -> bool:
+    if not (math.isfinite(lane.score) and np.isfinite(lane.points).all()):
+        return False
+    if lane.ground is None:
+        return True
+    polynomial = lane.ground.polynomial
+    numbers = (lane.ground.points, polynomial.coefficients, polynomial.covariance)
+    return all(np.isfinite(each).all() for each in numbers)
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    # Rounded as float64: a rounded float32 would print as 103.4000015258789.
+    x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
+    ground = {} if lane.ground is None else {"ground": _ground(lane.ground)}
+    return {
+        "id": lane.id,
+        "index": lane.index,
+        "confidence": round(float(lane.score), 4),
+        "type": f"MARKING_TYPE_{lane.type.upper()}",
+        "color": f"MARKING_COLOR_{lane.color.upper()}",
+        "image_points": {"x": x, "y": y},
+        **ground,
+        "predicted": lane.predicted,
+    }
+
+
+def _ground(ground: GroundLane) -> dict[str, Any]:
+    x, y = np.round(ground.points.T.astype(np.float64), 2).tolist()
+    polynomial = ground.polynomial
+    c0, c1, c2, c3 = polynomial.coefficients.tolist()
+    return {
+        "points": {"x": x, "y": y},
+        "polynomial": {
+            "c0": c0,
+            "c1": c1,
+            "c2": c2,
+            "c3": c3,
+            "x_min_m": round(polynomial.x_min_m, 2),
+            "x_max_m": round(polynomial.x_max_m, 2),
+            "covariance": polynomial.covariance[_UPPER].tolist(),
+        },
+    }
+
+
+def _ego(ego: Ego) -> dict[str, Any]:
+    measured = {
+        "lateral_offset_m": ego.lateral_offset_m,
+        "lateral_offset_std_m": ego.lateral_offset_std_m,
+        "heading_error_rad": ego.heading_error_rad,
+        "curvature_1pm": ego.curvature_1pm,
+        "lane_width_m": ego.lane_width_m,
+    }
+    known = {name: round(value, 6) for name, value in measured.items() if value is not None}
+    return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}

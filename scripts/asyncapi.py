@@ -1,0 +1,264 @@
+"""docs/asyncapi.json: every topic of a device as AsyncAPI 3, made from `Topics` and the protos.
+
+asyncapi.py             write it
+asyncapi.py --check     exit 1 if the committed one differs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from lane_frame_schema import definitions
+
+from edge_server.lanes import e2e
+from edge_server.mqtt.connection import LIVE_EXPIRY_S
+from edge_server.mqtt.payloads import CameraState, DeviceState, content_type
+from edge_server.mqtt.topics import Topics
+from edge_server.pipeline.events import EventKind
+from edge_server.proto.edge.lanes.v1 import (
+    events_pb2,
+    health_pb2,
+    lane_service_pb2,
+    lanes_pb2,
+)
+
+FILE = Path(__file__).parents[1] / "docs/asyncapi.json"
+
+# Names that no topic has otherwise; they become the parameters of the addresses.
+_DEVICE, _CAMERA, _MODEL = "0device", "0camera", "0model"
+_PARAMETERS = {
+    "device": "[device] id of the settings, else the host's name.",
+    "camera": "Name of the table [cameras.NAME] of the settings.",
+    "model": "Name of the model in the repository.",
+}
+
+
+class Row(NamedTuple):
+    """A topic.
+
+    Attributes:
+        channel: its id in the document.
+        address: the topic of `_DEVICE`, `_CAMERA` and `_MODEL`.
+        message: the name of its schema.
+        summary: when it is published.
+        kind: state (retained, QoS 1), live (QoS 0) or event (QoS 1, not retained).
+    """
+
+    channel: str
+    address: str
+    message: str
+    summary: str
+    kind: str = "state"
+
+
+def rows() -> list[Row]:
+    """Return the topics that a device publishes."""
+    topics = Topics(_DEVICE)
+    of_cameras = ("lane_departure", "lane_change", "camera", "degraded")
+    events = [
+        Row(
+            f"{kind}_events" if not camera else f"camera_{kind}_events",
+            topics.event(kind, camera),
+            "Event",
+            f"When {kind} begins and ends; at least once, in order.",
+            "event",
+        )
+        for camera, kinds in ((_CAMERA, of_cameras), ("", ("model", "degraded")))
+        for kind in kinds
+    ]
+    assert {row.address.rpartition("/")[2] for row in events} == set(get_args(EventKind))
+    return [
+        Row("status", topics.status, "Status", "When it changes; offline is also the last will."),
+        Row("meta", topics.meta, "Meta", "The birth message; when a part of it changes."),
+        Row("health", topics.health, "DeviceHealth", "Every 10 s, and when its reasons change."),
+        Row("update", topics.update, "Update", "What became of the last update."),
+        Row("plans", topics.plans, "Plans", "How far the builds of TensorRT plans are."),
+        Row("acknowledged", topics.acknowledged, "Acknowledged", "At most twice a second."),
+        Row("model_state", topics.model_state(_MODEL), "ModelState", "When it changes."),
+        Row("camera_status", topics.camera_status(_CAMERA), "CameraStatus", "When it changes."),
+        Row("calibration", topics.calibration(_CAMERA), "Calibration", "Once for each camera."),
+        Row("lanes", topics.lanes(_CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
+        *events,
+    ]
+
+
+def _object(description: str, optional: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {
+        "description": description,
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+    }
+
+
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+# What is no message of the protos.
+_STATES: dict[str, dict[str, Any]] = {
+    "Status": _object(
+        "Whether the device serves.",
+        ("no_lanes", "restart_needed", "not_reloaded"),
+        state={"type": "string", "enum": list(get_args(DeviceState))},
+        version=_TEXT,
+        no_lanes={**_TEXTS, "description": "Cameras without lanes at present."},
+        restart_needed={**_TEXTS, "description": "Settings that wait for a restart."},
+        not_reloaded={**_TEXT, "description": "Why the last reload changed nothing."},
+    ),
+    "Meta": _object(
+        "What a reader needs to know before the first lanes.",
+        device=_TEXT,
+        version=_TEXT,
+        boot_id=_TEXT,
+        schemas=_TEXTS,
+        payload={"type": "string", "enum": ["json", "protobuf"]},
+        cameras={"type": "array", "items": _object("A camera.", name=_TEXT, calib_id=_TEXT)},
+        models={"type": "array", "items": _object("A model.", name=_TEXT, versions=_TEXTS)},
+    ),
+    "Update": _object(
+        "The version that runs, and what became of the last update.",
+        version=_TEXT,
+        slot=_TEXT,
+        state={"enum": ["none", "pending", "committed", "rolled_back", "failed", "cancelled"]},
+        target=_TEXT,
+        result=_TEXT,
+        engine=_TEXT,
+        since=_TEXT,
+    ),
+    "Plans": _object("The progress of the builds.", state=_TEXT, model=_TEXT, text=_TEXT),
+    "Acknowledged": _object(
+        "The newest event that the broker has acknowledged: what the device needs to know of a "
+        "broker that comes back.",
+        event={"type": "string", "pattern": "^[0-9]{1,20}$"},
+    ),
+    "ModelState": _object(
+        "Whether a model serves.",
+        model=_TEXT,
+        state={"enum": ["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]},
+        reason=_TEXT,
+    ),
+    "CameraStatus": _object(
+        "Whether a camera delivers, and whether its frames get lanes.",
+        state={"type": "string", "enum": list(get_args(CameraState))},
+        last_frame_age_ms={"type": ["integer", "null"], "minimum": 0},
+        lanes={"type": "string", "enum": ["ok", "failing"]},
+        reason=_TEXT,
+        text=_TEXT,
+        since=_TEXT,
+    ),
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the AsyncAPI document."""
+    table = rows()
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "edge_server on MQTT",
+            "version": "1",
+            "description": (
+                "What a lane-detection device publishes. The protos in edge_server/proto are the "
+                "source of truth; JSON is their proto3 mapping. Readers ignore fields that they do "
+                "not know; a removal makes a new prefix. Lanes and events have the user property "
+                f"{e2e.PROPERTY}, a counter and a CRC: see edge_server/lanes/e2e.py."
+            ),
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "broker": {
+                "host": "localhost:1883",
+                "protocol": "mqtt",
+                "protocolVersion": "5.0",
+                "description": "[mqtt] host and port of the settings; mqtts with ca_file.",
+            }
+        },
+        "channels": {row.channel: _channel(row) for row in table},
+        "operations": {f"send_{row.channel}": _operation(row) for row in table},
+        "components": {
+            "messages": {row.channel: _message(row) for row in table},
+            "schemas": _schemas(),
+        },
+    }
+
+
+def _channel(row: Row) -> dict[str, Any]:
+    address = row.address
+    parameters = {}
+    for name, stand_in in (("device", _DEVICE), ("camera", _CAMERA), ("model", _MODEL)):
+        if stand_in in address:
+            address = address.replace(stand_in, f"{{{name}}}")
+            parameters[name] = {"description": _PARAMETERS[name]}
+    return {
+        "address": address,
+        "parameters": parameters,
+        "messages": {row.channel: {"$ref": f"#/components/messages/{row.channel}"}},
+    }
+
+
+def _operation(row: Row) -> dict[str, Any]:
+    expiry = {"messageExpiryInterval": LIVE_EXPIRY_S} if row.kind == "live" else {}
+    return {
+        "action": "send",
+        "summary": row.summary,
+        "channel": {"$ref": f"#/channels/{row.channel}"},
+        "messages": [{"$ref": f"#/channels/{row.channel}/messages/{row.channel}"}],
+        "bindings": {
+            "mqtt": {"qos": int(row.kind != "live"), "retain": row.kind == "state", **expiry}
+        },
+    }
+
+
+def _message(row: Row) -> dict[str, Any]:
+    protected = {}
+    description = f"{row.message} of the schemas."
+    if row.kind != "state":
+        other = content_type("protobuf", row.message)
+        description = f'With payload = "protobuf" of [mqtt], content type {other}.'
+        pattern = {"type": "string", "pattern": e2e.PATTERN}
+        protected = {"headers": _object("User properties.", **{e2e.PROPERTY: pattern})}
+    if row.kind == "event":
+        protected["correlationId"] = {
+            "description": "MQTT's correlation data: the id of the event that began it.",
+            "location": "$message.payload#/begin_id",
+        }
+    return {
+        "name": row.message,
+        "title": row.summary,
+        "description": description,
+        "contentType": content_type("json", row.message),
+        **protected,
+        "payload": {"$ref": f"#/components/schemas/{row.message}"},
+        "bindings": {"mqtt": {"payloadFormatIndicator": 1, "bindingVersion": "0.2.0"}},
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for message in (
+        lanes_pb2.LaneFrame,
+        events_pb2.Event,
+        health_pb2.DeviceHealth,
+        lane_service_pb2.Calibration,
+    ):
+        made |= definitions(message.DESCRIPTOR)
+    text = json.dumps(made).replace("#/$defs/", "#/components/schemas/")
+    return {**json.loads(text), **_STATES}
+
+
+def main() -> int:
+    text = json.dumps(document(), indent=1) + "\n"
+    if sys.argv[1:] == ["--check"]:
+        if FILE.read_text() != text:
+            print(f"{FILE} is not current; run scripts/asyncapi.py", file=sys.stderr)
+            return 1
+        return 0
+    FILE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The brokers of examples/fleet, with the paths and names of a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.conftest import Authority
+
+RECIPES = Path(__file__).parents[1] / "examples/fleet"
+
+
+def fleet_lines(authority: Authority, folder: Path, acl: Path = RECIPES / "fleet.acl") -> list[str]:
+    """The lines of fleet.conf without its listener, which a test has on a port of its own."""
+    certificate, key = authority.issue("broker")
+    return _lines(
+        "fleet.conf",
+        folder,
+        {
+            "/etc/mosquitto/certs/fleet_ca.pem": authority.ca,
+            "/etc/mosquitto/certs/broker.crt": certificate,
+            "/etc/mosquitto/certs/broker.key": key,
+            "/etc/mosquitto/fleet.acl": acl,
+        },
+    )
+
+
+def vehicle_lines(authority: Authority, folder: Path, fleet: str) -> list[str]:
+    """Likewise of vehicle.conf, whose bridge goes to `fleet`, HOST:PORT."""
+    certificate, key = authority.issue("truck-7")
+    return _lines(
+        "vehicle.conf",
+        folder,
+        {
+            "/etc/mosquitto/certs/fleet_ca.pem": authority.ca,
+            "/etc/mosquitto/certs/truck-7.crt": certificate,
+            "/etc/mosquitto/certs/truck-7.key": key,
+            "fleet.example:8883": fleet,
+        },
+    )
+
+
+def _lines(name: str, folder: Path, values: dict[str, object]) -> list[str]:
+    folder.mkdir()
+    text = (RECIPES / name).read_text()
+    for old, new in {"/var/lib/mosquitto/": f"{folder}/", **values}.items():
+        assert old in text, f"{name} has no {old}"
+        text = text.replace(old, str(new))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines[0].startswith("listener ")
+    return lines[1:]

@@ -1,0 +1,22 @@
+"""A recorder that gets pictures as fast as it takes them, in a process that a test kills.
+
+recorder_process.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mcap_drive import Drive
+
+drive = Drive(Path(sys.argv[1]), file_s=3)
+began_ns = drive.now_ns
+drive.recorder.start()
+print("started", flush=True)
+while True:
+    drive.give(jpeg=True)  # moves the clock by the time of a frame
+    time.sleep(0.002)

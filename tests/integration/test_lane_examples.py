@@ -1,0 +1,150 @@
+"""The example programs for vehicles, in each language, against a real daemon."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from lane_stubs import PROTO, generate_python
+
+from tests.integration.conftest import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples/lanes"
+WAIT_S = 60.0
+LANES = re.compile(
+    r"road \d+ (OK|DEGRADED|STALE) \d+ ms, \d lanes, offset (-|[+-]\d\.\d\d) m, lost \d+"
+)
+EVENT = re.compile(r"(\d+) [A-Z_]+ (BEGIN|END|INSTANT) \w+ \S+")
+
+Run = list[str]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("daemon")
+    config = folder / "settings.toml"
+    config.write_text(
+        f"""
+        [repository]
+        paths = ["{ROOT / "models"}"]
+        [cameras.road]
+        uri = "synthetic://road?seed=7&fps=10"
+        max_age_ms = 1000
+        [cameras.absent]  # which is an event
+        uri = "/dev/video63"
+        """
+    )
+    process = Process(folder, f"--config={config}")
+    try:
+        process.wait_for("READY=1")
+        process.drain()
+        yield process
+    finally:
+        process.close()
+
+
+def python(folder: Path) -> Run:
+    generate_python(folder)
+    return [
+        "env",
+        f"PYTHONPATH={folder}",
+        sys.executable,
+        "-W",
+        "error",
+        str(EXAMPLES / "lanes.py"),
+    ]
+
+
+def built(language: str, folder: Path, target: str, needs: dict[str, str]) -> Run:
+    """Build the program with its Makefile, in a copy of its folder."""
+    if missing := [package for tool, package in needs.items() if shutil.which(tool) is None]:
+        pytest.skip(f"not here: apt install {' '.join(missing)}")
+    shutil.copytree(EXAMPLES / language, folder / "source")
+    make = [
+        "make",
+        "-C",
+        str(folder / "source"),
+        f"PROTO={PROTO}",
+        "CXXFLAGS=-O0 -Wall -Werror",
+    ]
+    done = subprocess.run(
+        ["timeout", "300", *make, target],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "GOCACHE": str(folder / "cache")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [str(folder / "source/lanes")]
+
+
+def cpp(folder: Path) -> Run:
+    return built(
+        "cpp",
+        folder,
+        "lanes",
+        {
+            "make": "make",
+            "g++": "g++",
+            "pkg-config": "pkg-config",
+            "protoc": "protobuf-compiler",
+            "grpc_cpp_plugin": "protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev",
+        },
+    )
+
+
+def go(folder: Path) -> Run:
+    libraries = "golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev"
+    if not Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir():
+        pytest.skip(f"not here: apt install {libraries}")
+    return built(
+        "go",
+        folder,
+        "debian",
+        {
+            "make": "make",
+            "go": "golang-go",
+            "protoc": "protobuf-compiler",
+            "protoc-gen-go": "protoc-gen-go",
+            "protoc-gen-go-grpc": "protoc-gen-go-grpc",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [python, pytest.param(cpp, marks=pytest.mark.long), pytest.param(go, marks=pytest.mark.long)],
+)
+def test_a_vehicle_program_gets_lanes_and_events_and_gives_its_speed(
+    program: Callable[[Path], Run], tmp_path: Path, daemon: Process
+) -> None:
+    command = [*program(tmp_path), f"127.0.0.1:{daemon.port}"]
+
+    def output(*words: str) -> list[str]:
+        done = subprocess.run(
+            [*command, *words], capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    lanes = output("lanes", "6")
+    assert len(lanes) == 6
+    assert all(LANES.fullmatch(line) for line in lanes if line.startswith("road ")), lanes
+    assert any(line.startswith("road ") for line in lanes)
+    last_id = tmp_path / "last_id"
+    (event,) = output("events", str(last_id), "1")
+    found = EVENT.fullmatch(event)
+    assert found, event
+    assert last_id.read_text() == found[1]
+    assert output("vehicle", "22.5") == ["taken"]

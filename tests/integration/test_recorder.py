@@ -1,0 +1,313 @@
+"""The recorder and its replays with the shipped models, real threads, a real disk and kill -9."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+from mcap_drive import IDENTITY, Drive, content, is_whole
+
+from edge_server.cameras.calibration import Calibration, calibration_id
+from edge_server.cameras.camera import Camera
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg
+from edge_server.cameras.mcap_source import McapSource
+from edge_server.cameras.source import open_source, recorded_calibration
+from edge_server.cli.plan.verification import load_models
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.types import StageLatency
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.lane_locator import LaneLocator
+from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.messages import lane_frame_fields
+from edge_server.pipeline.recorder.mcap_writer import PART
+from edge_server.pipeline.recorder.recorder import Recorder
+from edge_server.pipeline.recorder.recording_files import RecordingFiles
+from edge_server.pipeline.road_events import RoadEvents
+from edge_server.pipeline.road_follower import RoadFollower
+from edge_server.pipeline.vehicle import VehicleInputs
+from edge_server.pixels import Image
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
+from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.settings import RecorderSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.inference.data_plane import DataPlane
+    from edge_server.lanes.types import LaneFrame
+    from tests.integration.conftest import Process
+
+MODELS = Path(__file__).parents[2] / "models"
+LENS = Lens("pinhole", 1280, 720, 1150.0, 1150.0, 640.0, 360.0, (0.0, 0.0, 0.0, 0.0, 0.0))
+MODEL = CameraModel(LENS, Mounting(1.35, 0.0, 0.0, 0.0, 0.0, 0.0))
+CALIBRATION = Calibration(calibration_id(MODEL), MODEL)
+FRAMES = 12
+PERIOD_NS = 99_999_371  # of no whole number of microseconds
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def data_plane() -> Iterator[DataPlane]:
+    with ExitStack() as stack:
+        yield load_models(MODELS, stack)
+
+
+class Followed(NamedTuple):
+    """What came of a frame, and the bytes of its lanes."""
+
+    frame: Frame
+    lane_frame: LaneFrame
+    lanes: bytes
+
+
+class Road:
+    """A calibrated camera's way through the pipeline, on this thread, frame by frame."""
+
+    def __init__(self, data_plane: DataPlane, calibration: Calibration) -> None:
+        self.camera = Camera("front", "synthetic://road")
+        self._pipeline = LanePipeline(self.camera, data_plane, "lane_detection", ())
+        events = RoadEvents(EventLog(), None)
+        self._road = RoadFollower(LaneLocator(calibration), VehicleInputs(), events, 0.95)
+        self._calibration = calibration
+        self._pipeline.validate()
+
+    def follow(self, frame: Frame) -> Followed:
+        lane_frame = self._road.follow(self._pipeline.detect(frame), frame.image)
+        # The queue's is what it is for frames of the test's own time.
+        lane_frame = replace(lane_frame, latency_us=StageLatency())
+        return Followed(frame, lane_frame, lanes_of(lane_frame))
+
+
+def lanes_of(lane_frame: LaneFrame) -> bytes:
+    """Return what a reader gets of the lanes, in every digit: points, tracks, metres, ego."""
+    fields = lane_frame_fields(lane_frame, IDENTITY, 0, lane_frame.capture_mono_ns)
+    return only_lanes(lanes_pb2.LaneFrame(**fields))
+
+
+def only_lanes(message: lanes_pb2.LaneFrame) -> bytes:
+    ego = message.ego if message.HasField("ego") else None
+    kept = lanes_pb2.LaneFrame(lanes=message.lanes, ego=ego, image=message.image)
+    return kept.SerializeToString(deterministic=True)
+
+
+def pictures() -> Iterator[np.ndarray]:
+    source = open_source(f"synthetic://road?seed=7&fps=0&frames={FRAMES}")
+    while (frame := source.read()) is not None:
+        yield frame.image.planes[0]
+    source.close()
+
+
+def record(
+    directory: Path, data_plane: DataPlane, frames: Callable[[Road], Iterator[Frame]]
+) -> tuple[Path, list[Followed]]:
+    """Record a drive of a calibrated camera; return the file and what the pipeline gave."""
+    events = EventLog()
+    files = RecordingFiles(directory, IDENTITY.boot_id, most_bytes=1 << 30, reserve_bytes=0)
+    recorder = Recorder(
+        RecorderSection(mode="continuous"), files, IDENTITY, events, lambda _: CALIBRATION
+    )
+    road = Road(data_plane, CALIBRATION)
+    found = []
+    for frame in frames(road):
+        found.append(road.follow(frame))
+        recorder(found[-1].lane_frame, frame)
+        recorder.encode(0.0)
+    recorder.write()
+    recorder.end()
+    (path,) = directory.glob("*.mcap")
+    return path, found
+
+
+def camera_of_jpegs(road: Road) -> Iterator[Frame]:
+    """Yield what a camera that sends JPEGs gives: decoded as its model needs them."""
+    decoder = JpegDecoder("camera", road.camera.useful)
+    for number, pixels in enumerate(pictures()):
+        jpeg = encode_jpeg(Image.of_bgr(pixels), 80)
+        decoded = decoder.decode(jpeg)
+        assert decoded is not None
+        image, size = decoded
+        yield frame_of(number, image, jpeg, size)
+
+
+def camera_of_pixels(road: Road) -> Iterator[Frame]:
+    for number, pixels in enumerate(pictures()):
+        yield frame_of(number, pixels, None, (1280, 720))
+
+
+def frame_of(number: int, pixels: np.ndarray, jpeg: bytes | None, size: tuple[int, int]) -> Frame:
+    moment_ns = 10**12 + number * PERIOD_NS
+    return Frame(
+        number,
+        Image.of_bgr(pixels),
+        moment_ns,
+        1_790_000_000 * 10**9 + moment_ns,
+        calibration_id=CALIBRATION.id,
+        picture_size=None if size == pixels.shape[1::-1] else size,
+        jpeg=jpeg,
+    )
+
+
+def replay(path: Path, data_plane: DataPlane) -> list[Followed]:
+    calibration = recorded_calibration(f"mcap://{path}")
+    assert calibration == CALIBRATION
+    road = Road(data_plane, calibration)
+    clock = Clock()
+    source = McapSource(
+        path, "front", JpegDecoder("replay", road.camera.useful), clock=clock, sleep=clock.sleep
+    )
+    found = []
+    while (frame := source.read()) is not None:
+        found.append(road.follow(frame))
+    return found
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = time.monotonic_ns()
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9) + 1
+
+
+def test_a_drive_of_a_jpeg_camera_replays_to_the_same_lanes_bit_for_bit(
+    tmp_path: Path, data_plane: DataPlane
+) -> None:
+    path, driven = record(tmp_path, data_plane, camera_of_jpegs)
+    first, second = replay(path, data_plane), replay(path, data_plane)
+
+    assert len(driven) == len(first) == len(second) == FRAMES
+    assert sum(len(each.lane_frame.lanes) for each in driven) > FRAMES
+    assert any(lane.ground is not None for lane in driven[-1].lane_frame.lanes)
+    assert any(lane.id for lane in driven[-1].lane_frame.lanes)
+    for drive, once, again in zip(driven, first, second, strict=True):
+        np.testing.assert_array_equal(drive.frame.image.planes[0], once.frame.image.planes[0])
+        assert once.lanes == again.lanes == drive.lanes
+    with path.open("rb") as file:
+        from mcap.reader import make_reader
+
+        recorded = [
+            only_lanes(lanes_pb2.LaneFrame.FromString(message.data))
+            for _, _, message in make_reader(file).iter_messages("/front/lanes")
+        ]
+    assert recorded == [each.lanes for each in first]
+
+
+def test_a_drive_of_pixels_loses_by_its_jpegs_once_and_replays_alike(
+    tmp_path: Path, data_plane: DataPlane
+) -> None:
+    path, driven = record(tmp_path, data_plane, camera_of_pixels)
+    first, second = replay(path, data_plane), replay(path, data_plane)
+    assert [each.lanes for each in first] == [each.lanes for each in second]
+    offsets = []
+    for drive, once in zip(driven, first, strict=True):
+        assert drive.frame.size == once.frame.size == (1280, 720)
+        if drive.lane_frame.ego and once.lane_frame.ego:
+            a, b = drive.lane_frame.ego, once.lane_frame.ego
+            if a.lateral_offset_m is not None and b.lateral_offset_m is not None:
+                offsets.append(abs(a.lateral_offset_m - b.lateral_offset_m))
+    assert len(offsets) > FRAMES // 2
+    assert np.median(offsets) < 0.05
+
+
+def test_a_recorder_that_is_killed_leaves_files_that_are_read_to_their_last_chunk(
+    tmp_path: Path,
+) -> None:
+    chance = np.random.default_rng(20)
+    program = Path(__file__).parent / "recorder_process.py"
+    recovered = 0
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(tmp_path)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        time.sleep(0.2 + float(chance.random()) / 2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+        parts = list(tmp_path.glob(f"*{PART}"))
+        left = {path: content(path).frame_ids for path in parts}
+        Drive(tmp_path).stop()  # what the next start does
+        assert not list(tmp_path.glob(f"*{PART}"))
+        for path, frame_ids in left.items():
+            whole = path.with_name(path.name.removesuffix(PART))
+            assert whole.exists() == bool(frame_ids)
+            if frame_ids:
+                recovered += 1
+                assert content(whole).frame_ids == frame_ids
+                assert frame_ids == list(range(frame_ids[0], frame_ids[0] + len(frame_ids)))
+    assert recovered >= 3
+    files = list(tmp_path.glob("*.mcap"))
+    assert len(files) > 6
+    assert all(is_whole(path) for path in files)
+
+
+def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    recordings, config = tmp_path / "recordings", tmp_path / "config.toml"
+    calibration = tmp_path / "front.toml"
+    calibration.write_text(
+        "[lens]\nkind = 'pinhole'\nwidth = 1280\nheight = 720\nfx = 1150.0\nfy = 1150.0\n"
+        "cx = 640.0\ncy = 360.0\ndistortion = [0.0, 0.0, 0.0, 0.0, 0.0]\n"
+        "[mounting]\nheight_m = 1.35\n"
+    )
+    models = f'[repository]\npaths = ["{MODELS}"]\n'
+    config.write_text(
+        f'{models}[recorder]\nmode = "events"\ndirectory = "{recordings}"\nafter_s = 1.0\n'
+        f'[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\ncalibration = "{calibration}"\n'
+    )
+    process = start("--config", str(config))
+    response = call(process, "Record", pb.RecordRequest(cause="test", after_s=2), pb.RecordResponse)
+    path = recordings / response.file
+    end = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < end, process.log.read_text()
+        time.sleep(0.1)
+    assert process.terminate() == 0
+    assert is_whole(path)
+    assert len(content(path).images) >= 5
+    process.close()
+
+    config.write_text(f'{models}[cameras.road]\nuri = "mcap://{path}?loop=true"\n')
+    process = start("--config", str(config))
+    cameras = call(process, "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse).cameras
+    assert [camera.name for camera in cameras] == ["road"]
+    assert (cameras[0].calibration.height_m, cameras[0].calibration.fx) == (1.35, 1150.0)
+    while True:
+        assert time.monotonic() < end, process.log.read_text()
+        try:
+            request = pb.GetLatestLanesRequest(camera="road")
+            frame = call(process, "GetLatestLanes", request, pb.GetLatestLanesResponse).frame
+        except grpc.RpcError:
+            continue
+        if any(lane.HasField("ground") for lane in frame.lanes):
+            break
+        time.sleep(0.1)
+    off = pytest.raises(grpc.RpcError, match=r"the recorder is off; set recorder\.mode")
+    with off:
+        call(process, "Record", pb.RecordRequest(cause="test"), pb.RecordResponse)
+
+
+def call(process: Process, method: str, request: Any, response: Any) -> Any:
+    with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+        method_of = channel.unary_unary(
+            f"/edge.lanes.v1.LaneService/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return method_of(request, timeout=PATIENCE_S, wait_for_ready=True)

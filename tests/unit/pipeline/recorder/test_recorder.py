@@ -1,0 +1,300 @@
+"""The recorder: which frames are in which file, what it costs the pipeline, what a disk may do."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
+from mcap.reader import make_reader
+from mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whole
+
+from edge_server.errors import Unavailable
+from edge_server.pipeline.recorder import mcap_writer
+from edge_server.pipeline.recorder.mcap_writer import RECORDING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_continuous_recording_has_each_frame_once_in_order(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, file_s=1.0)
+    drive.frames(100)
+    drive.stop()
+
+    files = drive.files()
+    assert len(files) == 4  # 3.3 s
+    assert all(is_whole(path) for path in files)
+    assert [each for path in files for each in content(path).frame_ids] == list(range(100))
+    assert drive.recorder.lost == drive.recorder.dropped == 0
+
+
+def test_times_are_of_the_capture_and_of_the_arrival(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    drive.frames(3)
+    drive.stop()
+
+    found = content(drive.files()[0])
+    assert found.publish_ns == [EPOCH_NS + i * PERIOD_NS for i in range(3)]
+    assert found.log_ns == sorted(found.log_ns)
+    assert found.log_ns[0] != found.publish_ns[0]  # Unix time of the test itself
+    assert found.topics[:3] == ["/front/lanes", "/front/image", "/front/annotations"]
+
+
+def test_the_lanes_are_drawn_in_the_picture_with_its_time_and_at_its_size(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, width=160)
+    drive.frames(1)
+    drive.stop()
+
+    with drive.files()[0].open("rb") as file:
+        reader = make_reader(file)
+        ((schema, _, message),) = reader.iter_messages("/front/annotations")
+        ((_, images, image),) = reader.iter_messages("/front/image")
+    assert schema is not None
+    assert schema.name == "foxglove.ImageAnnotations"
+    (line,) = ImageAnnotations.FromString(message.data).points
+    assert [(each.x, each.y) for each in line.points] == [(50, 90), (60, 45)]
+    assert message.publish_time == image.publish_time == EPOCH_NS
+    assert line.timestamp.seconds * 10**9 + line.timestamp.nanos == EPOCH_NS
+    assert (images.metadata["width"], images.metadata["height"]) == ("320", "192")
+
+
+def test_the_jpeg_of_a_camera_is_recorded_as_it_came(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    drive.frames(2, jpeg=True)
+    drive.stop()
+    assert content(drive.files()[0]).images == [camera_jpeg(0), camera_jpeg(1)]
+    assert camera_jpeg(0) != camera_jpeg(1)
+
+
+def test_an_event_s_file_has_the_seconds_before_and_after_it(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, mode="events", before_s=1.0, after_s=0.5)
+    drive.frames(100)
+    assert drive.names() == []
+    drive.event()
+    drive.frames(100)
+    drive.stop()
+
+    (path,) = drive.files()
+    assert path.name.endswith("-event-lane_departure-1.mcap")
+    found = content(path)
+    assert found.frame_ids[0] in (70, 71)  # 1 s at 29.97 Hz
+    assert found.frame_ids[-1] in (114, 115)
+    assert found.frame_ids == list(range(found.frame_ids[0], found.frame_ids[-1] + 1))
+    assert "/events" in found.topics
+    with path.open("rb") as file:
+        about = {each.name: each.metadata for each in make_reader(file).iter_metadata()}
+    assert about[RECORDING]["event_id"] == "1"
+    assert about[RECORDING]["event_cause"] == "left"
+
+
+def test_events_of_one_moment_share_a_file_and_no_frame_is_in_two(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, mode="events", before_s=2.0, after_s=1.0)
+    drive.frames(60)
+    drive.event()
+    drive.frames(15)
+    drive.event("camera", "stalled")
+    drive.frames(90)
+    drive.event()
+    drive.frames(90)
+    drive.stop()
+
+    first, second = (content(path).frame_ids for path in drive.files())
+    assert first[-1] in (104, 105)  # 1 s after the second event
+    assert not set(first) & set(second)
+
+
+def test_a_kind_of_event_that_is_not_chosen_begins_no_file(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, mode="events", events=("camera",))
+    drive.frames(10)
+    drive.event("lane_departure")
+    drive.frames(10)
+    drive.stop()
+    assert drive.names() == []
+
+
+def test_an_event_pins_the_running_file_and_the_one_before(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, file_s=1.0, before_s=0.9, after_s=0.1)
+    drive.frames(75)  # the third file has 0.5 s
+    drive.event()
+    drive.frames(45)
+    drive.stop()
+    causes = [name.split("Z-")[1] for name in drive.names()]
+    pinned = "event-lane_departure-1.mcap"
+    assert causes == ["drive.mcap", pinned, pinned, "drive.mcap"]
+
+
+def test_the_newest_frames_are_dropped_and_counted_where_the_encoder_is_late(
+    tmp_path: Path,
+) -> None:
+    drive = Drive(tmp_path)
+    for _ in range(10):
+        drive.give()
+    drive.stop()
+    assert content(drive.files()[0]).frame_ids == [0, 1, 2, 3]
+    assert drive.recorder.dropped == 6
+
+
+def test_memory_is_bounded_whatever_the_seconds(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, mode="events", before_s=60, memory_bytes=1 << 20)
+    drive.frames(100)
+    assert 1 << 19 < drive.recorder._ring.size_bytes <= 1 << 20
+    drive.stop()
+
+
+def test_the_disk_budget_holds_at_every_moment(tmp_path: Path) -> None:
+    budget = 6 << 20
+    drive = Drive(tmp_path, most_bytes=budget, file_s=1.0)
+    for _ in range(30):
+        drive.frames(15, jpeg=True)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= budget
+    drive.stop()
+    files = drive.files()
+    assert sum(path.stat().st_size for path in files) > budget // 2
+    assert content(files[-1]).frame_ids[-1] == 449
+    assert not files[0].name.startswith("00000001")
+
+
+def test_files_of_events_outlive_others_up_to_half_of_the_space(tmp_path: Path) -> None:
+    budget = 8 << 20
+    drive = Drive(tmp_path, most_bytes=budget, file_s=1.0, before_s=0, after_s=0)
+    drive.frames(10, jpeg=True)
+    drive.event()
+    drive.frames(500, jpeg=True)
+    assert any("event-lane_departure-1" in name for name in drive.names())
+
+    for _ in range(15):
+        drive.event()
+        drive.frames(31, jpeg=True)
+    names = drive.names()
+    assert not any("event-lane_departure-1." in name for name in names)
+    assert any("event-lane_departure-16." in name for name in names)
+    drive.stop()
+
+
+def test_a_full_disk_stops_the_recording_alone_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    drive = Drive(tmp_path)
+    drive.frames(60)
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mcap_writer.os, "write", full)
+    drive.frames(450)  # 15 s, with three attempts
+    assert "No space left" in drive.recorder.failure
+    with pytest.raises(Unavailable, match="No space left"):
+        request_now(drive)
+    monkeypatch.setattr(mcap_writer.os, "write", write)
+    drive.frames(300)
+    drive.stop()
+
+    said = [each.message for each in caplog.records if each.levelno == logging.ERROR]
+    assert said == ["recorder: nothing is recorded: the disk: No space left on device; lanes go on"]
+    assert drive.recorder.failure == ""
+    assert drive.recorder.lost > 0
+    assert all(is_whole(path) for path in drive.files())
+    assert not list(tmp_path.glob("*.part"))
+
+
+def request_now(drive: Drive) -> str:
+    """Request a file while the writer's thread is this one."""
+    recorder = drive.recorder
+    wake = recorder._wake.set
+    recorder._wake.set = lambda: (wake(), recorder.write())  # type: ignore[method-assign]
+    try:
+        return recorder.request("Test run!", 0.5, 0.5)
+    finally:
+        recorder._wake.set = wake  # type: ignore[method-assign]
+
+
+def test_too_little_free_space_keeps_what_others_need(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, free=lambda _: 1 << 20)
+    drive.frames(60)
+    drive.stop()
+    assert "free" in drive.recorder.failure
+    assert drive.names() == []
+
+
+def test_a_request_names_its_file(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, mode="events")
+    drive.frames(60)
+    name = request_now(drive)
+    drive.frames(60)
+    drive.stop()
+    assert drive.names() == [name]
+    assert name.endswith("Z-request-test-run.mcap")
+    assert 28 <= len(content(tmp_path / name).frame_ids) <= 32
+
+
+def test_only_the_chosen_cameras_are_recorded(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, cameras=("rear",))
+    drive.frames(10)
+    drive.frames(10, camera="rear")
+    drive.stop()
+    assert set(content(drive.files()[0]).topics) == {
+        "/rear/lanes",
+        "/rear/image",
+        "/rear/annotations",
+    }
+
+
+def test_numbers_go_on_after_a_restart_whatever_the_clock_says(tmp_path: Path) -> None:
+    for _ in range(2):
+        drive = Drive(tmp_path)
+        drive.frames(2)
+        drive.stop()
+    assert [name[:8] for name in drive.names()] == ["00000001", "00000002"]
+
+
+def test_another_daemon_s_directory_is_refused(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    with pytest.raises(Unavailable, match="another daemon records there"):
+        Drive(tmp_path)
+    drive.stop()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.55, 0.8, 0.999])
+def test_what_a_crash_leaves_is_recovered_to_its_last_chunk(tmp_path: Path, share: float) -> None:
+    drive = Drive(tmp_path)
+    drive.frames(60)
+    drive.stop()
+    (whole,) = drive.files()
+    data = whole.read_bytes()
+    whole.unlink()
+    part = tmp_path / f"{whole.name}.part"
+    part.write_bytes(data[: int(len(data) * share)])
+    readable = content(part).frame_ids
+
+    drive = Drive(tmp_path)
+    drive.stop()
+    if not readable:
+        assert drive.names() == []
+        return
+    assert drive.names() == [whole.name]
+    assert is_whole(whole)
+    found = content(whole)
+    assert found.frame_ids == readable == list(range(len(readable)))
+    of_a_chunk = 2 + (256 << 10) * 60 // len(data)
+    assert len(readable) >= 60 * share - of_a_chunk
+
+
+def test_damage_in_the_middle_costs_what_follows(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    drive.frames(60)
+    drive.stop()
+    (whole,) = drive.files()
+    data = bytearray(whole.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    part = tmp_path / f"{whole.name}.part"
+    part.write_bytes(data)
+    whole.unlink()
+    Drive(tmp_path).stop()
+    assert is_whole(whole)
+    assert 15 <= len(content(whole).frame_ids) < 35

@@ -1,0 +1,109 @@
+"""The AsyncAPI document: current, complete, and every reference in it leads somewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import asyncapi
+import pytest
+
+from edge_server.board.identity import Identity
+from edge_server.board.update_record import UpdateRecord
+from edge_server.cameras.calibration import Calibration
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.mqtt import payloads
+from edge_server.mqtt.topics import Topics
+from edge_server.pipeline.events import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CALIBRATION = Calibration(
+    "ab12cd34ef56",
+    CameraModel(Lens("pinhole", 1280, 720, 900, 900, 640, 360, (0,) * 5), Mounting(1.4, 0.02)),
+)
+DOCUMENT: Any = asyncapi.document()
+ADDRESSES = {each["address"] for each in DOCUMENT["channels"].values()}
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_the_published_document_is_current() -> None:
+    assert json.loads(asyncapi.FILE.read_text()) == DOCUMENT
+
+
+def test_every_reference_leads_somewhere() -> None:
+    found = list(references(DOCUMENT))
+    assert len(found) > 50
+    for reference in found:
+        value = DOCUMENT
+        for key in reference.removeprefix("#/").split("/"):
+            value = value[key]
+
+
+def test_every_topic_is_in_it() -> None:
+    topics = Topics("0device")
+    named = {name: each for name, each in vars(Topics).items() if not name.startswith("_")}
+    # `provision` is read, not sent; `states` are filters.
+    for name in named.keys() - {"provision", "states", "device"}:
+        if isinstance(named[name], property):
+            address = getattr(topics, name)
+        elif name == "event":
+            address = topics.event("lane_departure", "0camera")
+        else:
+            address = getattr(topics, name)("0model" if name.startswith("model") else "0camera")
+        for word in ("device", "camera", "model"):
+            address = address.replace(f"0{word}", f"{{{word}}}")
+        assert address in ADDRESSES, name
+    assert "edge/v1/{device}/events/model" in ADDRESSES
+
+
+IDENTITY = Identity("truck-7", "0.1.0", "boot", "client")
+EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("Status", payloads.status(IDENTITY, "online", no_lanes=["front"], restart_needed=["x"])),
+        ("Status", payloads.status(IDENTITY, "offline")),
+        ("Meta", payloads.meta(IDENTITY, "json", {"front": "ab12"}, {"lanes": [1]})),
+        ("Update", payloads.update(IDENTITY, UpdateRecord())),
+        ("Acknowledged", payloads.acknowledged(7)),
+        ("ModelState", payloads.model_state("lanes", "READY", "")),
+        ("CameraStatus", payloads.camera_status("ok", None)),
+        ("Calibration", payloads.calibration(CALIBRATION)),
+        ("Event", payloads.event(EVENT, IDENTITY)),
+    ],
+)
+def test_what_is_sent_has_the_fields_of_its_schema(name: str, payload: bytes) -> None:
+    schema = DOCUMENT["components"]["schemas"][name]
+    sent = json.loads(payload)
+    assert set(schema["required"]) <= sent.keys() <= schema["properties"].keys()
+    for key, value in sent.items():
+        assert value in schema["properties"][key].get("enum", [value])
+
+
+def test_an_operation_has_the_messages_of_its_channel() -> None:
+    for operation in DOCUMENT["operations"].values():
+        channel = operation["channel"]["$ref"]
+        for message in operation["messages"]:
+            assert message["$ref"].startswith(f"{channel}/messages/")
+        assert operation["action"] == "send"
+
+
+def test_every_parameter_of_an_address_is_described() -> None:
+    for channel in DOCUMENT["channels"].values():
+        wanted = {part[1:-1] for part in channel["address"].split("/") if part.startswith("{")}
+        assert channel["parameters"].keys() == wanted
+        assert "0" not in channel["address"]
