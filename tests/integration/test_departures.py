@@ -76,6 +76,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
     begin, end = events
     assert (begin["kind"], begin["phase"]) == ("EVENT_KIND_LANE_DEPARTURE", "EVENT_PHASE_BEGIN")
     assert (begin["cause"], begin["camera"]) == ("left", "front")
-    assert 0 < begin["distance_to_line_m"] <= 0.75
+    # Between ISO 17361's earliest and latest line, also where a busy machine drops frames.
+    assert -0.3 <= begin["distance_to_line_m"] <= 0.75
     assert (end["phase"], end["cause"]) == ("EVENT_PHASE_END", "returned")
     assert end["begin_id"] == begin["id"]
