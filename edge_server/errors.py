@@ -14,6 +14,7 @@
     ├── DeadlineExceeded     too late
     ├── Cancelled            the caller cancelled the request
     ├── InternalError        a model or a backend failed while it ran
+    │   └── UnknownError       a model says that it does not know why
     ├── AlreadyRunning       another daemon holds a resource that this daemon needs
     ├── SourceError          a camera or a file gives no frames
     │   └── SourceUriError   its URI is wrong, so the camera can never open
@@ -85,6 +86,10 @@ class Cancelled(EdgeServerError):
 
 class InternalError(EdgeServerError):
     """A model or a backend failed while it ran."""
+
+
+class UnknownError(InternalError):
+    """A model failed with Triton's code UNKNOWN."""
 
 
 class AlreadyRunning(EdgeServerError):

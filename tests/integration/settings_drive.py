@@ -60,6 +60,8 @@ class Drive:
         self.hang_up()
         self.process.wait_for("RELOADING=1\nMONOTONIC_USEC=")
         self.process.wait_for("READY=1")
+        # The log is written on a thread of its own.
+        self.wait_for_log("settings: ", before)
         return self.log[before:]
 
     @property

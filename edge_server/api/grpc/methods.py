@@ -41,6 +41,7 @@ STATUS = {
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
+    errors.UnknownError: grpc.StatusCode.UNKNOWN,
 }
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.

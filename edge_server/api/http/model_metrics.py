@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
@@ -121,9 +122,9 @@ class ModelMetrics:
 class CustomMetrics:
     """A Collector of prometheus_client.
 
-    Metrics have the labels `model` and `version`, unless the model sets them itself. Of two with
-    all labels equal (two versions that both set their own) the later one is exported; of two with
-    one name but different kinds, the first.
+    Metrics have only the labels that the model gives them, as in Triton. Counters and histograms of
+    one name and equal labels are added up (two versions, two models); of such gauges the later one
+    is exported, and of two metrics of one name but different kinds, the first.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -135,13 +136,14 @@ class CustomMetrics:
         for entry in self._sources.models():
             if entry.loaded is None:
                 continue
-            of_model = {"model": entry.name, "version": str(entry.version)}
             for metric in entry.loaded.metrics():
                 family = families.setdefault(metric.name, {})
                 if family and next(iter(family.values())).kind != metric.kind:
                     self._warn_once(metric, entry.name)
                     continue
-                family[tuple(sorted({**of_model, **metric.labels}.items()))] = metric
+                labels = tuple(sorted(metric.labels.items()))
+                before = family.get(labels)
+                family[labels] = metric if before is None else _together(before, metric)
         for name, family in families.items():
             yield _family(name, family)
 
@@ -155,6 +157,16 @@ class CustomMetrics:
                 model,
                 metric.kind,
             )
+
+
+def _together(before: ModelMetric, metric: ModelMetric) -> ModelMetric:
+    if metric.kind == "gauge" or before.buckets.keys() != metric.buckets.keys():
+        return metric
+    return replace(
+        metric,
+        value=before.value + metric.value,
+        buckets={bound: before.buckets[bound] + n for bound, n in metric.buckets.items()},
+    )
 
 
 def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) -> Metric:

@@ -73,10 +73,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     parameters = _checked_parameters(files, config)
     if config.completion.auto and (completed := _auto_complete(directory, config, parameters)):
         config = _merged(files, config, completed)
-    if not config.outputs or (config.max_batch_size > 0 and not config.inputs):
-        missing = "inputs" if config.outputs else "outputs"
+    if config.max_batch_size > 0 and not config.inputs:
         raise ModelConfigError(
-            f"{files.config_path}: model '{config.name}' has no {missing}: name them in "
+            f"{files.config_path}: model '{config.name}' has no inputs, and batches: name them in "
             "config.pbtxt, or in its auto_complete_config"
         )
     validate(config.message, files, frozenset({config.backend}), Completion(auto=False))

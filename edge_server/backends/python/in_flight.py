@@ -127,6 +127,9 @@ class InFlight:
             with self._lock:
                 left = [self._requests.pop(n) for n in batch.unfinished if n in self._requests]
             batch.unfinished.clear()
+            if not left:
+                # Every request has its last response, so no client learns of it.
+                log.error("instance %s: %s", self._name, shortened(message.failure))
             for request in left:
                 request.respond(InternalError(shortened(message.failure)), True)
         self._check_done(batch)

@@ -40,6 +40,7 @@ class Code(IntEnum):
 
 
 _ERRORS = {
+    Code.UNKNOWN: errors.UnknownError,
     Code.INTERNAL: errors.InternalError,
     Code.NOT_FOUND: errors.NotFound,
     Code.INVALID_ARG: errors.InvalidRequest,
@@ -309,9 +310,9 @@ FromChild = (
 
 
 def error_of(failure: ChildError) -> errors.EdgeServerError:
-    """Return a model's error as ours; an unknown code becomes the model's own failure."""
-    code = Code(failure.code) if failure.code in set(Code) else Code.UNKNOWN
-    return _ERRORS.get(code, errors.InternalError)(shortened(failure.text))
+    """Return a model's error as ours; a number that is no code becomes the model's own failure."""
+    code = Code(failure.code) if failure.code in set(Code) else Code.INTERNAL
+    return _ERRORS[code](shortened(failure.text))
 
 
 def code_of(error: errors.EdgeServerError) -> Code:

@@ -226,3 +226,30 @@ def test_an_input_is_given_once(serve: Serve) -> None:
     assert served.infer("m", 0).parameters == {
         "error": "[request id: <id_unknown>] input 'x' already exists in request"
     }
+
+
+def test_streams_of_other_models_are_awaited_side_by_side_and_can_be_read_again(
+    serve: Serve,
+) -> None:
+    waits = (
+        COUNT[0] + " instance_group { count: 4 kind: KIND_CPU }",
+        COUNT[1].replace("for value", "time.sleep(0.5)\n            for value"),
+    )
+    served = serve(
+        count=waits,
+        m=ASK
+        + """
+async def execute(self, requests):
+    import asyncio
+    began = time.monotonic()
+    made = await asyncio.gather(
+        *(self.ask("count", [n, n]).async_exec(decoupled=True) for n in range(4)))
+    assert time.monotonic() - began < 1.9, "one after the other"
+    found = []
+    for _ in range(2):
+        for stream in made:
+            found += [r.output_tensors()[0].as_numpy()[0] for r in stream if r.output_tensors()]
+    return [y(found)]
+""",
+    )
+    assert served.values("m", 1) == [0, 0, 1, 1, 2, 2, 3, 3] * 2

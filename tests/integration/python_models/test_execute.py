@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from edge_server.backends.contract import ExecuteRequest
-from edge_server.errors import EdgeServerError, InternalError, NotFound
+from edge_server.errors import EdgeServerError, InternalError, NotFound, UnknownError
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Serve = Any
 DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -653,3 +654,47 @@ def test_parameters_of_types_that_are_made_from_pythons_own_travel(serve: Serve)
         """
     )
     assert served.infer("m", 1).parameters == {"t": "ab", "n": 1, "f": 0.5, "b": True}
+
+
+def test_a_model_without_a_configuration_loads(serve: Serve, tmp_path: Path) -> None:
+    version = tmp_path / "models" / "bare" / "1"
+    version.mkdir(parents=True)
+    source = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    (version / "model.py").write_text(source)
+    served = serve(m="def execute(self, requests):\n    return [y(x(r)) for r in requests]")
+    assert served.failed == []
+    assert served.plane.model_ready("bare", "")
+
+
+def test_a_model_has_no_arguments_and_its_own_code_of_failure_arrives(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            assert sys.argv == [""]
+            error = pb_utils.TritonError("no idea", pb_utils.TritonError.UNKNOWN)
+            return [pb_utils.InferenceResponse(error=error) for _ in requests]
+        """,
+        late=(
+            "model_transaction_policy { decoupled: true }",
+            """
+        def execute(self, requests):
+            for r in requests:
+                r.get_response_sender().send(y(1), flags=1)
+            raise RuntimeError("after the end")
+            """,
+        ),
+        odd="""
+        def is_ready(self):
+            return 1
+        def execute(self, requests):
+            return [y(1)]
+        """,
+    )
+    with pytest.raises(UnknownError, match="no idea"):
+        served.infer("m", 1)
+    assert served.submit("late", 1).values() == [1]
+    assert served.model("odd").not_ready_reason() == "instance 'odd_0': is_ready returned False"
+    served.registry.clear()
+    assert "RuntimeError: after the end" in caplog.text

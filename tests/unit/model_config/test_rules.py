@@ -19,6 +19,7 @@ from edge_server.model_config.scheduling import (
     Warmup,
     WarmupInput,
 )
+from edge_server.model_config.tensor_rules import batch_io_faults
 from edge_server.model_config.validation import MAX_INSTANCES, validate
 from edge_server.tensors import DataType
 
@@ -131,6 +132,37 @@ def test_each_fault_of_a_tensor_is_named(kind: str, rest: str, expected: str) ->
 )
 def test_a_tensor_fits_its_model(text: str, expected: str) -> None:
     assert faults(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "batch_input { kind: BATCH_ELEMENT_COUNT data_type: TYPE_INT32 }",
+            "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0",
+        ),
+        (
+            'batch_input { data_type: TYPE_BOOL source_input: "a" }',
+            "batch input data type must be TYPE_INT32 or TYPE_FP32",
+        ),
+        (
+            'batch_input { data_type: TYPE_FP32 source_input: "q" }',
+            "unknown source input name 'q'",
+        ),
+        (
+            'batch_output { source_input: ["a", "a"] }',
+            "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 2",
+        ),
+        (
+            'batch_output { source_input: "a" target_name: ["q", "q"] }',
+            "target output name 'q' can only be specified once",
+        ),
+        ('batch_output { source_input: "a" target_name: "q" }', "unknown target output name 'q'"),
+    ],
+)
+def test_tensors_of_a_whole_batch_have_tritons_texts(text: str, expected: str) -> None:
+    message = text_format.Parse('name: "m" input { name: "a" }' + text, pb.ModelConfig())
+    assert expected in list(batch_io_faults(message))
 
 
 def test_types_and_dims_may_be_left_to_a_backend_that_completes_them() -> None:

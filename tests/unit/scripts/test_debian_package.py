@@ -11,6 +11,7 @@ from debian_package.control import _filled
 from debian_package.elf import MACHINES, faults, read_library
 from debian_package.targets import TARGETS, UNUSED, target_named
 from debian_package.tree import _lay_out_systemd, units
+from debian_package.wheels import _project
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,3 +130,14 @@ def test_maintainer_scripts_are_filled_and_leave_the_shells_own_alone(name: str)
     assert not re.search(r"@[A-Z]+@", script)
     assert '"$1"' in script
     assert script.splitlines()[0] == "#!/bin/sh"
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+def test_every_package_that_the_project_asks_for_is_locked(target: Target) -> None:
+    locked = set(re.findall(r"^([a-z0-9-]+)==", target.lock.read_text(), re.MULTILINE))
+    wanted = {
+        re.split(r"[\[<>=;]", each)[0]
+        for each in _project()["dependencies"]
+        if "python_version" not in each
+    }
+    assert wanted <= locked

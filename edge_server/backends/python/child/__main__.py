@@ -56,6 +56,8 @@ def main(arguments: list[str]) -> None:
     # The repository is read-only to the daemon; a watcher would take bytecode files for a change of
     # the model.
     sys.dont_write_bytecode = True
+    # As in Triton, where the interpreter is embedded: a model that parses its arguments finds none.
+    sys.argv = [""]
     connection = socket.socket(fileno=fd)
     channel: Channel[FromDaemon] = Channel(
         connection,

@@ -162,10 +162,13 @@ class ModelRunner:
                 failure = m.internal_error(self._failure(error))
             else:
                 return
-            for number in numbers:
-                if number in self._link.unfinished:
-                    self._link.forget(number)
-                    self._link.send(m.Responded(number, failure, final=True))
+            left = [number for number in numbers if number in self._link.unfinished]
+            for number in left:
+                self._link.forget(number)
+                self._link.send(m.Responded(number, failure, final=True))
+            if not left and failure.failure is not None:
+                # No client learns of it.
+                Logger.log_error(failure.failure.text)
 
         self._run(execution).add_done_callback(ended)
 
@@ -212,7 +215,10 @@ class ModelRunner:
         except Exception as error:  # noqa: BLE001 - a model whose `is_ready` fails is not ready
             Logger.log_warn(f"is_ready: {self._text_of(error)}")
             return False
-        return bool(ready)
+        if not isinstance(ready, bool):
+            Logger.log_warn(f"is_ready: expected a bool, found type '{type(ready)}'")
+            return False
+        return ready
 
     def _finish(self) -> None:
         self._link.may_load = False

@@ -33,11 +33,12 @@ from edge_server.backends.python.shared_memory import (
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
 
 RELEASE_ALL = 1
+_MOST_KEPT = 64
 _HIGHEST_VERSION = -1
 
 
@@ -164,16 +165,23 @@ class InferenceRequest:
         return iterator if decoupled else next(iterator)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Like `exec`; the event loop's other coroutines run meanwhile."""
-        if decoupled:
-            return self.exec(decoupled=True)
+        """Like `exec`, up to the first response; other coroutines run meanwhile."""
         import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
 
+        responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
         future: Future[InferenceResponse] = Future()
         # A coroutine that is cancelled drops the response.
         future.set_running_or_notify_cancel()
-        self._call(lambda response, _final: future.set_result(response), decoupled=False)
-        return await asyncio.wrap_future(future)
+
+        def received(response: InferenceResponse, final: bool) -> None:
+            if decoupled:
+                responses.put((response, final))
+            if not future.done():
+                future.set_result(response)
+
+        call = self._call(received, decoupled=decoupled)
+        first = await asyncio.wrap_future(future)
+        return ResponseIterator(daemon(), call, responses) if decoupled else first
 
     def _call(
         self, respond: Callable[[InferenceResponse, bool], object], *, decoupled: bool
@@ -210,7 +218,11 @@ class InferenceRequest:
 
 class ResponseIterator:
     """Iterates over the responses of another model as they arrive; the last may be empty and
-    only marks the end."""
+    only marks the end.
+
+    Afterwards it may be iterated over again, unless there were too many responses to keep: the
+    memory of their tensors is limited.
+    """
 
     def __init__(
         self,
@@ -222,14 +234,26 @@ class ResponseIterator:
         self._call = call
         self._responses = responses
         self._over = False
+        self._kept: list[InferenceResponse] | None = []
+        self._again: Iterator[InferenceResponse] = iter(())
 
     def __iter__(self) -> ResponseIterator:
+        if self._over:
+            if self._kept is None:
+                raise TritonModelException(
+                    f"more than {_MOST_KEPT} responses can be iterated over once only"
+                )
+            self._again = iter(self._kept)
         return self
 
     def __next__(self) -> InferenceResponse:
         if self._over:
-            raise StopIteration
+            return next(self._again)
         response, self._over = self._responses.get()
+        if self._kept is not None:
+            self._kept.append(response)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept = None
         return response
 
     def cancel(self) -> None:

@@ -43,16 +43,15 @@ def counter(name: str, value: float, **labels: str) -> ModelMetric:
     return ModelMetric(name, "how many", "counter", labels, value)
 
 
-def test_every_kind_has_the_labels_of_its_model() -> None:
+def test_every_kind_has_the_labels_that_its_model_gives_and_no_others() -> None:
     histogram = ModelMetric(
         "latency", "how long", "histogram", {"step": "in"}, 7.5, {1.0: 2, 5.0: 3, float("inf"): 4}
     )
     made = registry(lanes=[counter("seen", 3), counter("met_total", 4), histogram])
     found = samples(made)
-    of = (("model", "lanes"), ("version", "1"))
-    assert found["seen", of] == 3
-    assert found["met_total", of] == 4
-    step = (*of[:1], ("step", "in"), *of[1:])
+    assert found["seen", ()] == 3
+    assert found["met_total", ()] == 4
+    step = (("step", "in"),)
     assert found["latency_count", step] == 4
     assert found["latency_sum", step] == 7.5
     assert found["latency_bucket", (("le", "5.0"), *step)] == 3
@@ -63,15 +62,24 @@ def test_every_kind_has_the_labels_of_its_model() -> None:
     assert list(openmetrics.text_string_to_metric_families(text))
 
 
-def test_two_models_may_measure_the_same_thing() -> None:
-    found = samples(registry(a=[counter("seen", 1)], b=[counter("seen", 2)]))
-    assert found["seen", (("model", "a"), ("version", "1"))] == 1
-    assert found["seen", (("model", "b"), ("version", "1"))] == 2
+def test_models_that_measure_the_same_thing_count_together_and_of_gauges_the_later_is_right() -> (
+    None
+):
+    def of(seen: float, near: int) -> list[ModelMetric]:
+        buckets = {1.0: near, float("inf"): near + 1}
+        return [
+            counter("seen", seen),
+            counter("seen", seen, lane="left"),
+            ModelMetric("latency", "how long", "histogram", {}, seen, buckets),
+            ModelMetric("speed", "how fast", "gauge", {}, seen),
+        ]
 
-
-def test_the_models_own_labels_come_before_ours_and_the_later_model_counts() -> None:
-    found = samples(registry(a=[counter("seen", 1, model="x")], b=[counter("seen", 2, model="x")]))
-    assert found == {("seen", (("model", "x"), ("version", "1"))): 2}
+    found = samples(registry(a=of(1, 2), b=of(2, 5)))
+    assert found["seen", ()] == found["seen", (("lane", "left"),)] == 3
+    assert found["latency_sum", ()] == 3
+    assert found["latency_bucket", (("le", "1.0"),)] == 7
+    assert found["latency_count", ()] == 9
+    assert found["speed", ()] == 2
 
 
 def test_of_two_kinds_under_one_name_the_first_is_exported(
@@ -79,6 +87,6 @@ def test_of_two_kinds_under_one_name_the_first_is_exported(
 ) -> None:
     made = registry(a=[counter("seen", 1)], b=[ModelMetric("seen", "how many", "gauge", {}, 2.0)])
     with caplog.at_level(logging.WARNING):
-        assert samples(made) == samples(made) == {("seen", (("model", "a"), ("version", "1"))): 1}
+        assert samples(made) == samples(made) == {("seen", ()): 1}
     (record,) = caplog.records
     assert "'seen' of model b is a gauge" in record.getMessage()

@@ -132,7 +132,7 @@ def test_a_deadline_that_has_passed_goes_before_the_reason() -> None:
 def test_codes_and_errors_match(code: Code) -> None:
     error = error_of(ChildError(code, "text"))
     assert isinstance(error, EdgeServerError)
-    assert code_of(error) == (Code.INTERNAL if code is Code.UNKNOWN else code)
+    assert code_of(error) == code
 
 
 def test_an_error_without_a_code_of_its_own_gets_the_nearest() -> None:
