@@ -79,7 +79,8 @@ class Recorder:
 
     Attributes:
         dropped: number of frames that the encoder had no time for.
-        lost: number of frames and events that no longer were in memory when the disk was ready.
+        lost: number of frames and events that no longer were in memory when the disk was ready; the
+            open chunk of a file that the disk broke off is not counted.
         failure: why nothing is written now; "" while the disk takes what there is.
         written_bytes: of the completed files.
         workers: the encoder's and the writer's.

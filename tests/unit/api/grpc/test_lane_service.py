@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -230,3 +231,27 @@ def test_a_state_that_cannot_be_is_refused(
     with pytest.raises(InvalidRequest):
         service.servicer.SetVehicleState(request_, Context())
     assert service.vehicle.at(NOW_NS).speed_mps is None
+
+
+def test_a_recording_is_requested_with_its_seconds_or_those_of_the_settings() -> None:
+    asked: list[tuple[str, float | None, float | None]] = []
+
+    def record(*request: Any) -> str:
+        asked.append(request)
+        return "1.mcap"
+
+    service = Service()
+    servicer = LaneServicer(
+        replace(service.servicer._sources, record=record), service.gate, Traffic()
+    )
+    assert servicer.Record(pb.RecordRequest(cause="a", after_s=2), Context()).file == "1.mcap"
+    servicer.Record(pb.RecordRequest(before_s=0), Context())
+    assert asked == [("a", None, 2.0), ("", 0.0, None)]
+    for wrong in ({"before_s": -1}, {"before_s": 61}, {"after_s": 301}, {"after_s": float("nan")}):
+        with pytest.raises(InvalidRequest, match=f"{next(iter(wrong))} is .*: it is 0 to "):
+            servicer.Record(pb.RecordRequest(**wrong), Context())
+
+
+def test_a_recording_without_a_recorder_says_how_to_get_one() -> None:
+    with pytest.raises(Unavailable, match=r"the recorder is off; set recorder\.mode"):
+        Service().servicer.Record(pb.RecordRequest(cause="a"), Context())

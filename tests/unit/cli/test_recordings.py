@@ -1,0 +1,63 @@
+"""`edge-server recordings`: files, what is in them, and their pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from mcap_drive import Drive, camera_jpeg
+
+from edge_server.cli.main import run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EX_UNAVAILABLE = 69
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    drive = Drive(tmp_path / "recordings")
+    drive.frames(30, jpeg=True)
+    drive.event()
+    drive.stop()
+    (path,) = drive.files()
+    return path
+
+
+def test_recordings_are_listed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["recordings", "list", str(recording.parent)]) == 0
+    assert capsys.readouterr().out.endswith(f" MB  {recording}\n")
+
+
+def test_what_a_recording_has_and_whether_it_is_whole(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["recordings", "info", str(recording)]) == 0
+    said = capsys.readouterr().out
+    assert "device truck-7" in said
+    assert "      30  /front/image\n" in said
+    assert "       1  /events\n" in said
+    assert said.endswith("whole\n")
+
+    recording.write_bytes(recording.read_bytes()[:-3000])
+    assert run_command(["recordings", "info", str(recording)]) == 0
+    assert capsys.readouterr().out.endswith("breaks off: it ends in the middle\n")
+
+
+def test_the_pictures_are_taken_out_as_they_are(recording: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    assert run_command(["recordings", "export", str(recording), str(folder)]) == 0
+    pictures = sorted(folder.iterdir())
+    assert len(pictures) == 30
+    assert pictures[3].read_bytes() == camera_jpeg(3)
+
+
+@pytest.mark.parametrize("verb", [["list"], ["info"], ["export", "--camera=x"]])
+def test_what_is_not_there_is_named(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = tmp_path / "absent"
+    more = [str(tmp_path / "pictures")] if verb[0] == "export" else []
+    assert run_command(["recordings", *verb, str(absent), *more]) == EX_UNAVAILABLE
+    assert f"{absent}: No such file or directory; " in capsys.readouterr().err
