@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import ssl
@@ -51,6 +52,12 @@ class _Files(NamedTuple):
         key, mode = _read("grpc.tls.key", tls.key)
         client_ca = _read("grpc.tls.client_ca", tls.client_ca)[0] if tls.mutual else None
         return cls(certificate, key, mode, client_ca)
+
+    @property
+    def digest(self) -> str:
+        """What tells these certificates from others."""
+        content = self.certificate + (self.client_ca or b"")
+        return f"sha256 {hashlib.sha256(content).hexdigest()[:12]}"
 
     @property
     def configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -109,7 +116,9 @@ class Certificates:
             return None
         self._refused = found
         _try(self._tls, found)
-        log.info("grpc: certificates were renewed, of %s", self._tls.certificate)
+        log.info(
+            "grpc: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
+        )
         self._shown, self._refused, self._logged = found, None, ""
         return found.configuration
 
