@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The same line is logged once in this time.
+# The same line is logged so often in this time: a state that comes and goes shows as what it is.
+SAME_LINES = 3
 FOLD_S = 10.0
 # A source is a logger: about one file of the program. It may log so many lines at once, and so many
 # per second for good; a start with many models logs some hundred.
@@ -29,6 +30,7 @@ _MOST_LINES = 512
 @dataclass
 class _Repeated:
     since_s: float
+    logged: int = 1
     count: int = 0
 
 
@@ -43,7 +45,7 @@ class _Source:
 class LineLimits(logging.Filter):
     """Drops repeated lines and floods of a handler, and logs how many of them were dropped.
 
-    A line that repeats within `FOLD_S` is counted; the count is logged once that time is over and
+    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged once that time is over and
     the handler gets another line, or closes. A source beyond its limit is cut, and the number of
     its lines is logged when it logs less again. Debug lines have no limits.
 
@@ -99,9 +101,12 @@ class LineLimits(logging.Filter):
             text += repr(record.exc_info[1])
         key = record.name, record.levelno, text
         known = self._lines.get(key)
-        if known is not None:
+        if known is not None and known.logged == SAME_LINES:
             known.count += 1
             return False
+        if known is not None:
+            known.logged += 1
+            return True
         self._lines[key] = _Repeated(now_s)
         return True
 
