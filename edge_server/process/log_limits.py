@@ -45,9 +45,10 @@ class _Source:
 class LineLimits(logging.Filter):
     """Drops repeated lines and floods of a handler, and logs how many of them were dropped.
 
-    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged once that time is over and
-    the handler gets another line, or closes. A source beyond its limit is cut, and the number of
-    its lines is logged when it logs less again. Debug lines have no limits.
+    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged
+    once that time is over and the handler gets another line, or closes. A source beyond its limit
+    is cut, and the number of its lines is logged when it logs less again. Debug lines have no
+    limits.
 
     Args:
         handler: writes the counts.
