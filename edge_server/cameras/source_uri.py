@@ -190,6 +190,7 @@ def parse_source_uri(text: str) -> SourceUri:
     # An error of this part quotes nothing, as any of it may be of a password.
     try:
         parts = urlsplit(text, allow_fragments=False)
+        _refuse_stray_brackets(parts.netloc)
         host, port = parts.hostname or "", parts.port
         pairs = parse_qsl(
             parts.query, keep_blank_values=True, strict_parsing=bool(parts.query) and not network
@@ -216,6 +217,13 @@ def parse_source_uri(text: str) -> SourceUri:
     if len(query) < len(pairs):
         raise SourceUriError(f"{label}: an option is given twice; write each once")
     return SourceUri(scheme, host, path, query, label, port, credentials)
+
+
+def _refuse_stray_brackets(netloc: str) -> None:
+    """Raises: ValueError: a bracket that is not around an IPv6 address; Python 3.10 takes some."""
+    login, _, host = netloc.rpartition("@")
+    if "[" in login or "]" in login or ("[" in host) != ("]" in host):
+        raise ValueError("a bracket without its other one, or in the login")
 
 
 def _refuse_broken_uri(text: str) -> None:

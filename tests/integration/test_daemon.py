@@ -168,7 +168,7 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
             "explicit model load / unload is not allowed if polling is enabled",
         ),
         (
-            server.get_system_shared_memory_status,
+            lambda: server.register_system_shared_memory("region", "/region", 4),
             "UNIMPLEMENTED",
             "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to "
             "enable.",

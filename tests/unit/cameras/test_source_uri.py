@@ -74,6 +74,11 @@ def test_no_error_of_a_wrong_uri_shows_a_password(password: str, scheme: str) ->
         assert password not in masked_uri(text)
 
 
+def test_a_bracket_in_a_password_is_refused_though_the_host_has_the_other_one() -> None:
+    with pytest.raises(SourceUriError, match="malformed"):
+        parse_source_uri("rtsp://eve:q8Zr]@[cam/x")
+
+
 @pytest.mark.parametrize("character", "@/#?%[]")
 def test_a_password_with_a_bare_separator_is_refused_with_its_encoding(character: str) -> None:
     for password in (f"q8{character}Zr", f"12{character}z4"):

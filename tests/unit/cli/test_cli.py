@@ -95,6 +95,7 @@ CODES = {
     "DeadlineExceeded": 1,
     "Cancelled": 1,
     "InternalError": 1,
+    "UnknownError": 1,
     "AlreadyRunning": 75,
     "SourceError": 69,
     "SourceUriError": 78,
