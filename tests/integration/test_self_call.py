@@ -184,8 +184,8 @@ def test_it_runs_as_long_as_the_server_does(serve: Callable[[Grpc], GrpcServer])
     heard = threading.Event()
     server = GrpcServer(DataPlane(ModelRegistry()), Grpc(port=0), "triton", "1")
     assert server.self_call is not None
-    really = server.self_call._fault
-    server.self_call._fault = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
+    really = server.self_call.fault
+    server.self_call.fault = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
     server.start()
     assert heard.wait(TIMEOUT_S)
     server.stop(0.0)
