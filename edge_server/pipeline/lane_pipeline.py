@@ -298,20 +298,31 @@ class LanePipeline:
 
     def report_silence(self, now: float) -> None:
         """Give the listeners the reason why a frame has no lanes yet: after a second, then every
-        second. Another thread than the loop's calls it, which waits for the model meanwhile."""
-        with self._giving:
-            since = self._owing_since
-            if since is None:
-                self._silence_due = None
-                return
-            if self._silence_due is None or self._silence_of != since:
-                self._silence_of, self._silence_due = since, since + _LONGEST_AGE_S
-            if now < self._silence_due:
-                return
-            self._silence_due = now + _NO_FRAMES_PERIOD_S
-            failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
-            self._fail(f"model '{self.model}' does not respond", "model_failed")
-            self._give_alone(self._without_lanes(failure, "model_failed"), None)
+        second. Another thread than the loop's calls it, which waits for the model meanwhile.
+
+        While the loop calls the listeners there is no silence, and a listener that hangs must not
+        hold the thread that watches over every camera.
+        """
+        if not self._giving.acquire(blocking=False):
+            return
+        try:
+            self._report_silence(now)
+        finally:
+            self._giving.release()
+
+    def _report_silence(self, now: float) -> None:
+        since = self._owing_since
+        if since is None:
+            self._silence_due = None
+            return
+        if self._silence_due is None or self._silence_of != since:
+            self._silence_of, self._silence_due = since, since + _LONGEST_AGE_S
+        if now < self._silence_due:
+            return
+        self._silence_due = now + _NO_FRAMES_PERIOD_S
+        failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
+        self._fail(f"model '{self.model}' does not respond", "model_failed")
+        self._give_alone(self._without_lanes(failure, "model_failed"), None)
 
     def _report_no_frames(self, now: float) -> None:
         """Give the listeners the reason why there are no frames: at once, then every second.

@@ -502,3 +502,10 @@ def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
     loop.tick(0.0)
     assert delivered[-1].failure == ""
     assert not loop.failure
+
+
+def test_a_listener_that_hangs_does_not_hold_who_watches_over_the_cameras() -> None:
+    loop, delivered = pipeline(GivenLanes(), frame(0))
+    with loop._giving:  # as while a listener is called
+        loop.report_silence(100.0)
+    assert delivered == []
