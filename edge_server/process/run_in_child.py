@@ -139,6 +139,12 @@ def _ours(kind: str, text: str) -> Exception:
     return ChildFailed(text)
 
 
+def _import_paths() -> list[str]:
+    """Return this process's import paths, without folders of packages: while another thread imports
+    OpenCV, the first path is its own folder, whose `typing` would hide Python's."""
+    return [path for path in sys.path if not Path(path, "__init__.py").is_file()]
+
+
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     """Return both ends of a new pipe; each stack closes its end."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -156,7 +162,7 @@ class _Child:
             lifeline, _ = _pipe(childs_ends, parents_ends)
             self._events, events = _pipe(parents_ends, childs_ends)
             self._output, output = _pipe(parents_ends, childs_ends)
-            start = _START.format(path=sys.path, events=events, lifeline=lifeline)
+            start = _START.format(path=_import_paths(), events=events, lifeline=lifeline)
             self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-c", start],
                 env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},

@@ -122,3 +122,13 @@ def wait_until_gone(pid: int) -> None:
     while status.exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < ends_at
         time.sleep(0.01)
+
+
+def test_a_package_s_own_folder_among_the_paths_hides_no_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenCV puts its folder first, with a `typing` of its own, while another thread imports it.
+    for name in ("__init__.py", "typing.py"):
+        (tmp_path / name).write_text("raise ImportError('of a package')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run_in_child("json:loads", "1") == 1
