@@ -10,14 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cameras.boards import Board
+    from edge_server.cameras.boards import CalibrationBoard
     from edge_server.lanes.camera_model import CameraModel, Lens
 
 _PX = 70  # of a square in the printed board
 _LINES = 2  # white squares around it
 
 
-def printed(board: Board) -> NDArray[np.uint8]:
+def printed(board: CalibrationBoard) -> NDArray[np.uint8]:
     """Return the board's print, grey; a square has `_PX` px, the margin `_LINES` squares."""
     if board.kind == "charuco":
         dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, board.dictionary))
@@ -44,7 +44,10 @@ class BoardCamera:
         self._rays = np.c_[rays, np.ones(len(rays))]
 
     def picture(
-        self, board: Board, turn: tuple[float, float, float], place: tuple[float, float, float]
+        self,
+        board: CalibrationBoard,
+        turn: tuple[float, float, float],
+        place: tuple[float, float, float],
     ) -> NDArray[np.uint8]:
         """Return the picture of a board whose middle is at `place` (right, down, ahead, m), turned
         by that rotation vector."""
@@ -59,7 +62,7 @@ class BoardCamera:
         return self._draw(printed(board), where, depth > 0)
 
     def picture_on_ground(
-        self, board: Board, camera: CameraModel, x_m: float, y_m: float
+        self, board: CalibrationBoard, camera: CameraModel, x_m: float, y_m: float
     ) -> NDArray[np.uint8]:
         """Return the picture of a chessboard on the road, its nearest left inner corner there."""
         direction = self._rays[:, [2, 0, 1]] * (1, -1, -1) @ camera.mounting.rotation.T

@@ -26,7 +26,7 @@ _NVDLA_DEVICES = (
 
 
 @dataclass(frozen=True)
-class Engine:
+class BoardEngine:
     """One engine; None where the kernel does not report the fact.
 
     Attributes:
@@ -44,7 +44,7 @@ class Engine:
     powered: bool | None = None
 
 
-def read_engines(root: Path) -> tuple[Engine, ...]:
+def read_engines(root: Path) -> tuple[BoardEngine, ...]:
     """Read the engines of the board below `root`."""
     engines = []
     for policy in listed(root / "sys/devices/system/cpu/cpufreq", "policy*"):
@@ -52,13 +52,13 @@ def read_engines(root: Path) -> tuple[Engine, ...]:
         now, lowest, highest = (None if each is None else each * 1000 for each in khz)
         if now is not None:
             name = f"cpu {policy.name.removeprefix('policy')}"
-            engines.append(Engine(name, None, now, lowest, highest))
+            engines.append(BoardEngine(name, None, now, lowest, highest))
     if (gpu := _gpu(root)) is not None:
         engines.append(gpu)
     return (*engines, *_nvdla(root))
 
 
-def _gpu(root: Path) -> Engine | None:
+def _gpu(root: Path) -> BoardEngine | None:
     devices = (device for each in _GPUS for device in listed(root / "sys/class/devfreq", each))
     device = next(devices, None)
     loads = [path for pattern in _GPU_LOADS for path in listed(root, pattern)]
@@ -66,13 +66,13 @@ def _gpu(root: Path) -> Engine | None:
         loads.insert(0, device / "device/load")
     load = next((found for each in loads if (found := _load(each)) is not None), None)
     hz = (None, None, None) if device is None else _devfreq(device)
-    return None if load is None and hz[0] is None else Engine("gpu", load, *hz)
+    return None if load is None and hz[0] is None else BoardEngine("gpu", load, *hz)
 
 
-def _nvdla(root: Path) -> list[Engine]:
+def _nvdla(root: Path) -> list[BoardEngine]:
     """Return the NVDLA cores. That they report a load, and their clock, is not confirmed on a
     board."""
-    engines: dict[str, Engine] = {}
+    engines: dict[str, BoardEngine] = {}
     for pattern in _NVDLA_DEVICES:
         for device in listed(root, pattern):
             name = device.name.rpartition(".")[2]
@@ -81,7 +81,7 @@ def _nvdla(root: Path) -> list[Engine]:
             load = _load(device / "load")
             if name not in engines and (status is not None or hz[0] is not None):
                 powered = None if status is None else status == "active"
-                engines[name] = Engine(name, load, *hz, powered)
+                engines[name] = BoardEngine(name, load, *hz, powered)
     return [engines[name] for name in sorted(engines)]
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.board.engines import Engine, read_engines
+from edge_server.board.engines import BoardEngine, read_engines
 from edge_server.board.kernel_files import listed, read_text
 from edge_server.board.power import PowerModes, PowerRail, read_power_modes, read_power_rails
 from edge_server.board.resources import BoardMemory, read_memory
@@ -41,7 +41,7 @@ class BoardFacts:
         boot_reason: the source of the last reset in the words of Tegra's driver.
     """
 
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[BoardEngine, ...] = ()
     heat: Heat = field(default_factory=Heat)
     rails: tuple[PowerRail, ...] = ()
     power_modes: PowerModes | None = None

@@ -40,7 +40,7 @@ _LEAST_STD_RAD = np.radians(0.02)
 
 
 @dataclass(frozen=True)
-class Board:
+class CalibrationBoard:
     """A printed board.
 
     Attributes:
@@ -61,18 +61,18 @@ class Board:
     legacy: bool = False
 
     @staticmethod
-    def of(text: str) -> Board:
+    def of(text: str) -> CalibrationBoard:
         """Return the board that `text` describes.
 
         Raises:
             SettingsError: it describes none.
         """
         if (found := _CHESSBOARD.fullmatch(text)) is not None:
-            board = Board("chessboard", int(found[1]), int(found[2]), float(found[3]))
+            board = CalibrationBoard("chessboard", int(found[1]), int(found[2]), float(found[3]))
         elif (found := _CHARUCO.fullmatch(text)) is not None:
             square_m, marker_m = float(found[3]), float(found[4])
             dictionary, legacy = found[5] or _DICTIONARY, found[6] is not None
-            board = Board(
+            board = CalibrationBoard(
                 "charuco", int(found[1]), int(found[2]), square_m, marker_m, dictionary, legacy
             )
         else:
@@ -104,7 +104,7 @@ class BoardView:
     places: NDArray[np.float32]
 
 
-def find_board(name: str, image: NDArray[np.uint8], board: Board) -> BoardView | None:
+def find_board(name: str, image: NDArray[np.uint8], board: CalibrationBoard) -> BoardView | None:
     """Return the corners of `board` in `image`, (H, W, 3) uint8 BGR; None where it is not seen."""
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
     if board.kind == "charuco":
@@ -124,7 +124,7 @@ def find_board(name: str, image: NDArray[np.uint8], board: Board) -> BoardView |
     return BoardView(name, corners.reshape(-1, 2), places)
 
 
-def _find_charuco(name: str, grey: NDArray[np.uint8], board: Board) -> BoardView | None:
+def _find_charuco(name: str, grey: NDArray[np.uint8], board: CalibrationBoard) -> BoardView | None:
     dictionary = _ARUCO.getPredefinedDictionary(getattr(_ARUCO, board.dictionary))
     size = (board.columns, board.rows)
     pattern = _ARUCO.CharucoBoard(size, board.square_m, board.marker_m, dictionary)
@@ -250,7 +250,9 @@ class MeasuredMounting:
     error_px: float
 
 
-def board_on_ground(view: BoardView, board: Board, x_m: float, y_m: float) -> NDArray[np.float64]:
+def board_on_ground(
+    view: BoardView, board: CalibrationBoard, x_m: float, y_m: float
+) -> NDArray[np.float64]:
     """Return the ground points (N, 2), m, of a chessboard's corners that lies across the road.
 
     Args:

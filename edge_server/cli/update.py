@@ -80,7 +80,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Device:
+class UpdatedDevice:
     """What decides about an update on one device.
 
     Attributes:
@@ -192,13 +192,13 @@ class Device:
         return record
 
 
-def _device(arguments: argparse.Namespace) -> Device:
+def _device(arguments: argparse.Namespace) -> UpdatedDevice:
     from edge_server.board.boot_slots import BootSlots  # noqa: PLC0415 - heavy
     from edge_server.board.update_record import RecordFile  # noqa: PLC0415 - heavy
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     record = RecordFile(arguments.state_directory)
-    return Device(BootSlots(arguments.root), record, boot_id, version("edge-server"))
+    return UpdatedDevice(BootSlots(arguments.root), record, boot_id, version("edge-server"))
 
 
 def _status(arguments: argparse.Namespace) -> int:

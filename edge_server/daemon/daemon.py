@@ -28,7 +28,7 @@ from edge_server.daemon.model_parts import (
     python_of,
     store_directory,
 )
-from edge_server.daemon.reload import Part, SettingsReload
+from edge_server.daemon.reload import LivePart, SettingsReload
 from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
@@ -218,7 +218,7 @@ class Daemon:
         self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
 
-    def _live_parts(self, tracer: Tracer, log_switches: LogSwitches) -> dict[str, Part]:
+    def _live_parts(self, tracer: Tracer, log_switches: LogSwitches) -> dict[str, LivePart]:
         """Return what changes while the daemon runs, by the names in `live_settings.TABLE`."""
         cameras, publisher, grpc = self._cameras, self._publisher, self._grpc
 
@@ -242,12 +242,12 @@ class Daemon:
             return ""
 
         return {
-            "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
-            "broker": Part(lambda _, wanted: publisher.change(wanted.mqtt), _check_broker),
-            "grpc": Part(change_grpc, _check_certificates),
-            "trace": Part(change_trace),
-            "log": Part(change_log),
-            "stop": Part(change_stop),
+            "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
+            "broker": LivePart(lambda _, wanted: publisher.change(wanted.mqtt), _check_broker),
+            "grpc": LivePart(change_grpc, _check_certificates),
+            "trace": LivePart(change_trace),
+            "log": LivePart(change_log),
+            "stop": LivePart(change_stop),
         }
 
     @property

@@ -30,7 +30,7 @@ _WORDED = frozenset({"cameras", "mqtt"})
 _NOT_RELOADED = "settings: not reloaded, everything stays as it is"
 
 
-class Part(NamedTuple):
+class LivePart(NamedTuple):
     """How a part of the daemon takes other settings while it runs.
 
     Attributes:
@@ -70,7 +70,7 @@ class SettingsReload:
         running: Settings,
         read: Callable[[], Settings],
         requested: threading.Event,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, LivePart],
     ) -> None:
         self.worker = Worker("settings", self.tick)
         self.fault = ""

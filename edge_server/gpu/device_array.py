@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from edge_server.errors import InternalError
-from edge_server.gpu.stream import Event
+from edge_server.gpu.stream import GpuEvent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,12 +29,12 @@ class Buffer:
         self.pointer = pointer
         self.nbytes = nbytes
         self._owner = owner
-        self._ready = Event(device)
+        self._ready = GpuEvent(device)
         self._written = False
-        self._readers: list[Event] = []
+        self._readers: list[GpuEvent] = []
 
     @property
-    def ready(self) -> Event:
+    def ready(self) -> GpuEvent:
         """The event after which the buffer may be read.
 
         Raises:
@@ -51,7 +51,7 @@ class Buffer:
         self._ready.record(stream)
         self._written = True
 
-    def read_by(self, event: Event) -> None:
+    def read_by(self, event: GpuEvent) -> None:
         """Record that a reader is done after `event`, which may be recorded again later, but not
         withdrawn."""
         if event not in self._readers:
@@ -112,7 +112,7 @@ class CudaArray:
         return self.shape[0]
 
     @property
-    def ready(self) -> Event:
+    def ready(self) -> GpuEvent:
         """The event after which the array may be read.
 
         Raises:
@@ -125,7 +125,7 @@ class CudaArray:
         work."""
         self.buffer.written(stream)
 
-    def read_by(self, event: Event) -> None:
+    def read_by(self, event: GpuEvent) -> None:
         """Record that a reader is done after `event`."""
         self.buffer.read_by(event)
 

@@ -23,7 +23,7 @@ class OnDevice(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Event:
+class GpuEvent:
     """A mark that streams record, and that streams and threads wait for; made in a `Device`.
 
     The event stands for its last record; an event never recorded counts as reached.
@@ -43,7 +43,7 @@ class Event:
         with device.current("make an event"):
             self._box = device.hold(self, device.driver.Event(chosen))
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Stream) -> GpuEvent:
         """Record the event behind the work that `stream` holds now; return the event."""
         with self.device.current("record an event"):
             self._box[0].record(stream.raw)
@@ -87,13 +87,13 @@ class Stream:
         with device.current("make a stream"):
             self._box = device.hold(self, device.driver.Stream(_NON_BLOCKING))
             self.handle: int = self._box[0].handle
-        self._fence = Event(device)
+        self._fence = GpuEvent(device)
 
-    def record(self, event: Event | None = None) -> Event:
+    def record(self, event: GpuEvent | None = None) -> GpuEvent:
         """Record `event`, or a new one, behind all work that this stream holds now."""
-        return (event or Event(self.device)).record(self)
+        return (event or GpuEvent(self.device)).record(self)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: GpuEvent) -> None:
         """Order the next work on this stream after `event`; this thread does not wait."""
         with self.device.current("wait for another stream"):
             self._box[0].wait_for_event(event.raw)

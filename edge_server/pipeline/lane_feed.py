@@ -81,7 +81,7 @@ class LaneFeed:
         reader.end()
 
 
-class Delivery(NamedTuple):
+class LaneDelivery(NamedTuple):
     """What a reader takes at once.
 
     Attributes:
@@ -142,7 +142,7 @@ class LaneReader:
             self._waiting[camera] = _Waiting(message, 0 if before is None else before.lost + 1)
             self._changed.notify_all()
 
-    def take(self, timeout_s: float | None = None) -> Delivery | None:
+    def take(self, timeout_s: float | None = None) -> LaneDelivery | None:
         """Wait for the next lanes; return None at the end, or after `timeout_s`.
 
         Raises:
@@ -157,7 +157,7 @@ class LaneReader:
             camera = next(iter(self._waiting))
             message, lost = self._waiting.pop(camera)
             self._taken += 1
-            return Delivery(self._taken, message, lost)
+            return LaneDelivery(self._taken, message, lost)
 
     def acknowledge(self, sequence: int) -> bool:
         """Note that everything up to `sequence` is used; return False if that was not taken yet."""

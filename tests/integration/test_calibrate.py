@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from board_pictures import POSES, BoardCamera
 
-from edge_server.cameras.boards import Board
+from edge_server.cameras.boards import CalibrationBoard
 from edge_server.cameras.calibration import read_calibration, read_tables
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cli.main import run_command
@@ -43,7 +43,7 @@ def a_lens_of_the_drawn_road(file: Path) -> RoadScene:
 def test_pictures_of_a_board_become_a_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    board, camera = Board.of("chessboard:9x6:0.025"), BoardCamera(LENS)
+    board, camera = CalibrationBoard.of("chessboard:9x6:0.025"), BoardCamera(LENS)
     for number, pose in enumerate(POSES):
         cv2.imwrite(f"view{number}.png", camera.picture(board, *pose))
     cv2.imwrite("wall.png", np.full((450, 800, 3), 90, np.uint8))

@@ -11,7 +11,7 @@ import pytest
 from board_pictures import POSES, BoardCamera
 
 from edge_server.cameras.boards import (
-    Board,
+    CalibrationBoard,
     board_on_ground,
     calibrate_lens,
     find_board,
@@ -34,7 +34,7 @@ VIEWS = Path(__file__).parents[3] / "shared/data/lanes/calibration"
     ],
 )
 def test_the_lens_that_took_the_pictures_comes_back(text: str, lens: Lens) -> None:
-    board, camera = Board.of(text), BoardCamera(lens)
+    board, camera = CalibrationBoard.of(text), BoardCamera(lens)
     found = [
         find_board(str(number), camera.picture(board, *pose), board)
         for number, pose in enumerate(POSES)
@@ -55,7 +55,7 @@ def test_the_lens_that_took_the_pictures_comes_back(text: str, lens: Lens) -> No
 
 def test_a_legacy_board_is_not_taken_for_a_new_one() -> None:
     """An even number of rows, as printed before OpenCV 4.6: its corners lie elsewhere."""
-    legacy = Board.of("charuco:11x8:0.022:0.016:DICT_5X5_100:legacy")
+    legacy = CalibrationBoard.of("charuco:11x8:0.022:0.016:DICT_5X5_100:legacy")
     picture = BoardCamera(LENS).picture(legacy, *POSES[0])
     assert find_board("", picture, replace(legacy, legacy=False)) is None
     assert find_board("", picture, legacy) is not None
@@ -64,7 +64,7 @@ def test_a_legacy_board_is_not_taken_for_a_new_one() -> None:
 def test_a_board_on_the_ground_gives_the_mounting() -> None:
     lens = replace(LENS, width=1280, height=720, fx=1100.0, fy=1100.0, cx=640.0, cy=360.0)
     model = CameraModel(lens, replace(MOUNTING, pitch_rad=np.radians(8.0)))
-    board = Board.of("chessboard:9x6:0.2")
+    board = CalibrationBoard.of("chessboard:9x6:0.2")
     picture = BoardCamera(lens).picture_on_ground(board, model, 2.5, 0.9)
     view = find_board("", picture, board)
     assert view is not None
@@ -79,7 +79,7 @@ def test_a_board_on_the_ground_gives_the_mounting() -> None:
 @pytest.mark.skipif(not VIEWS.is_dir(), reason=f"needs the pictures in {VIEWS}")
 def test_real_views_give_what_opencvs_sample_gives() -> None:
     """`samples/python/calibrate.py` of OpenCV, with its own window and flags, beside ours."""
-    board = Board.of("chessboard:9x6:0.025")
+    board = CalibrationBoard.of("chessboard:9x6:0.025")
     views, places, corners = [], [], []
     grid = np.zeros((54, 3), np.float32)
     grid[:, :2] = np.indices((9, 6)).T.reshape(-1, 2) * 0.025

@@ -30,7 +30,7 @@ from simulated_jetson.firmware import TRIES, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile
-from edge_server.cli.update import Device
+from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Machine:
             assert slot is not None, "no slot boots: the board needs a USB cable"
             slots = BootSlots(self.root, self.firmware.nvbootctrl)
             record = RecordFile(self.state)
-            device = Device(slots, record, f"later-{boot}", VERSIONS[slot])
+            device = UpdatedDevice(slots, record, f"later-{boot}", VERSIONS[slot])
             try:
                 device.commit(lambda slot=slot: "bad" if slot == unhealthy else "")  # type: ignore[misc]
             except Unavailable:
@@ -290,7 +290,7 @@ def require_serving(board: Board) -> str:
         kernel = board.file(slot, "/boot/extlinux/extlinux.conf")
         assert "root=PARTUUID=0000000b-02 rauc.slot=B" in kernel
     slots = BootSlots(board.firmware.root, board.firmware.nvbootctrl)
-    Device(slots, RecordFile(board.state), "later", VERSIONS[slot]).commit(lambda: "")
+    UpdatedDevice(slots, RecordFile(board.state), "later", VERSIONS[slot]).commit(lambda: "")
     assert board.firmware.boot() == slot
     return slot
 

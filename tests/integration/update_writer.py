@@ -10,13 +10,13 @@ from pathlib import Path
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile
-from edge_server.cli.update import Device
+from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 
 root, state, boot, step = sys.argv[1:]
 slots = BootSlots(Path(root))
 current = slots.current()
-device = Device(slots, RecordFile(Path(state)), boot, {"A": "1.0", "B": "2.0"}[current])
+device = UpdatedDevice(slots, RecordFile(Path(state)), boot, {"A": "1.0", "B": "2.0"}[current])
 if step == "switch":
     device.switch("B" if current == "A" else "A", "rauc")
 else:

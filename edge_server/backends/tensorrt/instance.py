@@ -14,7 +14,7 @@ from edge_server.backends.tensorrt.graphs import Graphs, record
 from edge_server.backends.tensorrt.io_buffers import allocate_io
 from edge_server.backends.tensorrt.plan_io import ProfileChoice
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
-from edge_server.gpu.stream import Event, PriorityStream, Stream
+from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class PlanInstance:
         with self._device.current(f"make instance {name}"):
             self._stream = Stream(self._device)
             self._copies = Stream(self._device) if options.copy_stream else self._stream
-            self._through = Event(self._device, spin=options.busy_wait)
-            self._copied = Event(self._device, spin=options.busy_wait)
+            self._through = GpuEvent(self._device, spin=options.busy_wait)
+            self._copied = GpuEvent(self._device, spin=options.busy_wait)
             self._ahead = (
                 PriorityStream(self._device, options.priority) if options.priority else None
             )

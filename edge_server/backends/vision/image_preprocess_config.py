@@ -59,7 +59,7 @@ class ImagePreprocessParameters(Parameters, frozen=True):
 
 
 @dataclass(frozen=True)
-class Lens:
+class FrameLens:
     """A camera's calibration; pixels are those of frames of `width` x `height`."""
 
     camera_matrix: tuple[tuple[float, float, float], ...]
@@ -83,7 +83,7 @@ class FrameParameters:
     pixel_format: PixelFormat | None
     colour: Colour
     crop: CropRegion | None
-    lens: Lens | None
+    lens: FrameLens | None
 
     @staticmethod
     def of(config: ModelConfig) -> FrameParameters:
@@ -295,7 +295,7 @@ def _crop(text: str) -> CropRegion:
     return region
 
 
-def _lens(texts: ImagePreprocessParameters) -> Lens | None:
+def _lens(texts: ImagePreprocessParameters) -> FrameLens | None:
     given = {
         "camera_matrix": texts.camera_matrix,
         "distortion": texts.distortion,
@@ -323,7 +323,7 @@ def _lens(texts: ImagePreprocessParameters) -> Lens | None:
         )
     fx, fy, cx, cy = matrix
     width, height = _size(texts.calibrated_size)
-    return Lens(((fx, 0.0, cx), (0.0, fy, cy), (0.0, 0.0, 1.0)), distortion, width, height)
+    return FrameLens(((fx, 0.0, cx), (0.0, fy, cy), (0.0, 0.0, 1.0)), distortion, width, height)
 
 
 def _size(text: str) -> tuple[int, int]:

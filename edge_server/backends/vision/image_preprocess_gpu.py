@@ -23,7 +23,7 @@ from edge_server.gpu.kernels.preprocess import (
     kernel_name,
 )
 from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
-from edge_server.gpu.stream import Event, Stream
+from edge_server.gpu.stream import GpuEvent, Stream
 from edge_server.pixels import PixelFormat
 from edge_server.tensors import DataType, Tensor
 
@@ -295,7 +295,7 @@ class _Slot:
     """Pinned memory, and the event after which it may be overwritten."""
 
     def __init__(self, device: Device) -> None:
-        self.read = Event(device)
+        self.read = GpuEvent(device)
         self.pointer = 0
         self._device = device
         self._host = np.empty(0, np.uint8)

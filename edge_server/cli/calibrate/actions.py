@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from edge_server.cameras.boards import (
-    Board,
     BoardView,
+    CalibrationBoard,
     board_on_ground,
     calibrate_lens,
     find_board,
@@ -72,7 +72,7 @@ def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
         SettingsError: the pictures do not make a calibration.
         SourceError: a picture cannot be read, or the camera gives nothing.
     """
-    board = Board.of(arguments.board)
+    board = CalibrationBoard.of(arguments.board)
     if bool(arguments.pictures) == bool(arguments.camera):
         raise SettingsError("give pictures of the board, or --camera URI")
     views: list[BoardView] = []
@@ -290,7 +290,9 @@ def _picture(path: Path) -> NDArray[np.uint8]:
     return bgr_of(frame.image)
 
 
-def _moved_boards(uri: str, board: Board, count: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+def _moved_boards(
+    uri: str, board: CalibrationBoard, count: int
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     """Yield pictures in which the board is in another place than in those before.
 
     Raises:
@@ -316,7 +318,7 @@ def _moved_boards(uri: str, board: Board, count: int) -> Iterator[tuple[str, NDA
             return
 
 
-def _whole(board: Board) -> str:
+def _whole(board: CalibrationBoard) -> str:
     return ", whole" if board.kind == "chessboard" else ""
 
 
@@ -328,7 +330,7 @@ def _marks(arguments: argparse.Namespace) -> tuple[NDArray[np.float64], NDArray[
         return pixels, ground
     if arguments.picture is None or arguments.at is None:
         raise SettingsError("--board needs --picture, and --at X,Y of its nearest left corner")
-    board = Board.of(arguments.board)
+    board = CalibrationBoard.of(arguments.board)
     view = find_board(arguments.picture.name, _picture(arguments.picture), board)
     if view is None:
         raise SettingsError(f"{arguments.picture}: the board is not seen{_whole(board)}")

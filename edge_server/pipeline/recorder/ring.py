@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.recorder.messages import RecordedMessage
 
 
-class Entry(NamedTuple):
+class RingEntry(NamedTuple):
     """Messages that belong together.
 
     Attributes:
@@ -39,14 +39,14 @@ class Ring:
         self._keep_ns = round(keep_s * 1e9)
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[RingEntry] = deque()
         self._newest = 0
 
     def append(self, mono_ns: int, messages: Sequence[RecordedMessage]) -> None:
         size = sum(len(each.data) for each in messages)
         with self._lock:
             self._newest += 1
-            self._entries.append(Entry(self._newest, mono_ns, size, messages))
+            self._entries.append(RingEntry(self._newest, mono_ns, size, messages))
             self.size_bytes += size
             oldest_ns = mono_ns - self._keep_ns
             while self._entries and (
@@ -54,7 +54,7 @@ class Ring:
             ):
                 self.size_bytes -= self._entries.popleft().size_bytes
 
-    def after(self, number: int) -> list[Entry]:
+    def after(self, number: int) -> list[RingEntry]:
         """Return the entries with greater numbers."""
         with self._lock:
             return list(dropwhile(lambda entry: entry.number <= number, self._entries))

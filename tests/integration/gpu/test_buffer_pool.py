@@ -17,7 +17,7 @@ from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import Buffer
 from edge_server.gpu.memory import pinned_array
-from edge_server.gpu.stream import Event, Stream
+from edge_server.gpu.stream import GpuEvent, Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -116,7 +116,7 @@ def test_threads_share_a_pool_and_hand_arrays_on(device: Device, pool: BufferPoo
         arrays.put(None)
 
     def read() -> None:
-        stream, done, copy = Stream(device), Event(device), pinned_array(device, (64,), np.uint8)
+        stream, done, copy = Stream(device), GpuEvent(device), pinned_array(device, (64,), np.uint8)
         while (array := arrays.get()) is not None:
             stream.wait(array.ready)
             stream.to_host(copy, array)

@@ -14,7 +14,7 @@ from edge_server.errors import DeviceLost, InternalError, Unavailable
 from edge_server.gpu.device import open_device
 from edge_server.gpu.devices import Devices
 from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
-from edge_server.gpu.stream import Event, Module, Stream
+from edge_server.gpu.stream import GpuEvent, Module, Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -99,7 +99,7 @@ def test_every_thread_may_use_it_and_drop_what_is_on_it(
     things = [
         DeviceMemory(device, 64),
         Stream(device),
-        Event(device),
+        GpuEvent(device),
         pinned_array(device, (4,), np.uint8),
         MappedMemory(device, (4,), np.uint8),
         Module(device, b"image"),

@@ -11,7 +11,7 @@ import pytest
 from edge_server.errors import DeviceLost, InternalError
 from edge_server.gpu.device import open_device
 from edge_server.gpu.memory import DeviceMemory, pinned_array
-from edge_server.gpu.stream import Event, Module, PriorityStream, Stream
+from edge_server.gpu.stream import GpuEvent, Module, PriorityStream, Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -71,7 +71,7 @@ def test_a_stream_that_waits_for_an_event_sees_what_was_written_before_it(device
 
 
 def test_an_event_never_set_counts_as_reached(device: Device) -> None:
-    event = Event(device)
+    event = GpuEvent(device)
     assert event.reached()
     event.wait()
     Stream(device).wait(event)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.boards import (
-    Board,
     BoardView,
+    CalibrationBoard,
     board_on_ground,
     calibrate_lens,
     measure_mounting,
@@ -45,7 +45,7 @@ def test_too_few_views_make_no_lens() -> None:
 )
 def test_a_board_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="board "):
-        Board.of(text)
+        CalibrationBoard.of(text)
 
 
 MOUNTING = Mounting(1.45, np.radians(3.0), np.radians(-1.0), np.radians(2.0), -1.4, 0.2)
@@ -69,7 +69,7 @@ def test_marks_on_the_ground_give_the_mounting() -> None:
 
 
 def test_a_board_that_lies_along_the_road_is_refused() -> None:
-    board = Board.of("chessboard:9x6:0.2")
+    board = CalibrationBoard.of("chessboard:9x6:0.2")
     grid = np.stack(np.meshgrid(np.arange(6), np.arange(9)), -1).reshape(-1, 2) * 50.0
     turned = grid.reshape(9, 6, 2).transpose(1, 0, 2).reshape(-1, 2).astype(np.float32)
     with pytest.raises(SettingsError, match="lay its 9 corners across"):

@@ -10,7 +10,7 @@ from simulated_jetson.firmware import TRIES, Firmware
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile
 from edge_server.cli.main import run_command
-from edge_server.cli.update import Device
+from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ class Board:
         self.faults: dict[str, str] = {}
         self.boots = 1
 
-    def device(self) -> Device:
+    def device(self) -> UpdatedDevice:
         slots = BootSlots(self.firmware.root, self.firmware.nvbootctrl)
         version = {"A": "1.0", "B": "2.0"}[slots.current()]
-        return Device(slots, RecordFile(self.state), f"boot-{self.boots}", version, lambda: 1e9)
+        return UpdatedDevice(
+            slots, RecordFile(self.state), f"boot-{self.boots}", version, lambda: 1e9
+        )
 
     def boot(self) -> str:
         self.boots += 1
@@ -159,7 +161,7 @@ def test_an_engine_without_slots_leaves_the_record_of_a_pending_slot(board: Boar
 def test_a_board_without_slots_notes_nothing(tmp_path: Path) -> None:
     firmware = Firmware.flashed(tmp_path / "raw", redundancy=0)
     record = RecordFile(tmp_path)
-    device = Device(BootSlots(firmware.root, firmware.nvbootctrl), record, "boot", "1.0")
+    device = UpdatedDevice(BootSlots(firmware.root, firmware.nvbootctrl), record, "boot", "1.0")
     with pytest.raises(Unsupported):
         device.switch("B")
     assert not record.path.exists()

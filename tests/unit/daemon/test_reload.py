@@ -11,7 +11,7 @@ import pytest
 from edge_server.daemon import reload
 from edge_server.daemon.daemon import Daemon
 from edge_server.daemon.live_settings import POWER, RESTART, TABLE, differences
-from edge_server.daemon.reload import Part, SettingsReload
+from edge_server.daemon.reload import LivePart, SettingsReload
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
     CameraSection,
@@ -68,7 +68,7 @@ def reloading(
     cameras: Cameras, read: Callable[[], Settings], running: Settings | None = None
 ) -> tuple[SettingsReload, Requests]:
     requested = Requests()
-    parts = {"cameras": Part(lambda _, wanted: cameras.change(wanted.cameras))}
+    parts = {"cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras))}
     made = SettingsReload(running or Settings(), read, requested, parts)
     return made, requested
 
@@ -142,8 +142,8 @@ def test_a_check_that_fails_in_an_unforeseen_way_changes_nothing_either(
 
     cameras = Cameras()
     parts = {
-        "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
-        "broker": Part(lambda *_: "", check),
+        "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
+        "broker": LivePart(lambda *_: "", check),
     }
     requested = Requests()
     made = SettingsReload(Settings(), lambda: Settings(cameras=FRONT), requested, parts)
@@ -236,7 +236,7 @@ def test_the_summary_names_what_was_applied(
         return ""
 
     requested = Requests()
-    made = SettingsReload(running, lambda: wanted, requested, {"log": Part(change)})
+    made = SettingsReload(running, lambda: wanted, requested, {"log": LivePart(change)})
     for _ in range(2):
         requested.set()
         with caplog.at_level(logging.INFO):
@@ -259,8 +259,8 @@ def test_a_part_that_refuses_the_settings_keeps_every_part_as_it_is(
     faults = ["mqtt.password_file: p: cannot be read: No such file or directory"]
     cameras = Cameras()
     parts = {
-        "cameras": Part(lambda _, wanted: cameras.change(wanted.cameras)),
-        "broker": Part(lambda *_: "", refuse),
+        "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
+        "broker": LivePart(lambda *_: "", refuse),
     }
     requested = Requests()
     made = SettingsReload(Settings(), lambda: Settings(cameras=FRONT), requested, parts)
