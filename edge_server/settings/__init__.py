@@ -18,13 +18,14 @@ from edge_server.settings.sections import (
     TraceSection,
     Vehicle,
 )
-from edge_server.settings.transport import Grpc, Restriction, Tls
+from edge_server.settings.transport import Grpc, Http, Restriction, Tls
 
 __all__ = [
     "CameraSection",
     "DeviceSection",
     "EventsSection",
     "Grpc",
+    "Http",
     "LaneDeparture",
     "LogSection",
     "Metrics",
