@@ -139,7 +139,7 @@ def add_health(parser: argparse.ArgumentParser) -> None:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from edge_server.settings import read_settings  # noqa: PLC0415 - heavy
+    from edge_server.settings import read_settings
 
     config = arguments.config or (_INSTALLED if _INSTALLED.is_file() else None)
     settings = read_settings(config, {})
@@ -260,8 +260,8 @@ def _no_such_model(name: str, repositories: Sequence[str]) -> str:
 
 def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> Look:
     """Look at the daemon once; it may be missing."""
-    from edge_server.api.grpc.self_call import not_ready_reason  # noqa: PLC0415 - heavy
-    from edge_server.api.http.scrape import scrape  # noqa: PLC0415 - heavy
+    from edge_server.api.grpc.self_call import not_ready_reason
+    from edge_server.api.http.scrape import scrape
 
     try:
         before_s = time.monotonic()

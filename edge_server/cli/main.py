@@ -228,7 +228,7 @@ class _Version(argparse.Action):
     """argparse's own version action, but with the lookup on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         print(f"edge-server {version('edge-server')}")
         parser.exit()
@@ -236,7 +236,7 @@ class _Version(argparse.Action):
 
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """Return the settings, and the lines to log about them."""
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.settings import read_settings
 
     chosen = choose({name: values for name, values in vars(arguments).items() if values})
     if arguments.camera:
@@ -249,7 +249,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     # Needed for a camera on the command line alone.
-    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+    from edge_server.cameras.source_uri import masked_uri
 
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -330,7 +330,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
-    from edge_server.settings import LogSection  # noqa: PLC0415
+    from edge_server.settings import LogSection
 
     # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
     set_up_logging(LogSection())
@@ -339,7 +339,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     for note in notes:
         log.warning("%s", note)
 
-    from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
+    from edge_server.daemon.daemon import Daemon
 
     daemon = Daemon(
         settings,
@@ -360,7 +360,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.check import check  # noqa: PLC0415
+    from edge_server.cli.check import check
 
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
@@ -377,7 +377,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _support_bundle(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.support_bundle.bundle import make_bundle  # noqa: PLC0415
+    from edge_server.cli.support_bundle.bundle import make_bundle
 
     try:
         return make_bundle(arguments)
@@ -388,7 +388,7 @@ def _support_bundle(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     stop = _stop_on_signals()
     broker = _broker(arguments)
-    from edge_server.cli.demo import run_demo  # noqa: PLC0415
+    from edge_server.cli.demo import run_demo
 
     run_demo(
         arguments.source,

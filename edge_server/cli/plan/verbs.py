@@ -82,14 +82,14 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.building import build_for_people  # noqa: PLC0415
+    from edge_server.cli.plan.building import build_for_people
 
     build_for_people(_target(arguments), arguments)
     return OK
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.inspection import inspect  # noqa: PLC0415
+    from edge_server.cli.plan.inspection import inspect
 
     for line in inspect(_target(arguments), layers=arguments.layers, as_json=arguments.json):
         print(line)
@@ -97,7 +97,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.verification import verify  # noqa: PLC0415
+    from edge_server.cli.plan.verification import verify
 
     found = verify(_target(arguments), arguments.tolerance, arguments.samples)
     for line in found.lines:
@@ -106,11 +106,11 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _refresh(arguments: argparse.Namespace) -> int:
-    from importlib.metadata import version  # noqa: PLC0415
+    from importlib.metadata import version
 
-    from edge_server.cli.plan.refresh import refresh_for_unit  # noqa: PLC0415
-    from edge_server.process.logs import set_up_logging  # noqa: PLC0415
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.cli.plan.refresh import refresh_for_unit
+    from edge_server.process.logs import set_up_logging
+    from edge_server.settings import read_settings
 
     paths = arguments.model_repository
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
@@ -124,11 +124,11 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Any:
-    from edge_server.cli.plan.target import find_target  # noqa: PLC0415
+    from edge_server.cli.plan.target import find_target
 
     repositories = arguments.model_repository
     if not repositories:
-        from edge_server.settings import read_settings  # noqa: PLC0415
+        from edge_server.settings import read_settings
 
         paths = read_settings(arguments.config, {}).repository.paths
         repositories = [Path(path) for path in paths]
