@@ -13,6 +13,7 @@ import grpc
 import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2 as pb
 
+from edge_server.board.listening import client_host, host_and_port
 from edge_server.errors import StageStuck
 from edge_server.process.worker import Worker
 
@@ -163,19 +164,19 @@ def not_ready_reason(settings: Grpc) -> str:
     certificate: it counts as ready once it answers a ClientHello.
     """
     metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = client_host(settings.host)
     if settings.socket is not None:
         target = f"unix:{quote(str(Path(settings.socket).absolute()))}"
     elif settings.tls.on:
         call = SelfCall(
-            f"{host}:{settings.port}",
+            host_and_port(host, settings.port),
             lambda timeout_s: socket.create_connection((host, settings.port), timeout_s),
             lambda: 0,
             speaks_tls=True,
         )
         return call.fault()
     else:
-        target = f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
+        target = host_and_port(host, settings.port)
     with grpc.insecure_channel(target, options=_OPTIONS) as channel:
         check = channel.unary_unary(
             METHOD,
@@ -192,8 +193,7 @@ def not_ready_reason(settings: Grpc) -> str:
 
 def server_name(settings: Grpc) -> str:
     """Return name and version of the server that serves there in plain text; empty without one."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    client = triton.InferenceServerClient(f"{host}:{settings.port}")
+    client = triton.InferenceServerClient(host_and_port(settings.host, settings.port))
     try:
         metadata = client.get_server_metadata(client_timeout=_TIMEOUT_S)
     except triton.InferenceServerException:
