@@ -28,7 +28,9 @@ from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.recordings import add_recording_verbs
+from edge_server.cli.status.verbs import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
+from edge_server.cli.verbs import positive
 from edge_server.process.logs import (
     end_logging,
     journal_prefix,
@@ -196,6 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     health = "whether the daemon serves what is required"
     add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
+    add_status(verbs.add_parser("status", help="what the daemon does now", allow_abbrev=False))
+    add_top(verbs.add_parser("top", help="likewise, again and again", allow_abbrev=False))
+
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
@@ -207,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
         "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
     )
-    demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
+    demo.add_argument("--frames", type=positive, default=0, metavar="N", help="end after N frames")
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
@@ -274,12 +279,6 @@ def _broker(arguments: argparse.Namespace) -> dict[str, Any] | None:
         return address(arguments.mqtt)
     except ValueError as error:
         raise errors.SettingsError(f"--mqtt {arguments.mqtt}: {error}") from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
-    return int(text)
 
 
 def _setting(event: threading.Event) -> SimpleQueue[int]:

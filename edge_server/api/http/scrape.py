@@ -42,6 +42,14 @@ class Scrape:
         """Return the labels of the samples that have `value`."""
         return [found for v, found in self._with(name, labels) if v == value]
 
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples that have all these labels."""
+        return sum(value for value, _ in self._with(name, labels))
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Return the values of a metric by one of its labels."""
+        return {found[label]: value for value, found in self._with(name, {}) if label in found}
+
     def _with(self, name: str, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
         for sample in self._samples:
             if sample.name == name and labels.items() <= sample.labels.items():

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs
+from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs, positive
 
 _ABOUT = """\
 TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
@@ -50,7 +50,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     off = "how far any element may be off; default: by precision"
     verify.takes("--tolerance", type=float, metavar="X", help=off)
     count = "random inputs; default: 4"
-    verify.takes("--samples", type=_positive, default=4, metavar="N", help=count)
+    verify.takes("--samples", type=positive, default=4, metavar="N", help=count)
 
     missing = (
         "build every plan of the repositories that is missing or of another device or TensorRT"
@@ -60,7 +60,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     where = "instead of the settings' repositories; repeatable"
     refresh.takes("--model-repository", action="append", metavar="DIR", help=where)
     hold = "for systemd: count as started after so many seconds; default: when all is built"
-    refresh.takes("--hold", type=_positive, default=_FOREVER_S, metavar="S", help=hold)
+    refresh.takes("--hold", type=positive, default=_FOREVER_S, metavar="S", help=hold)
 
 
 def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
@@ -77,7 +77,7 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
     verb.takes(
         "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
     )
-    verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
+    verb.takes("--version", type=positive, metavar="N", help="default: the latest")
     return verb
 
 
@@ -141,17 +141,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return int(text)
-
-
 _BUILD_NUMBERS = (
     ("--dla-core", _number, "N", "build for NVDLA"),
     ("--max-gpu-layers", _number, "N", "fail where more fall back to the GPU"),
-    ("--workspace", _positive, "MIB", "what a layer may take; default: 1024"),
-    ("--memory-limit", _positive, "MIB", "of the host's memory, for the build"),
+    ("--workspace", positive, "MIB", "what a layer may take; default: 1024"),
+    ("--memory-limit", positive, "MIB", "of the host's memory, for the build"),
 )
 _BUILD_SWITCHES = (
     ("--fp16", "layers may calculate in FP16 (TensorRT up to 10)"),
