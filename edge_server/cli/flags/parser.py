@@ -93,7 +93,7 @@ class _Help(argparse.Action):
 
 def _default(flag: Flag) -> str:
     """Return the default of a flag, for the end of its help."""
-    from edge_server.settings import Settings  # noqa: PLC0415
+    from edge_server.settings import Settings
 
     if not (flag.path and flag.value) or flag in GROUPS[DEPRECATED]:
         return ""
