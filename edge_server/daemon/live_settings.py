@@ -64,7 +64,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),
                 *("keepalive_without_calls", "max_pings_without_data"),
                 *("min_ping_interval_without_data_ms", "max_ping_strikes"),
-                *("max_lane_streams", "reflection"),
+                *("max_lane_streams", "reflection", "forward_headers"),
             ),
             RESTART,
         ),
@@ -76,7 +76,13 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         "key": "grpc",
         "client_ca": "grpc",
     },
-    "metrics": dict.fromkeys(("enabled", "host", "port", "insecure", "cpu", "gpu"), RESTART),
+    "metrics": dict.fromkeys(
+        (
+            *("enabled", "host", "port", "insecure", "cpu", "gpu", "counter_latencies"),
+            *("summary_latencies", "summary_quantiles", "histogram_latencies"),
+        ),
+        RESTART,
+    ),
     "trace": {
         **dict.fromkeys(("level", "rate", "count", "log_frequency"), "trace"),
         "file": RESTART,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import datatype_of
+from edge_server.model_config.fields import FIRST_RESPONSE, datatype_of
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from edge_server.tensors import DataType
+
+
+# Triton's own buckets.
+_FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,9 @@ class ModelConfig:
         decoupled: a request may have any number of responses.
         response_cache: responses may come from the cache.
         warmups: the samples that each instance runs before it serves.
+        first_response_bounds_ms: the buckets of the histogram of the time to the first response, in
+            ms; of a decoupled model.
+        metric_tags: label → value, further labels of the model's metrics.
         labels: output name → the names of its classes, by index; an ensemble's may come from its
             members.
     """
@@ -169,6 +176,8 @@ class ModelConfig:
     warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
     completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
+    first_response_bounds_ms: tuple[float, ...] = _FIRST_RESPONSE_BOUNDS_MS
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -220,6 +229,8 @@ class ModelConfig:
             warmups=warmups_of(message),
             message=message,
             completion=completion,
+            first_response_bounds_ms=_first_response_bounds_ms(message),
+            metric_tags={f"_{tag}": value for tag, value in message.metric_tags.items()},
         )
 
     @property
@@ -273,6 +284,13 @@ class ModelConfig:
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape in requests: with -1 for the batch in front where the model batches."""
         return (-1, *spec.shape) if self.max_batch_size > 0 else spec.shape
+
+
+def _first_response_bounds_ms(message: Any) -> tuple[float, ...]:
+    for control in message.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE:
+            return tuple(control.histogram_options.buckets)
+    return _FIRST_RESPONSE_BOUNDS_MS
 
 
 def _rewrite(target: Any, source: Any, specs: Iterable[TensorSpec]) -> None:

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# The one metric whose buckets a configuration can set.
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
 _QUEUE_POLICY = "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
 _GRAPH = "optimization.cuda.graph_spec"
 _ACTED_ON = {
-    "": "name platform backend max_batch_size default_model_filename cc_model_filenames",
+    "": "name platform backend max_batch_size default_model_filename cc_model_filenames "
+    "metric_tags",
     "version_policy": "latest.num_versions all specific.versions",
     "input": "name data_type format dims reshape.shape is_shape_tensor optional "
     "is_non_linear_format_io",
@@ -54,6 +58,7 @@ _ACTED_ON = {
     "model_warmup": "name batch_size count",
     "model_warmup.inputs": "data_type dims zero_data random_data input_data_file",
     "parameters": "string_value",
+    "model_metrics.metric_control": "metric_identifier.family histogram_options.buckets",
     "model_transaction_policy": "decoupled",
     "response_cache": "enable",
 }
@@ -66,8 +71,6 @@ ACTED_ON = frozenset(
 _STATE_BUFFERS = "a state is handed on in memory that the server chooses"
 ACCEPTED = {
     "runtime": "the backend is chosen by its name",
-    "metric_tags": "metrics carry the model's name and version only",
-    "model_metrics": "histograms have fixed buckets",
     "model_operations": "no libraries of custom operators are loaded",
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
@@ -132,6 +135,11 @@ def without_effect(message: Any) -> dict[str, str]:
                 found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]
         elif message.backend not in _ACTED_ON_BY.get(path, {message.backend}):
             found[path] = f"backend '{message.backend}' does not use it"
+    for index, control in enumerate(message.model_metrics.metric_control):
+        if control.metric_identifier.family != FIRST_RESPONSE:
+            found[f"model_metrics.metric_control[{index}]"] = (
+                f"only the buckets of {FIRST_RESPONSE} can be set"
+            )
     batching = message.dynamic_batching
     if not batching.priority_levels and (
         batching.default_priority_level or batching.priority_queue_policy

@@ -332,6 +332,11 @@ class Metrics(Section, frozen=True):
 
     `insecure` allows another address than the loopback; metrics have no encryption. `cpu` and `gpu`
     add Triton's metrics of processor and GPU.
+
+    Attributes:
+        counter_latencies: total times of each model's requests.
+        summary_latencies: `summary_quantiles` of these times in the last minute.
+        histogram_latencies: how long decoupled models take to their first response.
     """
 
     enabled: bool = True
@@ -340,6 +345,12 @@ class Metrics(Section, frozen=True):
     insecure: bool = False
     cpu: bool = True
     gpu: bool = True
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = (
+        *(0.5, 0.9, 0.95, 0.99, 0.999),
+    )
+    histogram_latencies: bool = False
 
     def __post_init__(self) -> None:
         if self.enabled and not self.insecure and not is_loopback(self.host):

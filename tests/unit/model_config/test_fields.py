@@ -95,7 +95,13 @@ def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(
 @pytest.mark.parametrize(
     ("text", "paths"),
     [
-        ('backend: "identity" runtime: "x" model_metrics {}', ["model_metrics", "runtime"]),
+        ('backend: "identity" runtime: "x"', ["runtime"]),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "other" } } '
+            "metric_control { metric_identifier { family: "
+            '"nv_inference_first_response_histogram_ms" } histogram_options { buckets: 1 } } }',
+            ["model_metrics.metric_control[0]"],
+        ),
         ('backend: "identity" optimization { graph { level: 1 } }', ["optimization.graph"]),
         ('backend: "onnxruntime" optimization { graph { level: 1 } }', []),
         ('backend: "identity" default_model_filename: "x"', ["default_model_filename"]),

@@ -92,7 +92,7 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "grpc-infer-allocation-pool-size": [("8", IGNORED)],
     "grpc-max-response-pool-size": [("8", IGNORED)],
     "grpc-infer-response-compression-level": [("none", IGNORED), ("High", IGNORED)],
-    "grpc-header-forward-pattern": [(".*", REFUSED)],
+    "grpc-header-forward-pattern": [("my_.*", ("grpc.forward_headers", "my_.*"))],
     "allow-http": [("true", REFUSED), ("false", IGNORED)],
     "http-port": [("8000", REFUSED)],
     "http-address": [("0.0.0.0", IGNORED)],  # noqa: S104
@@ -115,7 +115,15 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "allow-cpu-metrics": [("false", ("metrics.cpu", False))],
     "allow-gpu-metrics": [("false", ("metrics.gpu", False))],
     "metrics-interval-ms": [("2000.5", IGNORED)],
-    "metrics-config": [("summary_latencies=true", IGNORED)],
+    "metrics-config": [
+        ("summary_latencies=true", ("metrics.summary_latencies", True)),
+        ("counter_latencies=false", ("metrics.counter_latencies", False)),
+        ("histogram_latencies=true", ("metrics.histogram_latencies", True)),
+        ("summary_quantiles=0.5:0.05,0.9:0.01", ("metrics.summary_quantiles", (0.5, 0.9))),
+        ("summary_quantiles=0.5", REFUSED),
+        ("summary_quantiles=2:0.1", REFUSED),
+        ("gauge_latencies=true", REFUSED),
+    ],
     "trace-config": [
         ("level=TIMESTAMPS", ("trace.level", ("TIMESTAMPS",))),
         ("level=TENSORS", REFUSED),
