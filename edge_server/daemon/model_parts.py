@@ -76,6 +76,7 @@ def chosen_completion(
         devices.count,
         devices.reason,
         python,
+        settings.config_name,
     )
 
 
@@ -124,6 +125,7 @@ def chosen_control(
             scheduling=scheduling,
             completion=chosen_completion(settings, devices, python),
             load_threads=settings.load_threads,
+            load_retries=settings.load_retries,
             devices=devices,
             server_context=server_context,
             signatures=chosen_signatures(settings),
@@ -185,6 +187,7 @@ def following_control(
         scheduling=scheduling,
         completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
         devices=devices,
         # In mode `poll` no request loads a model.
         server_context=LiveModels(registry),

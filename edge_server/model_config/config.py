@@ -119,6 +119,8 @@ class Completion:
     Attributes:
         auto: the backend fills in missing inputs, outputs and `max_batch_size`; without it the
             backend only checks.
+        config_name: models that have `configs/<config_name>.pbtxt` are configured by it; empty uses
+            config.pbtxt of every model.
         default_max_batch_size: for a model that batches whose configuration gives none.
         gpus: number of GPUs, numbered from 0.
         no_gpu: why there is no GPU.
@@ -130,6 +132,7 @@ class Completion:
     gpus: int = 0
     no_gpu: str = ""
     python: Python = field(default_factory=Python)
+    config_name: str = ""
 
 
 USUAL_COMPLETION = Completion()

@@ -78,6 +78,9 @@ class Repository(Section, frozen=True):
         auto_complete: values missing in a config.pbtxt are derived from the model's files.
         default_max_batch_size: of a model that can batch and declares no limit.
         load_threads: number of models loaded at once.
+        load_retries: number of further attempts for a model that cannot be loaded.
+        config_name: a model's `configs/<config_name>.pbtxt` takes the place of its config.pbtxt,
+            where it exists: one repository serves boards that differ.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -99,6 +102,8 @@ class Repository(Section, frozen=True):
     auto_complete: bool = True
     default_max_batch_size: Positive = 4
     load_threads: Positive = 4
+    load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?$")] = ""
 
     def __post_init__(self) -> None:
         if "*" in self.load and len(self.load) > 1:
