@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.fields import FIRST_RESPONSE, datatype_of
+from edge_server.model_config.ragged import RaggedBatching, ragged_batching_of
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,
@@ -153,6 +154,7 @@ class ModelConfig:
         decoupled: a request may have any number of responses.
         response_cache: responses may come from the cache.
         warmups: the samples that each instance runs before it serves.
+        ragged: how requests of different shapes run together; None where they never do.
         first_response_bounds_ms: the buckets of the histogram of the time to the first response, in
             ms; of a decoupled model.
         metric_tags: label → value, further labels of the model's metrics.
@@ -179,6 +181,7 @@ class ModelConfig:
     warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
     completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
+    ragged: RaggedBatching | None = None
     first_response_bounds_ms: tuple[float, ...] = _FIRST_RESPONSE_BOUNDS_MS
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
@@ -232,6 +235,7 @@ class ModelConfig:
             warmups=warmups_of(message),
             message=message,
             completion=completion,
+            ragged=ragged_batching_of(message),
             first_response_bounds_ms=_first_response_bounds_ms(message),
             metric_tags={f"_{tag}": value for tag, value in message.metric_tags.items()},
         )
@@ -257,6 +261,11 @@ class ModelConfig:
     def mixes_batching(self) -> bool:
         """Whether models with and without a batch dimension meet in the resolved ensemble."""
         return any(step.full_shapes for step in self.steps)
+
+    @cached_property
+    def ragged_inputs(self) -> frozenset[str]:
+        """The inputs whose shapes may differ within a batch."""
+        return frozenset() if self.ragged is None else self.ragged.inputs
 
     @property
     def kind(self) -> str:

@@ -32,7 +32,9 @@ _ACTED_ON = {
     "metric_tags",
     "version_policy": "latest.num_versions all specific.versions",
     "input": "name data_type format dims reshape.shape is_shape_tensor optional "
-    "is_non_linear_format_io",
+    "is_non_linear_format_io allow_ragged_batch",
+    "batch_input": "kind target_name data_type source_input",
+    "batch_output": "kind target_name source_input",
     "output": "name data_type dims reshape.shape label_filename is_shape_tensor "
     "is_non_linear_format_io",
     "optimization": "priority graph.level input_pinned_memory.enable output_pinned_memory.enable",
@@ -81,10 +83,6 @@ ACCEPTED = {
     "instance_group.host_policy": "instances are not bound to cores or memory nodes",
 }
 REFUSED = {
-    "input.allow_ragged_batch": "requests are batched only where their shapes are equal; remove it "
-    "and pad the input, or leave batching out",
-    "batch_input": "nothing makes these tensors without ragged batches; remove it",
-    "batch_output": "nothing splits these tensors without ragged batches; remove it",
     "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
     "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
     "model respond to it step by step",
@@ -109,6 +107,7 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
     "input.reshape": _ENSEMBLE_HANDS_ON,
     "output.reshape": _ENSEMBLE_HANDS_ON,
     "input.format": _ENSEMBLE_HANDS_ON,
+    "input.allow_ragged_batch": "an ensemble forms no batches; set it in the member",
     "default_model_filename": "an ensemble has no file of its own",
 }
 # Path → the backends that act on it; without effect for the others.
@@ -117,6 +116,8 @@ _ACTED_ON_BY = {
     "optimization.cuda": frozenset({"tensorrt"}),
     "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),
+    "batch_input": frozenset({"onnxruntime"}),
+    "batch_output": frozenset({"onnxruntime"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
     "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
 }

@@ -14,6 +14,7 @@ from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import field_faults, list_faults
 from edge_server.model_config.files import is_file_name, read_labels
+from edge_server.model_config.ragged import ragged_faults
 from edge_server.model_config.sequence_rules import preferred_size_faults, sequence_faults
 from edge_server.model_config.tensor_rules import (
     batch_io_faults,
@@ -57,6 +58,7 @@ def validate(
         *_general_faults(message, files, known_backends),
         *io_faults(message, complete=not by_backend),
         *batch_io_faults(message),
+        *ragged_faults(message),
         *(f"{fault} for {message.name}" for fault in _batching_faults(message)),
         *sequence_faults(message, files),
         *_cache_faults(message),

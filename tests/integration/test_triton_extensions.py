@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import queue
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper
 
 from tests.integration.conftest import Process
 
@@ -71,6 +74,40 @@ class TritonPythonModel:
 """
 
 
+RAGGED = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+output { name: "same" data_type: TYPE_FP32 dims: -1 }
+output { name: "end" data_type: TYPE_FP32 dims: 1 }
+batch_output { target_name: "same" source_input: "x" }
+batch_input {
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "index" data_type: TYPE_FP32 source_input: "x"
+}
+dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 30000000 }
+"""
+
+
+def write_ragged(repository: Path) -> None:
+    """An ONNX model that gives back its input, and where in the batch each request ends."""
+    nodes = [
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("Unsqueeze", ["index", "one"], ["end"]),
+    ]
+    shapes = {"x": ["n"], "index": ["requests"], "same": ["n"], "end": ["requests", 1]}
+    infos = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    }
+    inputs, outputs = [infos["x"], infos["index"]], [infos["same"], infos["end"]]
+    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(nodes, "ragged", inputs, outputs, [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 8
+    (repository / "ragged" / "1").mkdir(parents=True)
+    (repository / "ragged" / "config.pbtxt").write_text(RAGGED)
+    onnx.save(model, repository / "ragged" / "1" / "model.onnx")
+
+
 def write(repository: Path, name: str, config: str, source: str) -> None:
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config)
@@ -83,6 +120,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     repository = folder / "models"
     write(repository, "parameters", PARAMETERS, PARAMETERS_PY)
     write(repository, "repeat", REPEAT, REPEAT_PY)
+    write_ragged(repository)
     made = Process(folder, f"--model-repository={repository}", *FLAGS)
     try:
         made.wait_for("READY=1")
@@ -203,3 +241,16 @@ def test_the_first_response_of_each_decoupled_request_is_in_the_histogram(
     assert at_most == [0, 1, 1]
     assert found[f'{family}_count{{model="repeat",version="1"}}'] == 1
     assert not [name for name in found if name.startswith(family) and "parameters" in name]
+
+
+def test_requests_of_different_shapes_run_as_one_batch(
+    process: Process, connection: triton.InferenceServerClient
+) -> None:
+    arrays = [np.float32([[1, 2, 3]]), np.float32([[4, 5, 6, 7, 8]])]
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda array: connection.infer("ragged", [tensor("x", array)]), arrays)
+    assert one.as_numpy("same").tolist() == arrays[0].tolist()
+    assert two.as_numpy("same").tolist() == arrays[1].tolist()
+    ends = sorted((one.as_numpy("end").item(), two.as_numpy("end").item()))
+    assert ends in ([3, 8], [5, 8])
+    assert scrape(process)['nv_inference_exec_count{model="ragged",version="1"}'] == 1

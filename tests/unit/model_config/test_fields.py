@@ -61,15 +61,9 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
     ("text", "expected"),
     [
         (
-            'input { name: "a" } input { allow_ragged_batch: true }',
-            "field 'input[1].allow_ragged_batch' is not supported by this server: requests are",
-        ),
-        ("batch_input {}", "field 'batch_input' is not supported by this server"),
-        (
             "sequence_batching { iterative_sequence: true }",
             "field 'sequence_batching.iterative_sequence' is not supported by this server: a",
         ),
-        ("batch_output {}", "field 'batch_output' is not supported by this server"),
         (
             'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" } } }',
             "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
