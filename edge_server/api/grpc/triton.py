@@ -138,7 +138,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 config=loaded.config,
             )
             if trace is not None:
-                read = trace.begin(read, context.add_callback)
+                read = trace.begin(read, context.add_callback, context.invocation_metadata)
             response = snapshot.run(loaded, read)
         written = write_response(*to_response_message(response, forms))
         if trace is not None:
@@ -187,7 +187,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
             stream_request.take_place()
             if self._tracer.on:
-                request = self._traces.of_stream(request, requests)
+                request = self._traces.of_stream(request, requests, context.invocation_metadata)
         except BaseException:
             lease.release()
             raise
