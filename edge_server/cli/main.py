@@ -72,6 +72,22 @@ EXIT_CODES: dict[type[BaseException], int] = {
     errors.EdgeServerError: FAILED,
 }
 
+EXIT_CODE_MEANINGS = {
+    OK: "ended as requested, also by SIGTERM",
+    FAILED: "failed",
+    USAGE: "usage: a verb, flag or argument that is unknown or missing",
+    UNAVAILABLE: "something required is unavailable and may come: a taken port, a repository or "
+    "another place that is not mounted yet, an unreadable recording, a model that did not load "
+    "this time though its files are not known to be wrong (a Python model's `initialize` raised, "
+    "no memory, no GPU yet, a full disk)",
+    ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models",
+    CONFIGURATION: "the configuration, a flag's value or a model's files are wrong and stay so; "
+    "the text names file, key and remedy",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays): restart me",
+    RESTART_ME: "a part of the daemon hung: restart me",
+    INTERRUPTED: "interrupted by SIGINT before the verb ended",
+}
+
 _EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
 78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
