@@ -88,6 +88,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("level", "rate", "count", "log_frequency"), "trace"),
         "file": RESTART,
     },
+    "tracing": dict.fromkeys(("enabled", "endpoint", "sample", "resource", "ca_file"), RESTART),
     "mqtt": {"*": "broker"},
     "cameras": {"*": "cameras"},
     "power": {"mode": POWER, "clocks": POWER},

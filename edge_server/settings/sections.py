@@ -332,6 +332,28 @@ class TraceSection(Section, frozen=True):
             )
 
 
+class TracingSection(Section, frozen=True):
+    """`[tracing]`: spans of requests and frames for OpenTelemetry, over OTLP/HTTP.
+
+    Attributes:
+        endpoint: where a collector takes spans, path included.
+        sample: the share of requests and of frames that is traced; None is one of `trace.rate`. A
+            request with a `traceparent` is traced where its caller records the trace, and not
+            otherwise.
+        resource: what the spans' resource says beside the device's own: each `key=value`.
+        ca_file: PEM; the authority that must have signed the collector's certificate; None are
+            those that the library knows.
+    """
+
+    enabled: bool = False
+    endpoint: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s@]+$")] = (
+        "http://127.0.0.1:4318/v1/traces"
+    )
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    resource: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^=]+=.")], ...] = ()
+    ca_file: str | None = None
+
+
 class Metrics(Section, frozen=True):
     """`[metrics]`: the address that Prometheus scrapes; port 0 takes a free one.
 

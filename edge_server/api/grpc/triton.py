@@ -144,7 +144,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             if self._headers is not None:
                 read = self._headers.add(read, context.invocation_metadata())
             if trace is not None:
-                read = trace.begin(read, context.add_callback)
+                read = trace.begin(read, context.add_callback, context.invocation_metadata)
             response = snapshot.run(loaded, read)
         written = write_response(*to_response_message(response, forms))
         if trace is not None:
@@ -195,7 +195,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
             stream_request.take_place()
             if self._tracer.on:
-                request = self._traces.of_stream(request, requests)
+                request = self._traces.of_stream(request, requests, context.invocation_metadata)
         except BaseException:
             lease.release()
             raise

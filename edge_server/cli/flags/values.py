@@ -176,11 +176,14 @@ def trace_level(given: str) -> Effect:
 
 def trace_config(given: str) -> Effect:
     mode, setting, value = named_setting(given)
-    if "opentelemetry" in (mode.lower(), value.lower()):
-        raise ValueError("traces are not sent to OpenTelemetry; the only mode is triton")
-    if mode.lower() not in ("", "triton"):
-        raise ValueError("give it as <setting>=<value> or triton,<setting>=<value>")
+    if mode.lower() not in ("", "triton", "opentelemetry"):
+        raise ValueError(
+            "give it as <setting>=<value>, triton,<setting>=<value> or "
+            "opentelemetry,<setting>=<value>"
+        )
     match setting:
+        case _ if mode.lower() == "opentelemetry":
+            return _opentelemetry(setting, value)
         case "level":
             return trace_level(value)
         case "rate" | "count":
@@ -190,8 +193,10 @@ def trace_config(given: str) -> Effect:
         case "log-frequency":
             return "trace.log_frequency", whole(value)
         case "mode":
-            one_of("triton")(value)
-            return "triton is the only mode"
+            is_triton = one_of("triton", "opentelemetry")(value) == "triton"
+            return (
+                "a file is written where one is named" if is_triton else ("tracing.enabled", True)
+            )
         case _:
             raise ValueError("its settings are level, rate, count, mode, file and log-frequency")
 
@@ -217,6 +222,20 @@ def _quantile(given: str) -> float:
     except ValueError:
         pass
     raise ValueError("give the quantiles as <quantile>:<error>,…, each from 0 to 1")
+
+
+def _opentelemetry(setting: str, value: str) -> Effect:
+    if setting == "url":
+        return "tracing.endpoint", value if "://" in value else f"http://{value}"
+    if setting == "resource":
+        key, _, text_of_key = value.partition("=")
+        if not key or not text_of_key:
+            raise ValueError("give it as opentelemetry,resource=<key>=<value>")
+        return "tracing.resource", value
+    if setting.startswith("bsp_"):
+        whole(value)
+        return "what waits for the collector is bounded here, and sent every second"
+    raise ValueError("its settings are url and resource")
 
 
 def backend_config(given: str) -> Effect:
