@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edge_server import errors
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
+from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
@@ -170,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
+
+    convert = "make a model's directory of a file of another framework"
+    add_convert(verbs.add_parser("convert", help=convert, allow_abbrev=False))
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
