@@ -16,6 +16,7 @@ from edge_server.settings.sections import (
     Repository,
     Serving,
     TraceSection,
+    TracingSection,
     Vehicle,
 )
 from edge_server.settings.transport import Grpc, Http, Restriction, Tls
@@ -40,6 +41,7 @@ __all__ = [
     "Settings",
     "Tls",
     "TraceSection",
+    "TracingSection",
     "Vehicle",
     "read_settings",
 ]
