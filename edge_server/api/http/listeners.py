@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
+    from edge_server.api.http.rest.api import RestApi
     from edge_server.api.http.sources import Sources
-    from edge_server.inference.data_plane import DataPlane
     from edge_server.settings import Settings
 
 
-def http_listeners(
-    settings: Settings, data_plane: DataPlane, sources: Sources
-) -> Sequence[HttpListener]:
+def http_listeners(settings: Settings, rest: RestApi, sources: Sources) -> Sequence[HttpListener]:
     """Return the listeners of `[http]` and `[metrics]`."""
     http, metrics = settings.http, settings.metrics
 
@@ -31,7 +29,7 @@ def http_listeners(
         from edge_server.api.http.rest.routes import rest_routes  # noqa: PLC0415 - likewise
 
         return [
-            *rest_routes(data_plane),
+            *rest_routes(rest),
             *(metrics_routes(sources) if metrics.enabled else ()),
         ]
 
