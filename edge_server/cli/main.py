@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edge_server import errors
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
+from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
@@ -73,6 +74,22 @@ EXIT_CODES: dict[type[BaseException], int] = {
     errors.DeviceLost: DEVICE_LOST,
     errors.StageStuck: RESTART_ME,
     errors.EdgeServerError: FAILED,
+}
+
+EXIT_CODE_MEANINGS = {
+    OK: "ended as requested, also by SIGTERM",
+    FAILED: "failed",
+    USAGE: "usage: a verb, flag or argument that is unknown or missing",
+    UNAVAILABLE: "something required is unavailable and may come: a taken port, a repository or "
+    "another place that is not mounted yet, an unreadable recording, a model that did not load "
+    "this time though its files are not known to be wrong (a Python model's `initialize` raised, "
+    "no memory, no GPU yet, a full disk)",
+    ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models",
+    CONFIGURATION: "the configuration, a flag's value or a model's files are wrong and stay so; "
+    "the text names file, key and remedy",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays): restart me",
+    RESTART_ME: "a part of the daemon hung: restart me",
+    INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }
 
 _EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
@@ -155,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
+
+    convert = "make a model's directory of a file of another framework"
+    add_convert(verbs.add_parser("convert", help=convert, allow_abbrev=False))
 
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 

@@ -36,6 +36,7 @@ from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.tracing.otlp import SpanSender
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
@@ -102,7 +103,7 @@ class Daemon:
         registry = ModelRegistry()
         self.devices = Devices()
         self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
-        self._scheduling = chosen_scheduling(serving)
+        self._scheduling = chosen_scheduling(serving, settings.metrics)
         camera_models: set[str] = set()
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
@@ -115,7 +116,9 @@ class Daemon:
         )
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
-        tracer = Tracer(_trace_rule(trace), self._traces)
+        identity = Identity.of_this_host(settings.device.id, VERSION)
+        self._spans = _span_sender(settings, identity)
+        tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
         self._grpc = GrpcServer(
             self.data_plane,
@@ -129,7 +132,6 @@ class Daemon:
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
-        identity = Identity.of_this_host(settings.device.id, VERSION)
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
@@ -165,6 +167,7 @@ class Daemon:
             camera_models,
             forget_camera,
             board=lambda: board.condition,
+            tracer=tracer,
             road=lambda calibration: road_follower(
                 settings, calibration, self.vehicle, self.events
             ),
@@ -300,6 +303,8 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        if (spans := self._spans) is not None:
+            yield spans.start, spans.stop
         if (recorder := self._recorder) is not None:
             yield recorder.start, recorder.stop
         yield self.events.worker.start, self.events.worker.stop
@@ -413,6 +418,19 @@ def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
 
 def _trace_rule(trace: TraceSection) -> TraceRule:
     return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
+
+
+def _span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
+    tracing = settings.tracing
+    if not tracing.enabled:
+        return None
+    about = {
+        "service.name": "edge-server",
+        "service.version": identity.version,
+        "service.instance.id": identity.device,
+    }
+    share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
+    return SpanSender(tracing, share, about)
 
 
 def _check_broker(settings: Settings) -> None:

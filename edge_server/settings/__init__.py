@@ -16,6 +16,7 @@ from edge_server.settings.sections import (
     Repository,
     Serving,
     TraceSection,
+    TracingSection,
     Vehicle,
 )
 from edge_server.settings.transport import Grpc, Restriction, Tls
@@ -39,6 +40,7 @@ __all__ = [
     "Settings",
     "Tls",
     "TraceSection",
+    "TracingSection",
     "Vehicle",
     "read_settings",
 ]

@@ -28,6 +28,7 @@ from edge_server.settings.sections import (
     Section,
     Serving,
     TraceSection,
+    TracingSection,
     Vehicle,
 )
 from edge_server.settings.text_file import read_text_file
@@ -55,6 +56,7 @@ class Settings(Section, frozen=True):
     grpc: Grpc = Grpc()
     metrics: Metrics = Metrics()
     trace: TraceSection = TraceSection()
+    tracing: TracingSection = TracingSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
     vehicle: Vehicle = Vehicle()
@@ -88,8 +90,10 @@ class Settings(Section, frozen=True):
             lines.append(
                 "grpc.tls.client_ca: no effect: mutual is false, no certificate is required"
             )
-        if self.trace.level != ("OFF",) and not self.trace.file:
+        if self.trace.level != ("OFF",) and not self.trace.file and not self.tracing.enabled:
             lines.append("trace.level: no effect: no trace.file (--trace-config triton,file=FILE)")
+        if self.tracing != TracingSection() and not self.tracing.enabled:
+            lines.append("tracing: no effect: enabled is false (--trace-config mode=opentelemetry)")
         return lines
 
 

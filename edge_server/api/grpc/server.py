@@ -26,6 +26,7 @@ from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
+from edge_server.api.headers import HeaderForwarding
 from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
@@ -100,6 +101,8 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        pattern = settings.forward_headers
+        headers = HeaderForwarding(pattern) if pattern else None
         shared_memory = (
             SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
         )
@@ -116,6 +119,7 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                headers=headers,
             )
             register(
                 made.server,
