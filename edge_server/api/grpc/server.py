@@ -20,12 +20,13 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.methods import method_handlers, status_of
 from edge_server.api.grpc.self_call import SelfCall
 from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
@@ -70,6 +71,7 @@ class GrpcServer:
         control, log_switches: see `TritonServicer`.
         client_shared_memory: clients may register regions.
         tracer: traces requests; None traces none.
+        requests: counts inference requests; None counts them for nobody.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -88,6 +90,7 @@ class GrpcServer:
         client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
@@ -100,12 +103,20 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        requests = requests or RequestMetrics()
         shared_memory = (
             SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
         )
 
         def side(*, unix: bool) -> _Side:
             made = _Side(settings, AccessRules.of(settings, unix=unix), unix=unix)
+
+            def refusal() -> EdgeServerError | None:
+                reason = made.refusal()
+                if reason is not None:
+                    requests.failed("grpc", status_of(reason).name)
+                return reason
+
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -116,6 +127,7 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                requests=requests,
             )
             register(
                 made.server,
@@ -123,7 +135,7 @@ class GrpcServer:
                 HealthServicer(data_plane),
                 traffic=made.traffic,
                 rules=made.rules,
-                refused=lambda infer: refusable(infer, made.refusal, made.threads),
+                refused=lambda infer: refusable(infer, refusal, made.threads),
             )
             self._sides.append(made)
             return made
