@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edge_server import errors
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
+from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
@@ -28,7 +29,9 @@ from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.recordings import add_recording_verbs
+from edge_server.cli.status.verbs import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
+from edge_server.cli.verbs import positive
 from edge_server.process.logs import (
     end_logging,
     journal_prefix,
@@ -169,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
+    convert = "make a model's directory of a file of another framework"
+    add_convert(verbs.add_parser("convert", help=convert, allow_abbrev=False))
+
     add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
 
     add_recording_verbs(
@@ -212,6 +218,9 @@ def _parser() -> argparse.ArgumentParser:
     health = "whether the daemon serves what is required"
     add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
+    add_status(verbs.add_parser("status", help="what the daemon does now", allow_abbrev=False))
+    add_top(verbs.add_parser("top", help="likewise, again and again", allow_abbrev=False))
+
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
@@ -223,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
         "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
     )
-    demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
+    demo.add_argument("--frames", type=positive, default=0, metavar="N", help="end after N frames")
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
@@ -244,7 +253,7 @@ class _Version(argparse.Action):
     """argparse's own version action, but with the lookup on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         print(f"edge-server {version('edge-server')}")
         parser.exit()
@@ -252,7 +261,7 @@ class _Version(argparse.Action):
 
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """Return the settings, and the lines to log about them."""
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.settings import read_settings
 
     chosen = choose({name: values for name, values in vars(arguments).items() if values})
     if arguments.camera:
@@ -265,7 +274,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     # Needed for a camera on the command line alone.
-    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+    from edge_server.cameras.source_uri import masked_uri
 
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -290,12 +299,6 @@ def _broker(arguments: argparse.Namespace) -> dict[str, Any] | None:
         return address(arguments.mqtt)
     except ValueError as error:
         raise errors.SettingsError(f"--mqtt {arguments.mqtt}: {error}") from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
-    return int(text)
 
 
 def _setting(event: threading.Event) -> SimpleQueue[int]:
@@ -346,7 +349,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
-    from edge_server.settings import LogSection  # noqa: PLC0415
+    from edge_server.settings import LogSection
 
     # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
     set_up_logging(LogSection())
@@ -355,7 +358,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     for note in notes:
         log.warning("%s", note)
 
-    from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
+    from edge_server.daemon.daemon import Daemon
 
     daemon = Daemon(
         settings,
@@ -376,7 +379,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.check import check  # noqa: PLC0415
+    from edge_server.cli.check import check
 
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
@@ -393,7 +396,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _support_bundle(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.support_bundle.bundle import make_bundle  # noqa: PLC0415
+    from edge_server.cli.support_bundle.bundle import make_bundle
 
     try:
         return make_bundle(arguments)
@@ -404,7 +407,7 @@ def _support_bundle(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     stop = _stop_on_signals()
     broker = _broker(arguments)
-    from edge_server.cli.demo import run_demo  # noqa: PLC0415
+    from edge_server.cli.demo import run_demo
 
     run_demo(
         arguments.source,

@@ -104,7 +104,7 @@ class Daemon:
         registry = ModelRegistry()
         self.devices = Devices()
         self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
-        self._scheduling = chosen_scheduling(serving)
+        self._scheduling = chosen_scheduling(serving, settings.metrics)
         camera_models: set[str] = set()
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(

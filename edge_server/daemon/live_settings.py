@@ -35,7 +35,8 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
             *("disk_reserve_bytes", "memory_reserve_bytes", "probation_requests", "probation_s"),
             "incompatible_member",
             *("signatures", "signature_keys", "load", "exit_on_error", "strict_readiness"),
-            *("auto_complete", "default_max_batch_size", "load_threads"),
+            *("auto_complete", "default_max_batch_size", "load_threads", "load_retries"),
+            "config_name",
         ),
         RESTART,
     ),
@@ -64,7 +65,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),
                 *("keepalive_without_calls", "max_pings_without_data"),
                 *("min_ping_interval_without_data_ms", "max_ping_strikes"),
-                *("max_lane_streams", "reflection"),
+                *("max_lane_streams", "reflection", "forward_headers"),
             ),
             RESTART,
         ),
@@ -76,7 +77,13 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         "key": "grpc",
         "client_ca": "grpc",
     },
-    "metrics": dict.fromkeys(("enabled", "host", "port", "insecure", "cpu", "gpu"), RESTART),
+    "metrics": dict.fromkeys(
+        (
+            *("enabled", "host", "port", "insecure", "cpu", "gpu", "counter_latencies"),
+            *("summary_latencies", "summary_quantiles", "histogram_latencies"),
+        ),
+        RESTART,
+    ),
     "trace": {
         **dict.fromkeys(("level", "rate", "count", "log_frequency"), "trace"),
         "file": RESTART,

@@ -78,6 +78,9 @@ class Repository(Section, frozen=True):
         auto_complete: values missing in a config.pbtxt are derived from the model's files.
         default_max_batch_size: of a model that can batch and declares no limit.
         load_threads: number of models loaded at once.
+        load_retries: number of further attempts for a model that cannot be loaded.
+        config_name: a model's `configs/<config_name>.pbtxt` takes the place of its config.pbtxt,
+            where it exists: one repository serves boards that differ.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -99,6 +102,8 @@ class Repository(Section, frozen=True):
     auto_complete: bool = True
     default_max_batch_size: Positive = 4
     load_threads: Positive = 4
+    load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?$")] = ""
 
     def __post_init__(self) -> None:
         if "*" in self.load and len(self.load) > 1:
@@ -354,6 +359,11 @@ class Metrics(Section, frozen=True):
 
     `insecure` allows another address than the loopback; metrics have no encryption. `cpu` and `gpu`
     add Triton's metrics of processor and GPU.
+
+    Attributes:
+        counter_latencies: total times of each model's requests.
+        summary_latencies: `summary_quantiles` of these times in the last minute.
+        histogram_latencies: how long decoupled models take to their first response.
     """
 
     enabled: bool = True
@@ -362,6 +372,12 @@ class Metrics(Section, frozen=True):
     insecure: bool = False
     cpu: bool = True
     gpu: bool = True
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = (
+        *(0.5, 0.9, 0.95, 0.99, 0.999),
+    )
+    histogram_latencies: bool = False
 
     def __post_init__(self) -> None:
         if self.enabled and not self.insecure and not is_loopback(self.host):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -86,6 +87,8 @@ class Grpc(Section, frozen=True):
         max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
         max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
             TCP and as many again on the socket; each has a thread, beside those of inferences.
+        forward_headers: a regular expression; headers of a call whose name has a match of it become
+            parameters of the request, for Python models to read. Empty forwards none.
         reflection: generic clients can list the services and their messages.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed after this time.
@@ -111,6 +114,7 @@ class Grpc(Section, frozen=True):
     max_streams: Positive = 100
     max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     max_lane_streams: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 48
+    forward_headers: str = ""
     reflection: bool = True
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
     handshake_timeout_ms: Milliseconds = 2000
@@ -143,6 +147,10 @@ class Grpc(Section, frozen=True):
                 '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
                 "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
+        try:
+            re.compile(self.forward_headers)
+        except re.error as error:
+            raise ValueError(f"forward_headers: no regular expression: {error}") from None
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
         ):

@@ -132,6 +132,29 @@ def line_threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64])
     return float(PIXEL_THRESHOLD / np.cos(np.arctan(slope)))
 
 
+def lines_hit(
+    predicted: NDArray[np.float64], labelled: NDArray[np.float64], h_samples: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which labelled lines are found, where not every line of the image is labelled.
+
+    A line is found by a lane that is within TuSimple's threshold on 85 % of the labelled rows;
+    lanes elsewhere count neither for nor against.
+
+    Args:
+        predicted, labelled, h_samples: as for `score_image`.
+
+    Returns:
+        (G,) bool.
+    """
+    hits = np.zeros(len(labelled), bool)
+    for place, line in enumerate(labelled):
+        rows = line >= 0
+        met = np.abs(predicted[:, rows] - line[rows]) < line_threshold_px(line, h_samples)
+        met &= predicted[:, rows] >= 0
+        hits[place] = bool((met.mean(axis=1) >= MATCH_ACCURACY).any()) if rows.any() else False
+    return hits
+
+
 def summarise(scores: Sequence[ImageScore]) -> DatasetScore:
     """Return the means over at least one image.
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
+    from edge_server.api.headers import HeaderForwarding
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
 
@@ -62,6 +63,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         traces: selects the requests to trace; None traces none.
         budget: counts the bytes of streams' requests; None creates a private budget.
         requests: counts inference requests; None creates a private one.
+        headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         traces: CallTraces | None = None,
         budget: ByteBudget | None = None,
         requests: RequestMetrics | None = None,
+        headers: HeaderForwarding | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._admission = admission
@@ -90,6 +93,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
         self._requests = requests or RequestMetrics()
+        self._headers = headers
 
     def ServerLive(self, request: Any, context: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -152,6 +156,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 self._shared_memory,
                 config=loaded.config,
             )
+            if self._headers is not None:
+                read = self._headers.add(read, context.invocation_metadata())
             if trace is not None:
                 read = trace.begin(read, context.add_callback, context.invocation_metadata)
             response = snapshot.run(loaded, read)
@@ -200,6 +206,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 self._shared_memory,
                 config=loaded.config,
             )
+            if self._headers is not None:
+                request = self._headers.add(request, context.invocation_metadata())
             stream_request.model_name, stream_request.model_version = (
                 loaded.config.name,
                 str(loaded.version),

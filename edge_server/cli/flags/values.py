@@ -83,7 +83,7 @@ def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
 
 gpu_bytes = pair("<GPU>:<bytes>", ":")
 gpu_fraction = pair("<GPU>:<fraction>", ":")
-metrics_setting = pair("<setting>=<value>", "=")
+_metrics_setting = pair("<setting>=<value>", "=")
 
 
 def named_setting(given: str) -> tuple[str, str, str]:
@@ -199,6 +199,29 @@ def trace_config(given: str) -> Effect:
             )
         case _:
             raise ValueError("its settings are level, rate, count, mode, file and log-frequency")
+
+
+def metrics_config(given: str) -> Effect:
+    setting, value = _metrics_setting(given)
+    if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
+        return f"metrics.{setting}", boolean(value)
+    if setting == "summary_quantiles":
+        return "metrics.summary_quantiles", tuple(map(_quantile, value.split(",")))
+    raise ValueError(
+        "its settings are counter_latencies, histogram_latencies, summary_latencies and "
+        "summary_quantiles"
+    )
+
+
+def _quantile(given: str) -> float:
+    """`quantile:error`; the error of the rank is 0 here."""
+    quantile, colon, error = given.partition(":")
+    try:
+        if colon and 0 <= float(quantile) <= 1 and 0 <= float(error) <= 1:
+            return float(quantile)
+    except ValueError:
+        pass
+    raise ValueError("give the quantiles as <quantile>:<error>,…, each from 0 to 1")
 
 
 def _opentelemetry(setting: str, value: str) -> Effect:
