@@ -126,6 +126,7 @@ def _settings(
         "repository": {"paths": list(repositories or (str(shipped_models()),))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
+        "http": {"enabled": False},
         "cameras": {"road": {"uri": source}},
     }
     if broker is not None:

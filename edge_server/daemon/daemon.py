@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.http.metrics import MetricsServer
+from edge_server.api.http.listeners import http_listeners
+from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
@@ -83,8 +84,8 @@ class Daemon:
         reload_requested: set where that shall be done; None never does it. See `SettingsReload`.
 
     Raises:
-        Unavailable: the gRPC or the metrics address cannot be bound, or the directory of traces, of
-            the models' copies or of the socket is not writable.
+        Unavailable: the address of gRPC, HTTP or metrics cannot be bound, or the directory of
+            traces, of the models' copies or of the socket is not writable.
         AlreadyRunning: another daemon holds the Unix socket.
         SettingsError: the broker's settings contradict each other, their files cannot be read, or a
             certificate is invalid.
@@ -187,23 +188,21 @@ class Daemon:
             parts = self._live_parts(tracer, log_switches)
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
         disks = partial(_free_bytes, _directories(settings))
-        self._metrics = None
-        if settings.metrics.enabled:
-            sources = Sources(
-                VERSION,
-                lambda: self.data_plane.index(only_ready=False),
-                self._cameras.pipelines,
-                latency,
-                publisher,
-                ProcessorUse() if settings.metrics.cpu else None,
-                self.control if isinstance(self.control, PollControl) else None,
-                board,
-                free_bytes=disks,
-                gpu=settings.metrics.gpu,
-                settings=self._reload,
-                recorder=recorder,
-            )
-            self._metrics = MetricsServer(settings.metrics, sources)
+        sources = Sources(
+            VERSION,
+            lambda: self.data_plane.index(only_ready=False),
+            self._cameras.pipelines,
+            latency,
+            publisher,
+            ProcessorUse() if settings.metrics.cpu else None,
+            self.control if isinstance(self.control, PollControl) else None,
+            board,
+            free_bytes=disks,
+            gpu=settings.metrics.gpu,
+            settings=self._reload,
+            recorder=recorder,
+        )
+        self._http = HttpServer(http_listeners(settings, self.data_plane, sources))
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -265,7 +264,12 @@ class Daemon:
     @property
     def metrics_port(self) -> int:
         """The port of the metrics endpoint; 0 without metrics."""
-        return 0 if self._metrics is None else self._metrics.port
+        return self._http.port_of("metrics")
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0 without HTTP."""
+        return self._http.port_of("http")
 
     def start(self, stop: threading.Event) -> None:
         """Start every part; if one part fails, the parts started before it are stopped again.
@@ -310,8 +314,7 @@ class Daemon:
         yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
-        if (metrics := self._metrics) is not None:
-            yield metrics.start, lambda: metrics.stop(self._left_s())
+        yield self._http.start, lambda: self._http.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
         yield self._publisher.start, self._publisher.stop
         yield lambda: self._load(stop), _nothing
@@ -382,7 +385,7 @@ class Daemon:
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
-        parts = (self._metrics, self._grpc.self_call, self._reload)
+        parts = (self._http, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if self._recorder is not None:
             workers += self._recorder.workers

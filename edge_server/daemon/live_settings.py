@@ -77,6 +77,14 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
         "key": "grpc",
         "client_ca": "grpc",
     },
+    "http": dict.fromkeys(
+        (
+            *("enabled", "host", "port", "insecure", "max_body_bytes", "max_pending_bytes"),
+            *("message_timeout_ms", "idle_timeout_ms", "max_connections", "max_header_bytes"),
+        ),
+        RESTART,
+    ),
+    "http.tls": dict.fromkeys(("enabled", "mutual", "certificate", "key", "client_ca"), RESTART),
     "metrics": dict.fromkeys(
         (
             *("enabled", "host", "port", "insecure", "cpu", "gpu", "counter_latencies"),

@@ -434,7 +434,7 @@ function takeEvents(found) {
     time.dateTime = at.toISOString();
     const text = element("div");
     const of = each.camera || each.model;
-    const title = element("b", "", `${KINDS[each.kind] ?? each.kind}${of ? ` · ${of}` : ""}`);
+    const title = element("b", "", `${KINDS[each.kind] ?? each.kind}${each.phase === "end" ? " over" : ""}${of ? ` · ${of}` : ""}`);
     tone(title, each.phase === "end" || each.phase === "instant" ? "good" : each.kind === "lane_change" ? "wait" : "bad");
     text.append(title, element("span", "", `${each.cause.replaceAll("_", " ")}${each.text ? `: ${each.text}` : ""}`));
     row.append(time, text);
