@@ -32,6 +32,9 @@ _ACTED_ON = {
     "output": "name data_type dims reshape.shape label_filename is_shape_tensor "
     "is_non_linear_format_io",
     "optimization": "priority graph.level input_pinned_memory.enable output_pinned_memory.enable",
+    "optimization.execution_accelerators": "gpu_execution_accelerator.name "
+    "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
+    "cpu_execution_accelerator.parameters",
     "optimization.cuda": "graphs busy_wait_events output_copy_stream",
     _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
@@ -82,7 +85,6 @@ REFUSED = {
     "and pad the input, or leave batching out",
     "batch_input": "nothing makes these tensors without ragged batches; remove it",
     "batch_output": "nothing splits these tensors without ragged batches; remove it",
-    "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
     "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
     "model respond to it step by step",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
@@ -115,6 +117,7 @@ PROCESS_BACKENDS = FRAMEWORK_BACKENDS | {"python"}
 # Path → the backends that act on it; without effect for the others.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
+    "optimization.execution_accelerators": frozenset({"onnxruntime", "paddle"}),
     "optimization.cuda": frozenset({"tensorrt"}),
     "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),

@@ -71,10 +71,6 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
         ),
         ("batch_output {}", "field 'batch_output' is not supported by this server"),
         (
-            'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" } } }',
-            "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
-        ),
-        (
             'model_repository_agents { agents { name: "checksum" } }',
             "field 'model_repository_agents' is not supported by this server",
         ),
