@@ -108,6 +108,10 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
     "input.format": _ENSEMBLE_HANDS_ON,
     "default_model_filename": "an ensemble has no file of its own",
 }
+# Backends that run the models of other frameworks, each instance in a process of its own.
+FRAMEWORK_BACKENDS = frozenset({"pytorch", "tensorflow", "openvino", "paddle"})
+# Backends whose models consist of such processes only.
+PROCESS_BACKENDS = FRAMEWORK_BACKENDS | {"python"}
 # Path → the backends that act on it; without effect for the others.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
@@ -115,7 +119,7 @@ _ACTED_ON_BY = {
     "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
-    "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
+    "default_model_filename": PROCESS_BACKENDS | {"onnxruntime", "tensorrt"},
 }
 
 
