@@ -49,6 +49,8 @@ from edge_server.cameras.synthetic.road_view import (
 from edge_server.cameras.synthetic.road_weather import expose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 KERB_M = 0.2
@@ -59,6 +61,11 @@ SHADOW_REACH_M = 80.0
 DASHES_M = ((3.0, 12.0), (3.0, 9.0), (2.0, 6.0), (6.0, 12.0), (0.15, 1.2))
 
 
+HARD_CONDITIONS = ("night", "rain", "bend", "fork")
+HARD_BESIDE: tuple[tuple[str, ...], ...] = (
+    *(("camera",), (), (), ("worn",), (), (), ("sensor",), (), ()),
+)
+LONGEST_DRIVE_M = 3000.0
 # How often a road has each condition of `road_variants`; left-hand traffic comes of mirroring.
 _CHANCES = {
     "camera": 0.4,
@@ -111,6 +118,17 @@ def road_in(conditions: tuple[str, ...], rng: np.random.Generator) -> RoadScene:
     while not road.lines:
         road = clear_road(rng)
     return varied(road, conditions, int(rng.integers(1 << 31)))
+
+
+def hard_roads(count: int, seed: int) -> Iterator[tuple[str, RoadScene, float]]:
+    """Yield roads for measuring in each of the hard conditions in turn: the condition's name, the
+    road, and how far along it. A third have another camera, worn lines or a cheap sensor as well.
+    """
+    for number in range(count):
+        rng = np.random.default_rng((seed, number))
+        name = HARD_CONDITIONS[number % len(HARD_CONDITIONS)]
+        more = HARD_BESIDE[number // len(HARD_CONDITIONS) % len(HARD_BESIDE)]
+        yield name, road_in((*more, name), rng), rng.uniform(0, LONGEST_DRIVE_M)
 
 
 def _sample_conditions(rng: np.random.Generator) -> list[str]:
