@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -66,6 +66,7 @@ HARD_BESIDE: tuple[tuple[str, ...], ...] = (
     *(("camera",), (), (), ("worn",), (), (), ("sensor",), (), ()),
 )
 LONGEST_DRIVE_M = 3000.0
+LEAST_CONTRAST = 50.0
 # How often a road has each condition of `road_variants`; left-hand traffic comes of mirroring.
 _CHANCES = {
     "camera": 0.4,
@@ -167,6 +168,7 @@ def clear_road(rng: np.random.Generator) -> TrainingRoad:
     )
     lines = _lines(rng, lane_m, left, right, wear=rng.uniform(0, 0.6))
     roadside, disturbances = _roadside(rng, lines)
+    lines = tuple(_visible(line, roadside.asphalt) for line in lines)
     if rng.random() < 0.1:
         lines = ()
     vehicles = traffic(rng, lane_m, left, right, int(rng.integers(0, 7)))
@@ -199,6 +201,15 @@ def _lines(
             )
         )
     return tuple(lines)
+
+
+def _visible(line: Line, asphalt: Colour) -> Line:
+    """Return the line in a colour that a person can tell from the asphalt."""
+    ahead = max(paint - ground for paint, ground in zip(line.colour, asphalt, strict=True))
+    if ahead >= LEAST_CONTRAST:
+        return line
+    blue, green, red = (min(paint + LEAST_CONTRAST - ahead, 250.0) for paint in line.colour)
+    return replace(line, colour=(blue, green, red))
 
 
 def _roadside(rng: np.random.Generator, lines: tuple[Line, ...]) -> tuple[Roadside, dict[str, Any]]:

@@ -111,7 +111,7 @@ def _worn(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
         replace(
             line,
             missing=float(rng.uniform(0.1, 0.6)),
-            colour=mix(line.colour, asphalt, rng.uniform(0.2, 0.65)),
+            colour=mix(line.colour, asphalt, rng.uniform(0.2, 0.5)),
         )
         for line in scene.lines
     )
