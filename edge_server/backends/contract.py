@@ -304,7 +304,7 @@ class TensorModel:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
+    def make_instance(self, name: str, placement: Placement) -> Instance:
         del name, placement  # all instances are alike
         return TensorInstance(self._run)
 

@@ -33,6 +33,7 @@ from edge_server.backends.parameters import (
     check_parameters,
     read_parameters,
 )
+from edge_server.backends.ragged import RaggedInstance
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
 from edge_server.model_config.files import reading, require_path
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import LoadContext
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.backends.contract import Instance, LoadContext
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -169,12 +170,18 @@ class OnnxModel(TensorModel):
 
     def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
         super().__init__(self._run_session)
+        self._config = config
         self._name = config.name
         self._session = session
         self._run_options = run_options
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
+
+    def make_instance(self, name: str, placement: Placement) -> Instance:
+        if self._config.ragged is None:
+            return super().make_instance(name, placement)
+        return RaggedInstance(self._run_session, self._config, self._config.ragged)
 
     def close(self) -> None:
         self._session = None

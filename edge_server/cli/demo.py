@@ -126,6 +126,7 @@ def _settings(
         "repository": {"paths": list(repositories or (str(shipped_models()),))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
+        "http": {"enabled": False},
         "cameras": {"road": {"uri": source}},
     }
     if broker is not None:
@@ -200,8 +201,8 @@ def no_lanes_text(shown: str, reason: str) -> str:
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
-    from edge_server.cameras.colour import bgr_of, resized  # noqa: PLC0415
-    from edge_server.cameras.recordings import draw_lanes, write_picture  # noqa: PLC0415
+    from edge_server.cameras.colour import bgr_of, resized
+    from edge_server.cameras.recordings import draw_lanes, write_picture
 
     picture = free_name(PICTURE)
     try:

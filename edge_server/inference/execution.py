@@ -277,6 +277,8 @@ class _DecoupledExecution:
         executor.statistics.responded(
             self._responses, now_ns - self._last_ns, empty=made is None, failed=failed
         )
+        if self._responses == 0:
+            executor.statistics.first_responded(now_ns - job.queued_at_ns)
         self._responses += 1
         self._last_ns = now_ns
         if made is None and not final:

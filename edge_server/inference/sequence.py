@@ -295,7 +295,8 @@ class SequenceScheduler:
         waiting = sequence.waiting[0]
         states = self._states.initial if waiting.place.start else sequence.states
         tensors = [*waiting.item.inputs.items(), *states.items()]
-        return frozenset((name, tensor.shape) for name, tensor in tensors)
+        ragged = self._executor.config.ragged_inputs
+        return frozenset((name, name in ragged or tensor.shape) for name, tensor in tensors)
 
     def _jobs(self, begun: Sequence[_Begun | None]) -> list[Job]:
         """The rows' jobs, with the tensors that requests do not carry."""

@@ -275,6 +275,8 @@ class Link:
             payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
             if not connection.publish_live(topic, payload, feed.envelope(seq)):
                 feed.count(lost=1)
+            elif frame.trace is not None:
+                frame.trace.published()
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
         topic = self._feed.topics.event(event.kind, event.camera)

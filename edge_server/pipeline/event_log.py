@@ -65,7 +65,7 @@ class EventLog:
         self._unwritten: deque[Event] = deque(maxlen=kept)
         self._readers: dict[str, int] = {}
         self._written_readers: dict[str, int] = {}
-        self._callbacks: list[Callable[[], object]] = []
+        self._callbacks: tuple[Callable[[], object], ...] = ()  # replaced, never changed
         self._retry_at = 0.0
         self._failure = ""
         self._last_id = 0
@@ -141,8 +141,9 @@ class EventLog:
             self._changed.notify_all()
 
     def when_visible(self, callback: Callable[[], object]) -> None:
-        """Call `callback` on the log's thread whenever there are new events; before its start."""
-        self._callbacks.append(callback)
+        """Call `callback` on the log's thread whenever there are new events, from now on."""
+        with self._changed:
+            self._callbacks = (*self._callbacks, callback)
 
     def acknowledge(self, reader: str, id_: int) -> None:
         """Keep, across restarts, that `reader` has every event up to `id_`."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.api.grpc.call_threads import CallMoments
+    from edge_server.inference.tracing.spans import Headers
     from edge_server.inference.tracing.traced_request import ModelTrace
     from edge_server.inference.tracing.tracer import Tracer
     from edge_server.requests import InferRequest
@@ -32,14 +33,18 @@ class UnaryTrace:
         self._sends = False
 
     def begin(
-        self, request: InferRequest, when_over: Callable[[Callable[[], None]], bool]
+        self,
+        request: InferRequest,
+        when_over: Callable[[Callable[[], None]], bool],
+        headers: Headers | None = None,
     ) -> InferRequest:
         """Return `request`, with a trace if the tracer selects it.
 
         Args:
             when_over: registers a callback for the end of the call; False if the call has ended.
+            headers: see `Tracer.sample`.
         """
-        trace = self._tracer.sample(request.model_name, request.id)
+        trace = self._tracer.sample(request.model_name, request.id, headers)
         if trace is None:
             return request
         self._trace = trace
@@ -97,11 +102,13 @@ class CallTraces:
 
     def reads(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Return `requests`, with the read times that `of_stream` needs."""
-        return StreamReads(requests) if self.tracer.file_name else requests
+        return StreamReads(requests) if self.tracer.traces else requests
 
-    def of_stream(self, request: InferRequest, reads: Iterator[bytes]) -> InferRequest:
+    def of_stream(
+        self, request: InferRequest, reads: Iterator[bytes], headers: Headers | None = None
+    ) -> InferRequest:
         """Return `request`, the last of `reads`, with a trace if the tracer selects it."""
-        trace = self.tracer.sample(request.model_name, request.id)
+        trace = self.tracer.sample(request.model_name, request.id, headers)
         if trace is None:
             return request
         if isinstance(reads, StreamReads):

@@ -26,7 +26,8 @@ from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
-from edge_server.board.listening import listener, remedy
+from edge_server.api.headers import HeaderForwarding
+from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.tracing.tracer import Tracer
@@ -100,6 +101,8 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        pattern = settings.forward_headers
+        headers = HeaderForwarding(pattern) if pattern else None
         shared_memory = (
             SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
         )
@@ -116,6 +119,7 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                headers=headers,
             )
             register(
                 made.server,
@@ -216,9 +220,9 @@ class GrpcServer:
         waiting = self._sides[0].threads.waiting
         if self._socket is not None:
             return SelfCall(self._socket.address, self._socket.connect, waiting, metadata=metadata)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+        host = client_host(settings.host)
         return SelfCall(
-            f"{_in_brackets(host)}:{self.port}",
+            host_and_port(host, self.port),
             lambda timeout_s: socket.create_connection((host, self.port), timeout_s),
             waiting,
             metadata=metadata,
@@ -260,8 +264,7 @@ class _Side:
 
     def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
         """Return the port."""
-        host, tls = _in_brackets(settings.host), settings.tls
-        address = f"{host}:{settings.port}"
+        tls, address = settings.tls, host_and_port(settings.host, settings.port)
         where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
         try:
             # gRPC's own error gives no reason.
@@ -276,7 +279,7 @@ class _Side:
         except RuntimeError as error:
             raise Unavailable(where + _reason(error)) from error
         trust = " with mutual TLS" if tls.mutual else " with TLS" if tls.on else ""
-        self.where = f"{host}:{port}{trust}"
+        self.where = f"{host_and_port(settings.host, port)}{trust}"
         return port
 
     def listen_on_socket(self, unix: UnixSocket) -> None:
@@ -374,10 +377,6 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
 def _limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
     # With one of the longest requests inside, a second one must fit.
     return max(pending_bytes, 2 * longest_bytes)
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _reason(error: RuntimeError) -> str:

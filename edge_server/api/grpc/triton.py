@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
+    from edge_server.api.headers import HeaderForwarding
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
 
@@ -59,6 +60,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         log_switches: the switches that LogSettings changes; None creates a private set.
         traces: selects the requests to trace; None traces none.
         budget: counts the bytes of streams' requests; None creates a private budget.
+        headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         log_switches: LogSwitches | None = None,
         traces: CallTraces | None = None,
         budget: ByteBudget | None = None,
+        headers: HeaderForwarding | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._admission = admission
@@ -85,6 +88,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
+        self._headers = headers
 
     def ServerLive(self, request: Any, context: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -137,8 +141,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 self._shared_memory,
                 config=loaded.config,
             )
+            if self._headers is not None:
+                read = self._headers.add(read, context.invocation_metadata())
             if trace is not None:
-                read = trace.begin(read, context.add_callback)
+                read = trace.begin(read, context.add_callback, context.invocation_metadata)
             response = snapshot.run(loaded, read)
         written = write_response(*to_response_message(response, forms))
         if trace is not None:
@@ -176,6 +182,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 self._shared_memory,
                 config=loaded.config,
             )
+            if self._headers is not None:
+                request = self._headers.add(request, context.invocation_metadata())
             stream_request.model_name, stream_request.model_version = (
                 loaded.config.name,
                 str(loaded.version),
@@ -187,7 +195,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
             stream_request.take_place()
             if self._tracer.on:
-                request = self._traces.of_stream(request, requests)
+                request = self._traces.of_stream(request, requests, context.invocation_metadata)
         except BaseException:
             lease.release()
             raise

@@ -36,6 +36,9 @@ class Broker(Protocol):
     def connected(self) -> bool: ...
 
     @property
+    def state(self) -> str: ...
+
+    @property
     def dropped(self) -> int: ...
 
     @property
