@@ -24,6 +24,7 @@ from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
+from edge_server.cli.infer.verb import add_infer
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
@@ -220,6 +221,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_status(verbs.add_parser("status", help="what the daemon does now", allow_abbrev=False))
     add_top(verbs.add_parser("top", help="likewise, again and again", allow_abbrev=False))
+
+    infer = "one request to a model, with a picture or arrays"
+    add_infer(verbs.add_parser("infer", help=infer, allow_abbrev=False))
 
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
