@@ -158,9 +158,11 @@ def _calibration_file(source: str, running: ExitStack) -> str | None:
     None for other sources, whose cameras only their owners know."""
     if not source.startswith("synthetic:"):
         return None
-    # OpenCV takes long to import.
-    from edge_server.cameras.synthetic.road_scene import RoadScene
-
+    try:
+        # OpenCV takes long to import.
+        from edge_server.cameras.synthetic.road_scene import RoadScene
+    except ModuleNotFoundError:
+        return None  # the camera names what is missing
     uri = parse_source_uri(source)
     camera = RoadScene.for_camera(uri.whole("seed", 0, 0, 2**32 - 1)).camera
     width, height = (
