@@ -326,7 +326,7 @@ function freshen() {
   say($("stage-rate"), camera && camera.rates.frames !== null ? `${camera.rates.frames.toFixed(1)} fps` : "");
   let why = "";
   if (!camera) why = device ? text : "";
-  else if (!fresh && !paused && now - (camera.at || camera.since) > STALE_MS) {
+  else if (!fresh && !paused && (level !== "good" || now - (camera.at || camera.since) > STALE_MS)) {
     why = offlineWhy ? `${offlineWhy}. Reconnecting …` : level === "good" ? "No picture for 2 s" : `${word[0].toUpperCase()}${word.slice(1)}: ${text}`;
   }
   say($("stage-why"), why);
