@@ -79,7 +79,8 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "http": dict.fromkeys(
         (
-            *("enabled", "host", "port", "insecure", "max_body_bytes", "max_pending_bytes"),
+            *("enabled", "host", "port", "insecure", "host_names"),
+            *("max_body_bytes", "max_pending_bytes"),
             *("message_timeout_ms", "idle_timeout_ms", "max_connections", "max_header_bytes"),
         ),
         RESTART,
