@@ -20,13 +20,14 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.methods import method_handlers, status_of
 from edge_server.api.grpc.refusable import refusable
 from edge_server.api.grpc.self_call import SelfCall
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
@@ -74,6 +75,7 @@ class GrpcServer:
         client_shared_memory: clients may register regions.
         tokens: that calls over TCP need; None needs none.
         tracer: traces requests; None traces none.
+        requests: counts inference requests; None counts them for nobody.
 
     Attributes:
         shared_memory: the clients' regions; None where there are none.
@@ -96,6 +98,7 @@ class GrpcServer:
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
         tokens: Tokens | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
@@ -111,12 +114,20 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        requests = requests or RequestMetrics()
         pattern = settings.forward_headers
         headers = HeaderForwarding(pattern) if pattern else None
         shared_memory = self.shared_memory
 
         def side(*, unix: bool) -> _Side:
             made = _Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
+
+            def refusal() -> EdgeServerError | None:
+                reason = made.refusal()
+                if reason is not None:
+                    requests.failed("grpc", status_of(reason).name)
+                return reason
+
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -127,6 +138,7 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                requests=requests,
                 headers=headers,
             )
             register(
@@ -135,7 +147,7 @@ class GrpcServer:
                 HealthServicer(data_plane),
                 traffic=made.traffic,
                 rules=made.rules,
-                refused=lambda infer: refusable(infer, made.refusal, made.threads),
+                refused=lambda infer: refusable(infer, refusal, made.threads),
             )
             self._sides.append(made)
             return made
