@@ -50,7 +50,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     # A process of a model that runs has been closed off already.
     "python": dict.fromkeys(
-        ("sandbox", "readable", "writable", "private", "unix_sockets"), RESTART
+        ("sandbox", "readable", "writable", "private", "unix_sockets", "interpreters"), RESTART
     ),
     "grpc": {
         "max_pending_bytes": "grpc",
