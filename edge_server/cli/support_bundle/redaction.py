@@ -76,9 +76,13 @@ class Redaction:
                     remember_login(user, password)
             if camera.credentials_file:
                 self.add_file(camera.credentials_file)
-        for restriction in settings.grpc.restricted:
+        for restriction in (*settings.grpc.restricted, *settings.http.restricted):
             self.add(restriction.value)
-        names = [settings.grpc.tls.key]
+        names = [
+            settings.grpc.tls.key,
+            settings.http.tls.key,
+            settings.access.tokens_file or "",
+        ]
         if settings.mqtt is not None:
             if settings.mqtt.username:
                 self.add(settings.mqtt.username)
@@ -98,6 +102,8 @@ class Redaction:
             if line.startswith("-----"):
                 continue
             self.add(line)
+            # A token stands behind its scopes.
+            self.add((line.split() or [""])[-1])
             user, colon, password = line.partition(":")
             if colon and user and password:
                 self.add(password)
