@@ -174,8 +174,8 @@ def metrics_page() -> str:
     text += (
         "The text is OpenMetrics where the client asks for it (`Accept: "
         "application/openmetrics-text`), and Prometheus' own format otherwise. What has no value "
-        "yet, or is not on this machine, is not exported. [Observe](../observe.md) has alert rules, "
-        "a dashboard and traces.\n\n## The appliance\n\n"
+        "yet, or is not on this machine, is not exported. [Observe](../observe.md) has alert "
+        "rules, a dashboard and traces.\n\n## The appliance\n\n"
     )
     own = [(m.name, m.kind, m.labels, m.unit, m.text) for m in TABLE.values()]
     text += _metrics(row for row in own if row[0].startswith("edge_"))
