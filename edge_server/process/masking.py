@@ -21,9 +21,8 @@ _USERINFO = re.compile(r"://([^\s:/@]*)(:?)(\S*)@")
 _SPACE = re.compile(r"\s|\Z")
 # `user-pw=…` in a pipeline, `pwd=…`, `loginpas=…` or `_password=…` in the path or the query of a
 # camera's URI.
-_KEYS = tuple(
-    stem + end for stem in ("pas", "pass") for end in ("", "word", "wd", "phrase", "code")
-) + ("pwd", "pw", "token", "secret")
+_STEMS, _ENDS = ("pas", "pass"), ("", "word", "wd", "phrase", "code")
+_KEYS = (*(stem + end for stem in _STEMS for end in _ENDS), "pwd", "pw", "token", "secret")
 _LONGEST_KEY = max(map(len, _KEYS))
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
 # In longer texts, a secret is looked for in one piece before its expression is tried everywhere.

@@ -32,8 +32,8 @@ _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
 # `password: …`, `"api_key" = "…"`, `Authorization: Bearer …` in logs and foreign output; a file's
-# name (`password_file = …`) is none. Shorter words would hide settings like `token_s = 5`. The names
-# are looked for in the text in lower case: with (?i), re would try them at every letter.
+# name (`password_file = …`) is none. Shorter words would hide settings like `token_s = 5`.
+# Names are looked for in the text in lower case: with (?i), re would try them at every letter.
 _NAMES = re.compile(
     r"pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credentials?|psk|cookie"
