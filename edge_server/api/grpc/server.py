@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.grpc.access import AccessRules
-from edge_server.api.grpc.admission import Admission, ByteBudget
-from edge_server.api.grpc.call_threads import CallThreads, refusable
-from edge_server.api.grpc.call_traces import CallTraces
+from edge_server.api.access import AccessRules
+from edge_server.api.admission import Admission, ByteBudget
+from edge_server.api.call_threads import CallThreads
+from edge_server.api.call_traces import CallTraces
 from edge_server.api.grpc.credentials import Certificates
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
@@ -21,13 +21,14 @@ from edge_server.api.grpc.lane_service import (
     too_many_lane_streams,
 )
 from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.refusable import refusable
 from edge_server.api.grpc.self_call import SelfCall
-from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
 from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl

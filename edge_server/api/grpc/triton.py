@@ -9,23 +9,23 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.grpc.admission import ByteBudget
-from edge_server.api.grpc.call_traces import CallTraces
-from edge_server.api.grpc.control_calls import (
+from edge_server.api.admission import ByteBudget
+from edge_server.api.call_traces import CallTraces
+from edge_server.api.control_calls import (
     load_model,
     refuse_repository_name,
     unload_model,
     update_log_settings,
     update_trace_settings,
 )
-from edge_server.api.grpc.convert import to_infer_request, to_response_message
+from edge_server.api.convert import to_infer_request, to_response_message
 from edge_server.api.grpc.methods import CallCancellation, method_handlers, status_of, timeout_s
-from edge_server.api.grpc.model_info import server_extensions, statistics_message, tensor_metadata
-from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
-from edge_server.api.grpc.shared_memory import DISABLED
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
+from edge_server.api.model_info import server_extensions, statistics_message, tensor_metadata
+from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.process.logs import LogSwitches
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from edge_server.api.grpc.access import AccessRules
-    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.access import AccessRules
+    from edge_server.api.admission import Admission
     from edge_server.api.grpc.methods import Handler
-    from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.api.headers import HeaderForwarding
+    from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
 
