@@ -1,4 +1,4 @@
-"""What metrics and traces cost: an observation, a request that is not traced, one that is, a scrape.
+"""What metrics and traces cost: an observation, a request with and without a trace, a scrape.
 
 python benchmarks/observability.py
 """
