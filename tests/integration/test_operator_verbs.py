@@ -36,7 +36,7 @@ class Appliance:
         self.config.write_text(
             f'[repository]\npaths = ["{MODELS}"]\n'
             f'[grpc]\nport = {port}\nsocket = "{folder}/grpc.sock"\n'
-            f"[metrics]\nport = {metrics_port}\n"
+            f"[metrics]\nport = {metrics_port}\n[http]\nport = 0\n"
             f'[mqtt]\nhost = "127.0.0.1"\nport = {broker_port}\n'
             '[cameras.front]\nuri = "synthetic://road?seed=7&fps=2"\n'
             f'[cameras.rear]\nuri = "rtsp://127.0.0.1:{broker_port}/none"\n'

@@ -107,7 +107,7 @@ def _pull(arguments: argparse.Namespace) -> int:
 
 
 def _pull_url(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.remote import pull_url  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.remote import pull_url
 
     if arguments.source is not None or str(arguments.to) == "-":
         raise SettingsError(f"{arguments.name}: a URL, which takes --to DIR and no --from")
