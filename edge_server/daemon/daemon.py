@@ -17,6 +17,7 @@ from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.listeners import http_listeners
 from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
@@ -121,6 +122,7 @@ class Daemon:
         self._spans = _span_sender(settings, identity)
         tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
+        requests = RequestMetrics()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -130,6 +132,7 @@ class Daemon:
             client_shared_memory=serving.client_shared_memory,
             tracer=tracer,
             log_switches=log_switches,
+            requests=requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
@@ -201,6 +204,10 @@ class Daemon:
             gpu=settings.metrics.gpu,
             settings=self._reload,
             recorder=recorder,
+            requests=requests,
+            events=self.events.counts,
+            ready=self.data_plane.server_ready,
+            spans=self._spans,
         )
         self._http = HttpServer(http_listeners(settings, self.data_plane, sources))
         self._status = StatusReport(

@@ -45,7 +45,7 @@ _ACTED_ON = {
     "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
     "dynamic_batching.priority_queue_policy": _QUEUE_POLICY,
     "sequence_batching": "max_sequence_idle_microseconds direct.max_queue_delay_microseconds "
-    "direct.minimum_slot_utilization control_input.name",
+    "direct.minimum_slot_utilization control_input.name iterative_sequence",
     "sequence_batching.oldest": "max_candidate_sequences preferred_batch_size "
     "max_queue_delay_microseconds preserve_ordering",
     "sequence_batching.control_input.control": "kind int32_false_true fp32_false_true "
@@ -84,8 +84,6 @@ ACCEPTED = {
 }
 REFUSED = {
     "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
-    "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
-    "model respond to it step by step",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",
 }
