@@ -251,13 +251,22 @@ def command_line() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument(
+        "--serve",
+        nargs="?",
+        type=positive,
+        const=8000,
+        metavar="PORT",
+        help="go on until Ctrl-C, with the page at this port (8000)",
+    )
+    demo.add_argument(
         "--model-repository",
         action="append",
         metavar="DIR",
         help="models in Triton's layout, not the shipped ones; repeatable",
     )
     demo.set_defaults(
-        verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
+        verb=_demo,
+        flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
     )
     return parser
 
@@ -429,5 +438,6 @@ def _demo(arguments: argparse.Namespace) -> int:
         broker=broker,
         repositories=arguments.model_repository,
         as_json=arguments.json,
+        page_port=arguments.serve,
     )
     return OK

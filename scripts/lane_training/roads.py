@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -49,6 +49,8 @@ from edge_server.cameras.synthetic.road_view import (
 from edge_server.cameras.synthetic.road_weather import expose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 KERB_M = 0.2
@@ -59,6 +61,12 @@ SHADOW_REACH_M = 80.0
 DASHES_M = ((3.0, 12.0), (3.0, 9.0), (2.0, 6.0), (6.0, 12.0), (0.15, 1.2))
 
 
+HARD_CONDITIONS = ("night", "rain", "bend", "fork")
+HARD_BESIDE: tuple[tuple[str, ...], ...] = (
+    *(("camera",), (), (), ("worn",), (), (), ("sensor",), (), ()),
+)
+LONGEST_DRIVE_M = 3000.0
+LEAST_CONTRAST = 50.0
 # How often a road has each condition of `road_variants`; left-hand traffic comes of mirroring.
 _CHANCES = {
     "camera": 0.4,
@@ -113,6 +121,17 @@ def road_in(conditions: tuple[str, ...], rng: np.random.Generator) -> RoadScene:
     return varied(road, conditions, int(rng.integers(1 << 31)))
 
 
+def hard_roads(count: int, seed: int) -> Iterator[tuple[str, RoadScene, float]]:
+    """Yield roads for measuring in each of the hard conditions in turn: the condition's name, the
+    road, and how far along it. A third have another camera, worn lines or a cheap sensor as well.
+    """
+    for number in range(count):
+        rng = np.random.default_rng((seed, number))
+        name = HARD_CONDITIONS[number % len(HARD_CONDITIONS)]
+        more = HARD_BESIDE[number // len(HARD_CONDITIONS) % len(HARD_BESIDE)]
+        yield name, road_in((*more, name), rng), rng.uniform(0, LONGEST_DRIVE_M)
+
+
 def _sample_conditions(rng: np.random.Generator) -> list[str]:
     """Return names in the order in which they are applied: the road, then light, then weather."""
     names = [name for name, chance in _CHANCES.items() if rng.random() < chance]
@@ -149,6 +168,7 @@ def clear_road(rng: np.random.Generator) -> TrainingRoad:
     )
     lines = _lines(rng, lane_m, left, right, wear=rng.uniform(0, 0.6))
     roadside, disturbances = _roadside(rng, lines)
+    lines = tuple(_visible(line, roadside.asphalt) for line in lines)
     if rng.random() < 0.1:
         lines = ()
     vehicles = traffic(rng, lane_m, left, right, int(rng.integers(0, 7)))
@@ -181,6 +201,15 @@ def _lines(
             )
         )
     return tuple(lines)
+
+
+def _visible(line: Line, asphalt: Colour) -> Line:
+    """Return the line in a colour that a person can tell from the asphalt."""
+    ahead = max(paint - ground for paint, ground in zip(line.colour, asphalt, strict=True))
+    if ahead >= LEAST_CONTRAST:
+        return line
+    blue, green, red = (min(paint + LEAST_CONTRAST - ahead, 250.0) for paint in line.colour)
+    return replace(line, colour=(blue, green, red))
 
 
 def _roadside(rng: np.random.Generator, lines: tuple[Line, ...]) -> tuple[Roadside, dict[str, Any]]:

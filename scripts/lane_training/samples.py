@@ -26,7 +26,7 @@ from lane_training.augment import (
     labels_on_rows,
 )
 from lane_training.loss import Targets
-from lane_training.roads import render_road, road_in, sample_road
+from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +42,6 @@ GEOMETRY_SHARE = 0.45
 LIGHT_SHARE = 0.35
 FRAMES_PER_SCENE = 3
 CAMERA_SCENE_SHARE = 0.2
-LONGEST_DRIVE_M = 3000.0
-HARD_CONDITIONS = ("night", "rain", "bend", "fork")
 META_COLUMNS = 4 + MAX_LANES
 
 
@@ -180,20 +178,6 @@ def rendered_set(count: int, seed: int) -> list[Sample]:
     """Synthetic roads for measuring, each from a scene of its own."""
     rngs = [np.random.default_rng((seed, number)) for number in range(count)]
     return [_rendered_sample(sample_road(rng), rng) for rng in rngs]
-
-
-def hard_set(count: int, seed: int) -> list[tuple[str, Sample]]:
-    """Roads for measuring in each of the hard conditions in turn, with the condition's name.
-
-    Every third has another camera, a worn line or a cheap sensor as well.
-    """
-    samples = []
-    for number in range(count):
-        rng = np.random.default_rng((seed, number))
-        name = HARD_CONDITIONS[number % len(HARD_CONDITIONS)]
-        more = {0: ("camera",), 4: ("worn",), 8: ("sensor",)}.get(number // 4 % 12, ())
-        samples.append((name, _rendered_sample(road_in((*more, name), rng), rng)))
-    return samples
 
 
 def camera_set(count: int, seed: int) -> list[Sample]:

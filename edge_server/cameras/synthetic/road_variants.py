@@ -39,7 +39,8 @@ def _night(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
     return _weather(
         replace(scene, roadside=dark),
         ambient=rng.uniform(0.12, 0.25) if lit else rng.uniform(0.015, 0.09),
-        beam=rng.uniform(0.7, 1.3),
+        # A camera that sees little exposes for long: the road before the vehicle is white.
+        beam=rng.uniform(0.7, 1.3) if rng.random() < 0.7 else rng.uniform(1.5, 4.0),
         street_lamp_m=rng.uniform(25, 45) if lit else 0.0,
         oncoming=int(rng.integers(0, 5)),
         noise=rng.uniform(2, 9),
@@ -110,7 +111,7 @@ def _worn(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
         replace(
             line,
             missing=float(rng.uniform(0.1, 0.6)),
-            colour=mix(line.colour, asphalt, rng.uniform(0.2, 0.65)),
+            colour=mix(line.colour, asphalt, rng.uniform(0.2, 0.5)),
         )
         for line in scene.lines
     )
