@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.examples import verbs_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 OK = 0
 SHELLS = ("bash", "zsh", "fish")
@@ -51,16 +53,9 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the script for `shell`, one of SHELLS; the same for the same `parser`."""
     import shtab
 
-    for action in _actions(parser):
+    # argparse has no other list of them.
+    actions = (each for _, verb in verbs_of(parser) for each in verb._actions)  # noqa: SLF001
+    for action in actions:
         if action.type is Path or action.metavar in _PATHS:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # so shtab wants it
     return str(shtab.complete(parser, shell))
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the actions of a parser and of all parsers below it."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
-        yield action
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - likewise
-            for below in dict.fromkeys(action.choices.values()):
-                yield from _actions(below)

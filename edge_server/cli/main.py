@@ -23,6 +23,7 @@ from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.completion import add_completion
 from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
+from edge_server.cli.examples import add_examples
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
@@ -94,7 +95,14 @@ EXIT_CODE_MEANINGS = {
     INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }
 
-_EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
+_EPILOG = """\
+examples:
+  edge-server demo --frames 100
+  edge-server check --config /etc/edge_server/config.toml
+  edge-server status
+  edge-server VERB --help
+
+exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
 78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
 87 a stage hung: restart me"""
@@ -268,6 +276,7 @@ def command_line() -> argparse.ArgumentParser:
         verb=_demo,
         flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
     )
+    add_examples(parser)
     return parser
 
 
