@@ -19,13 +19,14 @@ from edge_server.settings.sections import (
     TracingSection,
     Vehicle,
 )
-from edge_server.settings.transport import Grpc, Restriction, Tls
+from edge_server.settings.transport import Grpc, Http, Restriction, Tls
 
 __all__ = [
     "CameraSection",
     "DeviceSection",
     "EventsSection",
     "Grpc",
+    "Http",
     "LaneDeparture",
     "LogSection",
     "Metrics",

@@ -1,4 +1,4 @@
-"""The tables `[grpc]`, `[grpc.tls]` and `[[grpc.restricted]]`: addresses, limits, trust."""
+"""The tables `[grpc]` and `[http]`, with what is below them: addresses, limits, trust."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Protocol = Literal[
 
 
 class Tls(Section, frozen=True):
-    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form; renewed files are reloaded.
+    """`[grpc.tls]` and `[http.tls]`: encryption of TCP; files in PEM form, reloaded when renewed.
 
     Attributes:
         enabled: the server presents `certificate` and encrypts every connection.
@@ -52,10 +52,10 @@ class Tls(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.on and not (self.certificate and self.key):
             raise ValueError(
-                "TLS needs certificate (--grpc-server-cert) and key (--grpc-server-key)"
+                "TLS needs certificate and key (of gRPC: --grpc-server-cert, --grpc-server-key)"
             )
         if self.mutual and not self.client_ca:
-            raise ValueError("mutual TLS needs client_ca (--grpc-root-cert)")
+            raise ValueError("mutual TLS needs client_ca (of gRPC: --grpc-root-cert)")
 
 
 class Restriction(Section, frozen=True):
@@ -163,3 +163,42 @@ class Grpc(Section, frozen=True):
                 raise ValueError(
                     f"restricted protocol '{name}' can not be specified in multiple config groups"
                 )
+
+
+class Http(Section, frozen=True):
+    """`[http]`: the address and limits of HTTP: Triton's protocol, metrics, and pages.
+
+    Attributes:
+        port: of TCP; 0 takes a free one.
+        insecure: allows another address than the loopback without TLS.
+        host_names: by which browsers may call the page, beside the name of this machine and its
+            addresses; any other name may lead a browser here against its user's will.
+        max_body_bytes: of a request; a longer one is refused before it is read.
+        max_pending_bytes: of the bodies of all requests in flight.
+        message_timeout_ms: a connection ends whose request's header, or then its body, has not
+            arrived by then, or whose client has not read what was sent.
+        idle_timeout_ms: a connection without a request is closed after this time.
+        max_connections: one more ends the connection that has kept the server waiting longest.
+        max_header_bytes: of one request, its first line included.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    insecure: bool = False
+    tls: Tls = Tls()
+    host_names: tuple[str, ...] = ()
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
+    message_timeout_ms: Milliseconds = 3000
+    idle_timeout_ms: Milliseconds = 60_000
+    max_connections: Positive = 64
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 16384
+
+    def __post_init__(self) -> None:
+        if self.enabled and not (self.insecure or self.tls.on or is_loopback(self.host)):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could send requests and listen "
+                "in plain text; encrypt it with [http.tls], or set insecure = true "
+                "(--http-insecure) if that is meant"
+            )

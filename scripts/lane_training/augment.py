@@ -233,7 +233,7 @@ class Photographer:
         if rng.random() < 0.35:
             bgr = self._add_noise(bgr, rng)
         if rng.random() < 0.25:
-            quality = int(rng.integers(25, 85))
+            quality = int(rng.integers(10, 85))
             _, coded = cv2.imencode(".jpg", bgr, (cv2.IMWRITE_JPEG_QUALITY, quality))
             bgr = cv2.imdecode(coded, cv2.IMREAD_COLOR)
         return np.asarray(bgr, np.uint8)
@@ -248,7 +248,8 @@ class Photographer:
         pool = np.exp(
             -0.5 * (((x - middle[0]) / reach[0]) ** 2 + ((y - middle[1]) / reach[1]) ** 2)
         )
-        light = rng.uniform(0.05, 0.3) + rng.uniform(0.3, 0.9) * pool
+        exposed = 1.0 if rng.random() < 0.65 else rng.uniform(1.5, 4.0)
+        light = exposed * (rng.uniform(0.05, 0.3) + rng.uniform(0.3, 0.9) * pool)
         glow = np.zeros_like(light)
         for _ in range(int(rng.choice(4, p=(0.5, 0.25, 0.15, 0.1)))):
             lamp, size = (rng.uniform(0, INPUT_WIDTH_PX), rng.uniform(110, 230)), rng.uniform(3, 45)

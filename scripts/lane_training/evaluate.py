@@ -140,7 +140,11 @@ def choose_threshold(examined: Sequence[Examined]) -> float:
 
 def measure(examined: Sequence[Examined], threshold: float) -> Measured:
     """Score and intervals at one threshold."""
-    scores = score_each(examined, threshold)
+    return measured(score_each(examined, threshold))
+
+
+def measured(scores: Sequence[ImageScore]) -> Measured:
+    """Means and their 95 % intervals, by drawing images anew."""
     rng = np.random.default_rng(0)
     draws = rng.integers(0, len(scores), (BOOTSTRAP_DRAWS, len(scores)))
     columns = np.array([(s.accuracy, s.false_positive, s.false_negative) for s in scores])

@@ -26,7 +26,7 @@ from lane_training.augment import (
     labels_on_rows,
 )
 from lane_training.loss import Targets
-from lane_training.roads import render_road, sample_road
+from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lane_training.material import Material
 
 RING_SIZE = 2500
-USES_PER_IMAGE = 1.6
+USES_PER_IMAGE = 2.0
 READY_IMAGES = 300
 LOADER_NICENESS = 5
 HUMAN_SHARE, TAUGHT_SHARE = 0.55, 0.08
@@ -42,7 +42,6 @@ GEOMETRY_SHARE = 0.45
 LIGHT_SHARE = 0.35
 FRAMES_PER_SCENE = 3
 CAMERA_SCENE_SHARE = 0.2
-LONGEST_DRIVE_M = 3000.0
 META_COLUMNS = 4 + MAX_LANES
 
 
@@ -126,7 +125,7 @@ def _fill_ring(ring: _Ring, material: Material | None, seed: int) -> None:
 
 
 class SampleRing:
-    """Random batches, each image drawn between one and two times, mirrored at will."""
+    """Random batches, each image drawn about twice, mirrored at will."""
 
     def __init__(self, material: Material | None, seed: int) -> None:
         """Starts the loader; it ends with this process."""

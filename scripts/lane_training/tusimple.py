@@ -155,6 +155,28 @@ def lines_hit(
     return hits
 
 
+def own_lines(labelled: NDArray[np.float64], h_samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The lines of the vehicle's own lane: on each side the one whose lower half leads to the
+    bottom of the image nearest its middle; lines without two points are none.
+
+    Args:
+        labelled, h_samples: as for `score_image`.
+
+    Returns:
+        (0..2, H) float64.
+    """
+    feet = np.full(len(labelled), np.nan)
+    for place, line in enumerate(labelled):
+        rows = np.flatnonzero(line >= 0)
+        lower = rows[-max(2, len(rows) // 2) :]
+        if len(rows) > 1:
+            slope, start = np.polyfit(h_samples[lower], line[lower], 1)
+            feet[place] = slope * IMAGE_HEIGHT_PX + start - IMAGE_WIDTH_PX / 2
+    left, right = np.where(feet <= 0, -feet, np.inf), np.where(feet > 0, feet, np.inf)
+    chosen = [int(np.argmin(side)) for side in (left, right) if len(side) and side.min() < np.inf]
+    return labelled[chosen]
+
+
 def summarise(scores: Sequence[ImageScore]) -> DatasetScore:
     """Return the means over at least one image.
 

@@ -232,12 +232,20 @@ class ChildSession:
                 f"it was killed: 'initialize' did not return within {within_s:g} s; "
                 f"{_ALLOWS_MORE % 'initialize_timeout_s'}{self._calls.loading()}"
             )
-        elif response.failure:
-            self.end(m.shortened(response.failure))
+        elif failure := response.failure or self._disagreement(response.completed):
+            self.end(m.shortened(failure))
         else:
             self._checks_ready = response.checks_ready
             self._is_started = True
             started()
+
+    def _disagreement(self, completed: str) -> str:
+        """Return why the started process must not serve; empty where it may."""
+        try:
+            self._context.program.check(completed)
+        except EdgeServerError as error:
+            return str(error)
+        return ""
 
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
         """Send the batch; return None where every request already has its last response."""

@@ -93,7 +93,7 @@ def _draw(lines: Sequence[str]) -> None:
     width, height = shutil.get_terminal_size()
     title = f"edge-server top  {time.strftime('%H:%M:%S')}  q quits"
     fitted = [line[: width - 1] + _END_OF_LINE for line in (title, "", *lines)][:height]
-    sys.stdout.write(_HOME + "\r\n".join(fitted) + _REST)
+    sys.stdout.write(_HOME + "\n".join(fitted) + _REST)
     sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import onnx
 from paddle import inference
 
 from .samples import Sampling, TensorInfo, info, run_samples, write_inputs
@@ -39,20 +39,17 @@ def to_onnx(progress: Progress, *, source: str, target: str, sampling: Sampling)
     except (RuntimeError, OSError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise StepError(f"{source}: Paddle cannot load it: {lines[-1] if lines else ''}") from None
-    shapes = predictor.get_input_tensor_shape()
-    inputs = [
-        info(name, _dtype(predictor.get_input_handle(name)), shapes[name])
-        for name in predictor.get_input_names()
-    ]
-    write_inputs(inputs, sampling)
-    progress("running the source")
-    run_samples(sampling, "source", lambda arrays: _run(predictor, inputs, arrays))
     command = ["--model_dir", "{folder}", "--model_filename", program.name]
     command += ["--params_filename", parameters.name, "--save_file", "{target}"]
     # Its optimiser would install packages by itself.
     command += ["--opset_version", _OPSET, "--optimize_tool", "None"]
     progress("converting with paddle2onnx")
     _paddle2onnx(command, str(program.parent), target)
+    # The predictor does not know the shapes of its inputs.
+    inputs = _inputs(target)
+    write_inputs(inputs, sampling)
+    progress("running the source")
+    run_samples(sampling, "source", lambda arrays: _run(predictor, inputs, arrays))
     return {"inputs": inputs, "commands": [["paddle2onnx", *command]]}
 
 
@@ -83,7 +80,12 @@ def _run(
     return {name: predictor.get_output_handle(name).copy_to_cpu() for name in names}
 
 
-def _dtype(handle: Any) -> Any:
-    """Return numpy's type of an input, which Paddle names `DataType.FLOAT32`."""
-    name = str(handle.type()).rpartition(".")[2].lower()
-    return np.dtype(name)
+def _inputs(path: str) -> list[TensorInfo]:
+    """Return the inputs of the ONNX file at `path`."""
+    found = []
+    for value in onnx.load(path).graph.input:
+        tensor = value.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        shape = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        found.append(info(value.name, dtype, shape))
+    return found

@@ -44,7 +44,10 @@ def keras_to_onnx(
     saved = str(Path(sampling["folder"]) / "saved")
     progress("exporting a SavedModel")
     model.export(saved, verbose=False)
-    done = saved_model_to_onnx(progress, source=saved, target=target, sampling=sampling)
+    names = dict(zip(_exported_names(model), _output_names(model), strict=True))
+    done = saved_model_to_onnx(
+        progress, source=saved, target=target, sampling=sampling, names=names
+    )
     export = "keras.saving.load_model({source!r}, compile=False).export('saved')"
     code = f"import keras; {export}".replace("'", '"')
     convert = [arg.replace("{source}", "saved") for arg in done["commands"][0]]
@@ -91,9 +94,23 @@ def keras_to_graphdef(
 
 
 def saved_model_to_onnx(
-    progress: Progress, *, source: str, target: str, sampling: Sampling, signature: str = ""
+    progress: Progress,
+    *,
+    source: str,
+    target: str,
+    sampling: Sampling,
+    signature: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write the SavedModel `source` as ONNX; `signature` names one, otherwise it is the default.
+
+    Args:
+        progress: called with each step.
+        source: its directory.
+        target: the ONNX file.
+        sampling: the inputs to run it on.
+        signature: empty is `serving_default`.
+        names: output of the signature → its name in the ONNX file.
 
     Raises:
         StepError: it cannot be read, or has no such signature.
@@ -103,8 +120,16 @@ def saved_model_to_onnx(
     inputs, outputs = _signature_interface(function)
     write_inputs(inputs, sampling)
     progress("running the source")
-    run_samples(sampling, "source", lambda arrays: _call_signature(function, arrays))
+    renamed = names or {each["name"]: each["name"] for each in outputs}
+
+    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        made = _call_signature(function, arrays)
+        return {renamed[each]: array for each, array in made.items()}
+
+    run_samples(sampling, "source", run)
     command = ["--saved-model", "{source}", "--signature_def", name]
+    if names:
+        command += ["--outputs", ",".join(names), "--rename-outputs", ",".join(names.values())]
     command += ["--output", "{target}", "--opset", _OPSET]
     del loaded
     return _tf2onnx(
@@ -210,6 +235,12 @@ def _keras(progress: Progress, source: str, *, trust: bool) -> Any:
     if not getattr(model, "inputs", None):
         raise StepError(f"{source}: the model has no inputs yet; call it once before it is saved")
     return model
+
+
+def _exported_names(model: Any) -> list[str]:
+    """Return the names that the outputs of a SavedModel of `model.export` have, in order."""
+    count = len(tf.nest.flatten(model.outputs))
+    return [f"output_{index}" for index in range(count)]
 
 
 def _output_names(model: Any) -> list[str]:

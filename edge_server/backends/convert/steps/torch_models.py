@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Progress = Callable[[str], None]
 
 _OPSET = 18
+# Where training scripts put the weights in a checkpoint, beside its other facts.
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _DATATYPES = {
     "FP16": "float16",
     "FP32": "float32",
@@ -156,16 +158,16 @@ def weights_to_onnx(
         state = torch.load(source, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError) as error:
         raise StepError(f"{source}: is no checkpoint of weights alone: {_first(error)}") from None
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state.get(key), dict):
-            state = state[key]
+    key = next((k for k in _STATE_KEYS if isinstance(state.get(k), dict)), "")
+    state = state[key] if key else state
     made = getattr(loaded, name)()
     try:
         made.load_state_dict(state)
     except RuntimeError as error:
         raise StepError(f"{source}: its weights are not those of {name}: {_first(error)}") from None
     stem = Path(file).stem
-    load = f"m = {stem}.{name}(); m.load_state_dict(torch.load({{source!r}}))"
+    place = f'["{key}"]' if key else ""
+    load = f"m = {stem}.{name}().eval(); m.load_state_dict(torch.load({{source!r}}){place})"
     return _module(
         progress,
         module=made,

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from edge_server.backends.python.shared_memory import take_back
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
 
@@ -97,7 +98,9 @@ class ModelRunner:
         try:
             model_class = getattr(_import(start), _CLASS)
             if start.complete:
-                return m.Started(completed=_completed(model_class, start.arguments["model_config"]))
+                complete = model_class.auto_complete_config if start.runner else None
+                complete = complete or partial(_completed, model_class)
+                return m.Started(completed=complete(start.arguments))
             self._link.may_load = True
             self._model = model_class()
             if hasattr(self._model, "initialize"):
@@ -106,7 +109,8 @@ class ModelRunner:
             return m.Started(failure=self._text_of(error))
         if not hasattr(self._model, "execute"):
             return m.Started(failure=f"class {_CLASS} has no method 'execute'")
-        return m.Started(checks_ready=hasattr(self._model, "is_ready"))
+        completed = self._model.signature if start.runner else ""
+        return m.Started(checks_ready=hasattr(self._model, "is_ready"), completed=completed)
 
     def _execute(self, message: m.Execute) -> None:
         link = self._link
@@ -273,20 +277,23 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _import(start: m.Start) -> Any:
-    """Import the model's module, as part of the package formed by its version directory."""
+    """Import the module with the model's class: a user's is part of the package formed by its
+    version directory."""
     os.chdir(start.working_directory)
     version_directory = Path(start.directory)
     here.model_directory = start.directory
+    if start.runner:
+        return importlib.import_module(start.runner)
     sys.path += [str(version_directory), str(version_directory.parent)]
     return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
 
 
-def _completed(model_class: Any, model_config: str) -> str:
+def _completed(model_class: Any, arguments: Mapping[str, str]) -> str:
     """Return the configuration after `auto_complete_config`, as JSON; empty where the model
     lacks that function."""
     if not hasattr(model_class, "auto_complete_config"):
         return ""
-    completed = model_class.auto_complete_config(AutoCompleteConfig(model_config))
+    completed = model_class.auto_complete_config(AutoCompleteConfig(arguments["model_config"]))
     if not isinstance(completed, AutoCompleteConfig):
         raise TritonModelException(
             f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"

@@ -78,7 +78,7 @@ export function drawRoad(context, size, frame, vehicleWidth, colours) {
     const band = context.createLinearGradient(0, height, 0, 0);
     band.addColorStop(0, colour);
     band.addColorStop(1, "transparent");
-    context.globalAlpha = 0.3;
+    context.globalAlpha = 0.5;
     context.fillStyle = band;
     context.fill();
     context.globalAlpha = lane.predicted ? 0.55 : 1;
