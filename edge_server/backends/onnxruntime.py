@@ -38,6 +38,7 @@ from edge_server.backends.parameters import (
     check_parameters,
     read_parameters,
 )
+from edge_server.backends.ragged import RaggedInstance
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
 from edge_server.model_config.config import ON_CPU
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import LoadContext, ModelMetric
+    from edge_server.backends.contract import Instance, LoadContext, ModelMetric
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -199,6 +200,7 @@ class OnnxModel:
     def __init__(
         self, config: ModelConfig, sessions: dict[int | None, Any], run_options: Any
     ) -> None:
+        self._config = config
         self._name = config.name
         self._sessions = sessions
         self._run_options = run_options
@@ -207,9 +209,12 @@ class OnnxModel:
         self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
-    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
+    def make_instance(self, name: str, placement: Placement) -> Instance:
         del name  # all instances of a device are alike
-        return TensorInstance(partial(self._run_session, placement.gpu))
+        run = partial(self._run_session, placement.gpu)
+        if self._config.ragged is None:
+            return TensorInstance(run)
+        return RaggedInstance(run, self._config, self._config.ragged)
 
     def not_ready_reason(self) -> str:
         return ""

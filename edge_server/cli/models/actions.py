@@ -16,6 +16,8 @@ from edge_server.cli.models.listing import (
 )
 from edge_server.cli.models.outcome import Progress, await_verdict, print_delivery
 from edge_server.cli.verbs import FAILED, OK
+from edge_server.errors import SettingsError
+from edge_server.repository.remote.origin import is_remote
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.state_file import installed_store
 from edge_server.repository.transfer.entries import read_archive, write_archive
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import pack, write_manifest  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import pack, write_manifest
 
     repository = repository_at(arguments.to, arguments.ssh)
     directory, allowed = arguments.directory, arguments.allow_interface_change
@@ -85,15 +87,38 @@ def _waiting(arguments: argparse.Namespace) -> list[str]:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import pull, sent_entries  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import pull, sent_entries
 
-    repository = repository_at(arguments.source, arguments.ssh)
     name = arguments.name
+    if is_remote(name):
+        return _pull_url(arguments)
+    if arguments.source is None or arguments.rename or arguments.sha256:
+        raise SettingsError(
+            f"{name}: a model's name, which needs --from REPO and takes neither --name nor --sha256"
+        )
+    repository = repository_at(arguments.source, arguments.ssh)
     if str(arguments.to) == "-":
         write_archive(sys.stdout.buffer, sent_entries(name, repository))
         return OK
     with Progress() as progress:
         done = pull(name, repository, arguments.to, progress)
+    print_delivery(done, arguments.to)
+    return OK
+
+
+def _pull_url(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.models.remote import pull_url
+
+    if arguments.source is not None or str(arguments.to) == "-":
+        raise SettingsError(f"{arguments.name}: a URL, which takes --to DIR and no --from")
+    with Progress() as progress:
+        done = pull_url(
+            arguments.name,
+            arguments.to,
+            progress,
+            name=arguments.rename,
+            sha256=arguments.sha256 or "",
+        )
     print_delivery(done, arguments.to)
     return OK
 
@@ -134,7 +159,7 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import model_tree  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import model_tree
 
     tree = model_tree(arguments.directory)
     faults = faults_of(take_inventory(tree.repository, tree.name), arguments.key)
@@ -165,7 +190,7 @@ def _roll_back(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import write_manifest  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import write_manifest
 
     done = write_manifest(arguments.directory, SigningKey(arguments.key))
     print(f"{done.tree.name}: signed, {done.content.digest[:12]}")

@@ -61,14 +61,27 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_waiting(accept)
 
     pull = add("pull", "fetch a model, held against its manifest")
-    pull.takes("name", metavar="NAME")
-    pull.takes("--from", dest="source", required=True, metavar="REPO", help="where from")
+    pull.takes(
+        "name",
+        metavar="NAME|URL",
+        help="s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one of "
+        "the first two that ends with / is a model's directory with its manifest, any other an "
+        "archive",
+    )
+    pull.takes("--from", dest="source", metavar="REPO", help="where from, for a NAME")
     pull.takes(
         "--to",
         type=_directory,
         required=True,
         metavar="DIR",
         help="it becomes DIR/NAME; '-' writes an archive to stdout, as `accept` reads it",
+    )
+    pull.takes("--name", dest="rename", default="", metavar="N", help="what a URL's model becomes")
+    pull.takes(
+        "--sha256",
+        type=_sha256,
+        metavar="D",
+        help="of a URL's archive, or of its manifest: nothing else is taken",
     )
     _takes_ssh(pull)
 
@@ -162,7 +175,7 @@ def _takes_keys(verb: Verb, text: str) -> None:
 
 
 def _run(verb: str, arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.actions import ACTIONS  # noqa: PLC0415
+    from edge_server.cli.models.actions import ACTIONS
 
     return ACTIONS[verb](arguments)
 
@@ -185,6 +198,13 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < 1e6:
         raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
     return seconds
+
+
+def _sha256(text: str) -> str:
+    digest = text.removeprefix("sha256:").lower()
+    if len(digest) != 64:
+        raise argparse.ArgumentTypeError(f"{text}: a sha256 has 64 hexadecimal digits")
+    return _digest(digest)
 
 
 def _digest(text: str) -> str:

@@ -1,0 +1,193 @@
+"""Inputs to compare two models on, random and recorded, and the files that carry them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from .step import StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+# A size that the model leaves open, other than that of its first dimension.
+OPEN_SIZE = 64
+# The type of a tensor of texts; every other one has numpy's name.
+TEXT = "text"
+
+
+class TensorInfo(TypedDict):
+    """One tensor of a model.
+
+    Attributes:
+        name: as the model has it.
+        datatype: numpy's name, or `text`.
+        shape: all dimensions, that of the batch too; -1 is any size.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class Sampling(TypedDict):
+    """Which inputs a comparison uses.
+
+    Attributes:
+        folder: where the files of inputs and outputs lie.
+        count: number of random samples.
+        seed: of the random samples.
+        recorded: files of recorded samples.
+        sizes: input → shape of its random samples; for open sizes.
+    """
+
+    folder: str
+    count: int
+    seed: int
+    recorded: list[str]
+    sizes: dict[str, list[int]]
+
+
+def info(name: str, dtype: Any, shape: Sequence[Any]) -> TensorInfo:
+    """Return the tensor with that numpy type (None for texts); whatever is no size becomes -1."""
+    sizes = [d if isinstance(d, int) and d >= 0 else -1 for d in shape]
+    return {
+        "name": name,
+        "datatype": TEXT if dtype is None else np.dtype(dtype).name,
+        "shape": sizes,
+    }
+
+
+def write_inputs(inputs: Sequence[TensorInfo], sampling: Sampling) -> int:
+    """Write `inputs-0.npz` and so on, the recorded samples first; return their number.
+
+    Raises:
+        StepError: a recorded sample is of other tensors.
+    """
+    samples = [recorded_sample(path, inputs) for path in sampling["recorded"]]
+    random = np.random.default_rng(sampling["seed"])
+    for index in range(sampling["count"]):
+        # Two sizes of the batch, in turn: a result that has lost the open one is found out.
+        batch = 1 + index % 2
+        samples.append({each["name"]: _random(each, batch, random, sampling) for each in inputs})
+    for index, sample in enumerate(samples):
+        _write(sampling, "inputs", index, sample)
+    return len(samples)
+
+
+def run_samples(
+    sampling: Sampling,
+    which: str,
+    run: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
+) -> None:
+    """Write `<which>-N.npz`, the outputs of `run`, for each `inputs-N.npz`."""
+    paths = sorted(Path(sampling["folder"]).glob("inputs-*.npz"))
+    for index in range(len(paths)):
+        outputs = run(read(sampling["folder"], "inputs", index))
+        _write(sampling, which, index, {name: _plain(array) for name, array in outputs.items()})
+
+
+def read(folder: str | Path, which: str, index: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one file that `write_inputs` or `run_samples` wrote."""
+    with np.load(Path(folder) / f"{which}-{index}.npz", allow_pickle=False) as arrays:
+        return {key.partition(".")[2]: arrays[key] for key in arrays.files}
+
+
+def recorded_sample(path: str, inputs: Sequence[TensorInfo]) -> dict[str, NDArray[Any]]:
+    """Return the inputs in a file of arrays, with a batch dimension where the model has one.
+
+    Args:
+        path: `.npz` with arrays `<name>` or `input.<name>`; `.npy` for a model of one input.
+        inputs: the tensors of the model.
+
+    Raises:
+        StepError: the file cannot be used for this model.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise StepError(
+            f"{path}: is no file of arrays: {error}; write it with numpy.savez"
+        ) from None
+    if isinstance(loaded, np.ndarray):
+        found = {inputs[0]["name"]: loaded} if len(inputs) == 1 else {}
+    else:
+        with loaded as arrays:
+            found = {key.removeprefix("input."): arrays[key] for key in arrays.files}
+    missing = [each["name"] for each in inputs if each["name"] not in found]
+    if missing:
+        raise StepError(
+            f"{path}: has no array for input {', '.join(missing)}; write it with "
+            f"numpy.savez({Path(path).stem!r}, **{{'input.{missing[0]}': array}})"
+        )
+    return {each["name"]: _fitting(path, each, found[each["name"]]) for each in inputs}
+
+
+def recorded_samples(
+    paths: Sequence[str], inputs: Sequence[TensorInfo]
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the sample of each file; one is in memory at a time."""
+    for path in paths:
+        yield recorded_sample(path, inputs)
+
+
+def _fitting(path: str, tensor: TensorInfo, array: NDArray[Any]) -> NDArray[Any]:
+    if tensor["datatype"] != TEXT and array.dtype.name != tensor["datatype"]:
+        raise StepError(
+            f"{path}: input {tensor['name']} is {array.dtype.name}, the model takes "
+            f"{tensor['datatype']}; record it with that type"
+        )
+    if array.ndim == len(tensor["shape"]) - 1:
+        array = array[np.newaxis]
+    fits = array.ndim == len(tensor["shape"]) and all(
+        wanted in (-1, size) for wanted, size in zip(tensor["shape"], array.shape, strict=True)
+    )
+    if not fits:
+        raise StepError(
+            f"{path}: input {tensor['name']} has shape {array.shape}, the model takes "
+            f"{tuple(tensor['shape'])}"
+        )
+    return np.ascontiguousarray(array)
+
+
+def _random(
+    tensor: TensorInfo, batch: int, random: np.random.Generator, sampling: Sampling
+) -> NDArray[Any]:
+    shape = [
+        size if size >= 0 else batch if place == 0 else OPEN_SIZE
+        for place, size in enumerate(tensor["shape"])
+    ]
+    given = sampling["sizes"].get(tensor["name"], shape)
+    shape = [size if wanted < 0 else wanted for wanted, size in zip(given, shape, strict=True)]
+    if tensor["datatype"] == TEXT:
+        return np.array(random.integers(0, 10, shape).astype(str))
+    dtype = np.dtype(tensor["datatype"])
+    if dtype.kind == "f":
+        values: NDArray[Any] = random.random(shape, np.float32)
+    elif dtype.kind == "b":
+        values = random.integers(0, 2, shape)
+    else:
+        # Small, because an index or a class is: 0 to 9; but the whole range of an image's bytes.
+        values = random.integers(0, 256 if dtype == np.uint8 else 10, shape)
+    return values.astype(dtype)
+
+
+def _plain(made: Any) -> NDArray[Any]:
+    """Return the array with texts as numpy's own, which a file holds without pickling."""
+    array: NDArray[Any] = np.asarray(made)
+    if array.dtype.kind != "O":
+        return array
+    texts = [
+        t.decode("utf-8", "surrogateescape") if isinstance(t, bytes) else t for t in array.flat
+    ]
+    return np.array(texts, str).reshape(array.shape)
+
+
+def _write(sampling: Sampling, which: str, index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    path = Path(sampling["folder"]) / f"{which}-{index}.npz"
+    # A name of its own for each, as savez's first argument is called `file`.
+    np.savez(path, **{f"array.{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]  # of keywords
