@@ -183,16 +183,15 @@ def graph_of(nodes: list[Any], x: list[Any], y: list[Any], weights: list[Any]) -
     return helper.make_graph(nodes, "g", [given], [made], weights)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "openvino",
-        *(
-            pytest.param(each, marks=pytest.mark.long)
-            for each in ("pytorch", "tensorflow", "paddle")
-        ),
-    ],
-)
+def params(*backends: str) -> list[Any]:
+    """The frameworks as parameters; those whose environments are large are for the long tests."""
+    return [
+        pytest.param(each, marks=() if each == "openvino" else pytest.mark.long)
+        for each in backends
+    ]
+
+
+@pytest.fixture(scope="module", params=params(*MODULES))
 def served(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Served]:
     made = Served(request.param, tmp_path_factory.mktemp(request.param))
     yield made
