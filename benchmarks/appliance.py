@@ -64,6 +64,7 @@ class LiveDaemon:
                 "repository": {"paths": [str(ROOT / "models")]},
                 "grpc": {"port": 0},
                 "metrics": {"enabled": False},
+                "http": {"enabled": False},
                 "mqtt": {"host": broker.host, "port": broker.port},
                 "cameras": {name: dict(each) for name, each in cameras.items()},
             },

@@ -1,6 +1,7 @@
 """How well lanes on the road, tracking and warnings agree with the known truth of a rendered drive.
 
     python benchmarks/drive.py [--seeds 7,8] [--seconds 60] [--fps 15] [--true-lanes]
+                               [--conditions night,rain]
 
 Each frame goes through the shipped lane model (or, with --true-lanes, the renderer's own lines take
 its place), then through the geometry alone and through geometry and tracking. The vehicle's speed
@@ -22,6 +23,7 @@ from edge_server.cameras.calibration import Calibration
 from edge_server.cameras.synthetic.road_drive import SPEED_MPS, Drive, Truth
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
 from edge_server.gpu.devices import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
@@ -72,7 +74,12 @@ def main() -> int:
     parser.add_argument("--fps", type=float, default=15.0)
     parser.add_argument("--true-lanes", action="store_true")
     parser.add_argument("--no-motion", action="store_true")
+    parser.add_argument("--conditions", default="", help=f"some of {','.join(VARIANTS)}")
     arguments = parser.parse_args()
+    arguments.conditions = tuple(filter(None, arguments.conditions.split(",")))
+    for name in arguments.conditions:
+        if name not in VARIANTS:
+            parser.error(f"--conditions {name}: not one of {', '.join(VARIANTS)}")
 
     devices = Devices()
     try:
@@ -114,7 +121,7 @@ def drive(
     seed: int, arguments: argparse.Namespace, detect: Detect
 ) -> tuple[list[Sample], list[Event]]:
     """Return each frame's truth and lanes, and the events of the drive."""
-    scene = RoadScene.for_camera(seed)
+    scene = varied(RoadScene.for_camera(seed), arguments.conditions, seed)
     course = Drive(scene, manoeuvres=True)
     camera = scene.camera
     focal_px = camera.focal * WIDTH

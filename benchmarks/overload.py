@@ -246,7 +246,7 @@ def main() -> int:
         repository = Path(shutil.copytree(MODELS, f"{folder}/models"))
         write_models(repository)
         port = free_port()
-        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0"]
+        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0", "--http-port=0"]
         run += ["--model-repository", str(repository), f"--grpc-port={port}"]
         server = subprocess.Popen(run, stderr=None if os.environ.get("EDGE_LOG") else -3)
         try:

@@ -190,7 +190,7 @@ class Daemon:
         config = folder / "config.toml"
         config.write_text(f"[repository]\nprobation_requests = 100\nprobation_s = {probation_s}\n")
         command = [sys.executable, "-m", "edge_server", "run", "--grpc-socket", f"{folder}/grpc"]
-        command += ["--grpc-port=0", f"--metrics-port={self._metrics_port}"]
+        command += ["--grpc-port=0", f"--metrics-port={self._metrics_port}", "--http-port=0"]
         command += ["--model-control-mode=poll", "--config", str(config)]
         command += ["--repository-poll-secs=0.5", "--repository-settle-secs=0.3"]
         command += ["--model-repository", str(repository), "--repository-copies", f"{folder}/s"]

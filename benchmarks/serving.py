@@ -148,7 +148,7 @@ def main() -> int:
         (repository / "identity" / "1").mkdir(parents=True)
         (repository / "identity" / "config.pbtxt").write_text(IDENTITY.format())
         ports = {"ours": free_port(), "bare": free_port()}
-        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0"]
+        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0", "--http-port=0"]
         run += ["--model-repository", str(repository)]
         servers = {
             "ours": subprocess.Popen([*run, f"--grpc-port={ports['ours']}"], stderr=-3),

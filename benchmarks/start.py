@@ -19,7 +19,15 @@ from pathlib import Path
 
 MODELS = Path(__file__).parent.parent / "models"
 COMMAND = [
-    *(sys.executable, "-m", "edge_server", "run", "--grpc-port=0", "--metrics-port=0"),
+    *(
+        sys.executable,
+        "-m",
+        "edge_server",
+        "run",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        "--http-port=0",
+    ),
     *("--model-repository", str(MODELS), "--camera", "road=synthetic://road?seed=7&fps=10"),
 ]
 

@@ -61,15 +61,16 @@ class Trace(Protocol):
         """Start the trace at that version."""
         ...
 
-    def responded(self, *, final: bool) -> None:
-        """Record a response, before its caller gets it; the final one ends the trace."""
+    def responded(self, *, final: bool, error: str = "") -> None:
+        """Record a response, or an error, before its caller gets it; the final one ends the
+        trace."""
         ...
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
         """Record a timestamp, `time.monotonic_ns()`; None is now."""
         ...
 
-    def end(self) -> None:
+    def end(self, error: str = "") -> None:
         """End the trace of a refused request, which has no response."""
         ...
 

@@ -37,12 +37,14 @@ read -r _ l4t _ url bsp bsp_sha256 rootfs rootfs_sha256 <<<"$row"
 
 # fetch NAME SHA256: the file, whole and verified; nothing is downloaded where it is there already.
 fetch() {
-    local file=$into/$1 expected=$2 pinned actual
+    local file=$into/$1 expected=$2 pinned status actual
     pinned=$(awk -v name="$1" '$2 == name { print $1 }' "$pins" 2>/dev/null || true)
     [ "$expected" != - ] || expected=${pinned:--}
     if [ ! -f "$file" ]; then
         echo "fetching $url/$1 …" >&2
-        curl --fail --location --continue-at - --output "$file.part" "$url/$1" ||
+        # 416: a run that was cut off had all of it, and there is nothing to resume.
+        status=$(curl --fail --location --continue-at - --output "$file.part" \
+            --write-out '%{http_code}' "$url/$1") || [ "$status" = 416 ] ||
             fail "$url/$1: the download ended early; the same command resumes it"
         mv "$file.part" "$file"
     fi

@@ -28,7 +28,7 @@ from edge_server.proto.edge.lanes.v1 import (
 FILE = Path(__file__).parents[1] / "docs/asyncapi.json"
 
 # Names that no topic has otherwise; they become the parameters of the addresses.
-_DEVICE, _CAMERA, _MODEL = "0device", "0camera", "0model"
+DEVICE, CAMERA, MODEL = "0device", "0camera", "0model"
 _PARAMETERS = {
     "device": "[device] id of the settings, else the host's name.",
     "camera": "Name of the table [cameras.NAME] of the settings.",
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     Attributes:
         channel: its id in the document.
-        address: the topic of `_DEVICE`, `_CAMERA` and `_MODEL`.
+        address: the topic of `DEVICE`, `CAMERA` and `MODEL`.
         message: the name of its schema.
         summary: when it is published.
         kind: state (retained, QoS 1), live (QoS 0) or event (QoS 1, not retained).
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     """Return the topics that a device publishes."""
-    topics = Topics(_DEVICE)
+    topics = Topics(DEVICE)
     of_cameras = ("lane_departure", "lane_change", "camera", "degraded")
     events = [
         Row(
@@ -66,7 +66,7 @@ def rows() -> list[Row]:
             f"When {kind} begins and ends; at least once, in order.",
             "event",
         )
-        for camera, kinds in ((_CAMERA, of_cameras), ("", ("model", "degraded")))
+        for camera, kinds in ((CAMERA, of_cameras), ("", ("model", "degraded")))
         for kind in kinds
     ]
     assert {row.address.rpartition("/")[2] for row in events} == set(get_args(EventKind))
@@ -77,10 +77,10 @@ def rows() -> list[Row]:
         Row("update", topics.update, "Update", "What became of the last update."),
         Row("plans", topics.plans, "Plans", "How far the builds of TensorRT plans are."),
         Row("acknowledged", topics.acknowledged, "Acknowledged", "At most twice a second."),
-        Row("model_state", topics.model_state(_MODEL), "ModelState", "When it changes."),
-        Row("camera_status", topics.camera_status(_CAMERA), "CameraStatus", "When it changes."),
-        Row("calibration", topics.calibration(_CAMERA), "Calibration", "Once for each camera."),
-        Row("lanes", topics.lanes(_CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
+        Row("model_state", topics.model_state(MODEL), "ModelState", "When it changes."),
+        Row("camera_status", topics.camera_status(CAMERA), "CameraStatus", "When it changes."),
+        Row("calibration", topics.calibration(CAMERA), "Calibration", "Once for each camera."),
+        Row("lanes", topics.lanes(CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
         *events,
     ]
 
@@ -113,6 +113,8 @@ _STATES: dict[str, dict[str, Any]] = {
         device=_TEXT,
         version=_TEXT,
         boot_id=_TEXT,
+        client_id=_TEXT,
+        session=_TEXT,
         schemas=_TEXTS,
         payload={"type": "string", "enum": ["json", "protobuf"]},
         cameras={"type": "array", "items": _object("A camera.", name=_TEXT, calib_id=_TEXT)},
@@ -188,7 +190,7 @@ def document() -> dict[str, Any]:
 def _channel(row: Row) -> dict[str, Any]:
     address = row.address
     parameters = {}
-    for name, stand_in in (("device", _DEVICE), ("camera", _CAMERA), ("model", _MODEL)):
+    for name, stand_in in (("device", DEVICE), ("camera", CAMERA), ("model", MODEL)):
         if stand_in in address:
             address = address.replace(stand_in, f"{{{name}}}")
             parameters[name] = {"description": _PARAMETERS[name]}

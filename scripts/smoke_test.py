@@ -65,7 +65,7 @@ def main() -> None:
     # 1: this machine has a fault, which is no fault of ours.
     edge("doctor", codes=(0, 1))
     json.loads(edge("doctor", "--json", codes=(0, 1)))
-    port = ("--grpc-port=0", "--metrics-port=0")
+    port = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
     assert "laneDetect_model version 1" in edge("check", "--model-repository", str(MODELS), *port)
     with tempfile.TemporaryDirectory() as folder:
         source = "synthetic://road?seed=7&fps=10"

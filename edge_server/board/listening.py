@@ -1,4 +1,4 @@
-"""Listen at an address, and explain a failure with its remedy."""
+"""Listen at an address, explain a failure with its remedy, and reach a listener again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ def listener(host: str, port: int, backlog: int = 1) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def client_host(host: str) -> str:
+    """Return where a client on this machine reaches a process that listens at `host`: the loopback,
+    where `host` stands for every address of the machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - is not bound here
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return the address as URLs and gRPC write it, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def remedy(error: OSError, flags: str) -> str:

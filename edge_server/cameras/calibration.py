@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+import tomli_w
 
 from edge_server.errors import SettingsError
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _REMEDY = "edge-server calibrate makes such files"
 _ID_DIGITS = 12
+_HEADER = "# A camera's calibration; cameras.NAME.calibration in the settings names this file."
 
 Pixels = Annotated[int, msgspec.Meta(ge=16, le=16384)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -186,23 +188,19 @@ def read_tables(path: str | os.PathLike[str]) -> CalibrationTables:
 
 def text_of(tables: CalibrationTables) -> str:
     """Return the file's contents."""
-    lines = ["# A camera's calibration; cameras.NAME.calibration in the settings names this file."]
-    for name in tables.__struct_fields__:
-        table = getattr(tables, name)
-        if table is None:
-            continue
-        lines += ["", f"[{name}]"]
-        values = {key: getattr(table, key) for key in table.__struct_fields__}
-        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
-    return "\n".join(lines) + "\n"
+    found = msgspec.to_builtins(tables)
+    written = {
+        name: {key: _rounded(value) for key, value in table.items() if value is not None}
+        for name, table in found.items()
+        if table is not None
+    }
+    return f"{_HEADER}\n{tomli_w.dumps(written)}"
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, float):
-        return repr(round(value, 9))
-    return f'"{value}"' if isinstance(value, str) else str(value)
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return round(value, 9) if isinstance(value, float) else value
 
 
 def _explain(text: str, table: dict[str, Any]) -> str:

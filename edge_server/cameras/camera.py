@@ -262,7 +262,7 @@ class Camera:
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
             # Frame ids continue across a reopen.
-            frame = replace(frame, id=self.captured)
+            frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
             left = reader is not self._reader or reader.leaving or self._closed
             if left or not self._inspect(reader, frame):

@@ -74,6 +74,7 @@ class Frame:
         calibration_id: of the camera; empty where it has none.
         picture_size: width and height in px of the camera's picture, where the decoder has made
             `image` smaller; None where `image` has its size.
+        arrived_mono_ns: CLOCK_MONOTONIC when the camera's reader handed it over; 0 before.
         jpeg: the picture as the camera sent it, `image` was decoded from it; None where the camera
             sends no JPEGs, or another library decodes them.
     """
@@ -87,6 +88,7 @@ class Frame:
     calibration_id: str = ""
     picture_size: tuple[int, int] | None = None
     jpeg: bytes | None = None
+    arrived_mono_ns: int = 0
 
     @property
     def size(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from edge_server.errors import SourceError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edge_server.cameras.frame import Frame
     from edge_server.pixels import Image
 
 _BEGIN, _END = b"\xff\xd8", b"\xff\xd9"
@@ -148,3 +149,11 @@ def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
         pixels = resized(pixels, width, max(1, round(image.height * width / image.width)))
     _, data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_QUALITY, quality))
     return bytes(data)
+
+
+def jpeg_of(frame: Frame, quality: int, width: int = 0) -> bytes:
+    """Return the picture of `frame`: a JPEG of the camera as it came, where it need not be smaller,
+    otherwise as `encode_jpeg` makes it."""
+    if frame.jpeg is not None and not 0 < width < frame.size[0]:
+        return frame.jpeg
+    return encode_jpeg(frame.image, quality, width)

@@ -205,9 +205,16 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
-    uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres")
+    uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres", "conditions")
     from edge_server.cameras.synthetic.road_renderer import synthetic_road  # noqa: PLC0415
+    from edge_server.cameras.synthetic.road_variants import VARIANTS  # noqa: PLC0415
 
+    conditions = tuple(filter(None, uri.query.get("conditions", "").split(",")))
+    for name in conditions:
+        if name not in VARIANTS:
+            raise SourceUriError(
+                f"{uri.label}: unknown condition {did_you_mean(name, tuple(VARIANTS))}"
+            )
     return synthetic_road(
         seed=uri.whole("seed", 0, 0, 2**32 - 1),
         fps=uri.fps(),
@@ -215,6 +222,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
         height=uri.whole("height", 720, 64, 4096),
         frames=uri.whole("frames", 0, 0, 2**32 - 1),
         manoeuvres=uri.flag("manoeuvres"),
+        conditions=conditions,
     )
 
 

@@ -125,14 +125,19 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
 
 def _check_ports(settings: chosen.Settings, findings: Findings) -> None:
     runs = settings.grpc.enabled and settings.grpc.port > 0 and _check_grpc(settings, findings)
-    metrics = settings.metrics
-    if metrics.enabled and metrics.port:
-        where = f"{metrics.host}:{metrics.port}"
-        trouble, is_taken = _try_port(metrics.host, metrics.port, "--metrics")
+    http, metrics = settings.http, settings.metrics
+    for name, enabled, host, port in (
+        ("http", http.enabled, http.host, http.port),
+        ("metrics", metrics.enabled, metrics.host, metrics.port),
+    ):
+        if not (enabled and port):
+            continue
+        where = f"{host}:{port}"
+        trouble, is_taken = _try_port(host, port, f"--{name}")
         if not trouble:
-            findings.well.append(f"metrics {where}: is free")
+            findings.well.append(f"{name} {where}: is free")
         elif not (runs and is_taken):
-            findings.unavailable.append(f"metrics cannot listen on {where}: {trouble}")
+            findings.unavailable.append(f"{name} cannot listen on {where}: {trouble}")
 
 
 def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:

@@ -61,7 +61,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.matrix:
         print("\n".join(matrix()))
         return OK
-    from edge_server.board.doctor.examination import examine  # noqa: PLC0415
+    from edge_server.board.doctor.examination import examine
 
     try:
         examination = examine(arguments.config)

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.running_daemon import add_config_flag, settings_of
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _LANES_WITHIN_S = 2.0
 _LOOK_S = 0.5
 # What the clocks of two processes may differ by.
 _JITTER_S = 0.2
-_INSTALLED = Path("/etc/edge_server/config.toml")
 _ABOUT = """\
 Looks at the running daemon: it is ready on gRPC, is of the installed version, and has what each
 --require names. With --wait it looks again until all of that has been so for --stable seconds
@@ -103,12 +103,7 @@ def add_health(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `health`."""
     parser.description, parser.epilog = _ABOUT, _CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help=f"the daemon's settings; default: {_INSTALLED}, where it is there",
-    )
+    add_config_flag(parser)
     parser.add_argument(
         "--require",
         action="append",
@@ -139,10 +134,7 @@ def add_health(parser: argparse.ArgumentParser) -> None:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from edge_server.settings import read_settings  # noqa: PLC0415 - heavy
-
-    config = arguments.config or (_INSTALLED if _INSTALLED.is_file() else None)
-    settings = read_settings(config, {})
+    settings = settings_of(arguments)
     stable_s = min(STABLE_S, arguments.wait) if arguments.stable is None else arguments.stable
     faults = faults_of(arguments.require, settings)
     if stable_s > arguments.wait:
@@ -260,8 +252,8 @@ def _no_such_model(name: str, repositories: Sequence[str]) -> str:
 
 def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> Look:
     """Look at the daemon once; it may be missing."""
-    from edge_server.api.grpc.self_call import not_ready_reason  # noqa: PLC0415 - heavy
-    from edge_server.api.http.scrape import scrape  # noqa: PLC0415 - heavy
+    from edge_server.api.grpc.self_call import not_ready_reason
+    from edge_server.api.http.scrape import scrape
 
     try:
         before_s = time.monotonic()

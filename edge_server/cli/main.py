@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.bench.verb import add_bench
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.convert.verb import add_convert
@@ -24,12 +25,15 @@ from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
+from edge_server.cli.infer.verb import add_infer
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.recordings import add_recording_verbs
+from edge_server.cli.status.verbs import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
+from edge_server.cli.verbs import positive
 from edge_server.process.logs import (
     end_logging,
     journal_prefix,
@@ -71,6 +75,22 @@ EXIT_CODES: dict[type[BaseException], int] = {
     errors.DeviceLost: DEVICE_LOST,
     errors.StageStuck: RESTART_ME,
     errors.EdgeServerError: FAILED,
+}
+
+EXIT_CODE_MEANINGS = {
+    OK: "ended as requested, also by SIGTERM",
+    FAILED: "failed",
+    USAGE: "usage: a verb, flag or argument that is unknown or missing",
+    UNAVAILABLE: "something required is unavailable and may come: a taken port, a repository or "
+    "another place that is not mounted yet, an unreadable recording, a model that did not load "
+    "this time though its files are not known to be wrong (a Python model's `initialize` raised, "
+    "no memory, no GPU yet, a full disk)",
+    ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models",
+    CONFIGURATION: "the configuration, a flag's value or a model's files are wrong and stay so; "
+    "the text names file, key and remedy",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays): restart me",
+    RESTART_ME: "a part of the daemon hung: restart me",
+    INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }
 
 _EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
@@ -200,6 +220,15 @@ def _parser() -> argparse.ArgumentParser:
     health = "whether the daemon serves what is required"
     add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
 
+    add_status(verbs.add_parser("status", help="what the daemon does now", allow_abbrev=False))
+    add_top(verbs.add_parser("top", help="likewise, again and again", allow_abbrev=False))
+
+    infer = "one request to a model, with a picture or arrays"
+    add_infer(verbs.add_parser("infer", help=infer, allow_abbrev=False))
+
+    bench = "how fast a model is, and with which settings it would be fastest"
+    add_bench(verbs.add_parser("bench", help=bench, allow_abbrev=False))
+
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
@@ -211,11 +240,19 @@ def _parser() -> argparse.ArgumentParser:
         help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
         "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
     )
-    demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
+    demo.add_argument("--frames", type=positive, default=0, metavar="N", help="end after N frames")
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
+    demo.add_argument(
+        "--serve",
+        nargs="?",
+        type=positive,
+        const=8000,
+        metavar="PORT",
+        help="go on until Ctrl-C, with the page at this port (8000)",
+    )
     demo.add_argument(
         "--model-repository",
         action="append",
@@ -223,7 +260,8 @@ def _parser() -> argparse.ArgumentParser:
         help="models in Triton's layout, not the shipped ones; repeatable",
     )
     demo.set_defaults(
-        verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
+        verb=_demo,
+        flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
     )
     return parser
 
@@ -232,7 +270,7 @@ class _Version(argparse.Action):
     """argparse's own version action, but with the lookup on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         print(f"edge-server {version('edge-server')}")
         parser.exit()
@@ -240,7 +278,7 @@ class _Version(argparse.Action):
 
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """Return the settings, and the lines to log about them."""
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.settings import read_settings
 
     chosen = choose({name: values for name, values in vars(arguments).items() if values})
     if arguments.camera:
@@ -253,7 +291,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     # Needed for a camera on the command line alone.
-    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+    from edge_server.cameras.source_uri import masked_uri
 
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -278,12 +316,6 @@ def _broker(arguments: argparse.Namespace) -> dict[str, Any] | None:
         return address(arguments.mqtt)
     except ValueError as error:
         raise errors.SettingsError(f"--mqtt {arguments.mqtt}: {error}") from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
-    return int(text)
 
 
 def _setting(event: threading.Event) -> SimpleQueue[int]:
@@ -334,7 +366,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     # Without a file nothing can be read again: a closed terminal ends the daemon.
     reload_requested = None if arguments.config is None else _reload_on_signal()
-    from edge_server.settings import LogSection  # noqa: PLC0415
+    from edge_server.settings import LogSection
 
     # Until the settings say otherwise: a mistake in them shall reach the journal with its fields.
     set_up_logging(LogSection())
@@ -343,7 +375,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     for note in notes:
         log.warning("%s", note)
 
-    from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
+    from edge_server.daemon.daemon import Daemon
 
     daemon = Daemon(
         settings,
@@ -364,7 +396,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.check import check  # noqa: PLC0415
+    from edge_server.cli.check import check
 
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
@@ -381,7 +413,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _support_bundle(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.support_bundle.bundle import make_bundle  # noqa: PLC0415
+    from edge_server.cli.support_bundle.bundle import make_bundle
 
     try:
         return make_bundle(arguments)
@@ -392,7 +424,7 @@ def _support_bundle(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     stop = _stop_on_signals()
     broker = _broker(arguments)
-    from edge_server.cli.demo import run_demo  # noqa: PLC0415
+    from edge_server.cli.demo import run_demo
 
     run_demo(
         arguments.source,
@@ -401,5 +433,6 @@ def _demo(arguments: argparse.Namespace) -> int:
         broker=broker,
         repositories=arguments.model_repository,
         as_json=arguments.json,
+        page_port=arguments.serve,
     )
     return OK

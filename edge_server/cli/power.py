@@ -35,8 +35,8 @@ def add_power(parser: argparse.ArgumentParser) -> None:
 
 
 def _apply(arguments: argparse.Namespace) -> int:
-    from edge_server.board.power_control import PowerControl  # noqa: PLC0415
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.board.power_control import PowerControl
+    from edge_server.settings import read_settings
 
     power = read_settings(arguments.config, {}).power
     if power.mode is None and power.clocks is None:

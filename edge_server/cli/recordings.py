@@ -62,7 +62,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _lines_of(path: Path) -> Iterator[str]:
     try:
-        from edge_server.cameras.mcap_file import Records  # noqa: PLC0415 -- optional
+        from edge_server.cameras.mcap_file import Records
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     records = Records(path)
@@ -86,7 +86,7 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 def _export(arguments: argparse.Namespace) -> int:
     try:
-        from edge_server.cameras.mcap_file import PictureRecords, cameras_in  # noqa: PLC0415
+        from edge_server.cameras.mcap_file import PictureRecords, cameras_in
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     path: Path = arguments.file

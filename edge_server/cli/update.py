@@ -175,7 +175,7 @@ class UpdatedDevice:
         return f"slot {current} is healthy and is kept"
 
     def _note(self, last: UpdateRecord, state: str, result: str, **more: str) -> UpdateRecord:
-        from msgspec.structs import replace  # noqa: PLC0415 - heavy
+        from msgspec.structs import replace
 
         changed_s = last.changed_s if state == last.state and not more else int(self.now_s())
         record = replace(
@@ -193,8 +193,8 @@ class UpdatedDevice:
 
 
 def _device(arguments: argparse.Namespace) -> UpdatedDevice:
-    from edge_server.board.boot_slots import BootSlots  # noqa: PLC0415 - heavy
-    from edge_server.board.update_record import RecordFile  # noqa: PLC0415 - heavy
+    from edge_server.board.boot_slots import BootSlots
+    from edge_server.board.update_record import RecordFile
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     record = RecordFile(arguments.state_directory)
@@ -202,9 +202,9 @@ def _device(arguments: argparse.Namespace) -> UpdatedDevice:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    import msgspec  # noqa: PLC0415 - heavy
+    import msgspec
 
-    from edge_server.board.update_record import RecordFile  # noqa: PLC0415 - heavy
+    from edge_server.board.update_record import RecordFile
 
     record = RecordFile(arguments.state_directory).read()
     if arguments.json:
@@ -216,8 +216,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _commit(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.health import wait_until_healthy  # noqa: PLC0415 - heavy
-    from edge_server.settings import read_settings  # noqa: PLC0415 - heavy
+    from edge_server.cli.health import wait_until_healthy
+    from edge_server.settings import read_settings
 
     def unhealthy() -> str:
         # New settings that the new system cannot read are a fault of the update, too.
@@ -240,7 +240,7 @@ def _commit(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from edge_server.board.update_record import RecordFile, UpdateRecord  # noqa: PLC0415 - heavy
+    from edge_server.board.update_record import RecordFile, UpdateRecord
 
     record = RecordFile(arguments.state_directory)
     last = record.read()

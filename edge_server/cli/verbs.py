@@ -64,3 +64,10 @@ class Verb:
         """Add an argument, like `ArgumentParser.add_argument`."""
         self._parser.add_argument(name, **how)
         self._flags += [name] if name.startswith("-") else []
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of a flag, 1 or above."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
+    return int(text)

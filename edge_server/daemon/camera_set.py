@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.tracing.tracer import Tracer
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.settings import CameraSection
@@ -106,6 +107,7 @@ class CameraSet:
         road: makes what follows the road through the frames of a calibrated camera.
         kinds: the schemes of URIs; `SOURCE_KINDS` by default.
         board: returns what is wrong with the device itself.
+        tracer: chooses the frames to trace; None traces none.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class CameraSet:
         road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
         board: Callable[[], BoardCondition] = BoardCondition,
+        tracer: Tracer | None = None,
     ) -> None:
         self.models = models
         self._data_plane = data_plane
@@ -127,6 +130,7 @@ class CameraSet:
         self._kinds = kinds
         self._board = board
         self._road = road
+        self._tracer = tracer
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
@@ -320,6 +324,7 @@ class CameraSet:
             max_age_ms=section.max_age_ms,
             board=self._board,
             road=None if calibration is None else self._road(calibration),
+            tracer=self._tracer,
         )
         return _Entry(section, options, calibration, pipeline)
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING
 from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.http.metrics import MetricsServer
+from edge_server.api.http.listeners import http_listeners
+from edge_server.api.http.page.pictures import PictureWriter
+from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
@@ -36,6 +41,7 @@ from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.tracing.otlp import SpanSender
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
@@ -43,6 +49,7 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed
+from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
@@ -82,8 +89,8 @@ class Daemon:
         reload_requested: set where that shall be done; None never does it. See `SettingsReload`.
 
     Raises:
-        Unavailable: the gRPC or the metrics address cannot be bound, or the directory of traces, of
-            the models' copies or of the socket is not writable.
+        Unavailable: the address of gRPC, HTTP or metrics cannot be bound, or the directory of
+            traces, of the models' copies or of the socket is not writable.
         AlreadyRunning: another daemon holds the Unix socket.
         SettingsError: the broker's settings contradict each other, their files cannot be read, or a
             certificate is invalid.
@@ -102,7 +109,7 @@ class Daemon:
         registry = ModelRegistry()
         self.devices = Devices()
         self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
-        self._scheduling = chosen_scheduling(serving)
+        self._scheduling = chosen_scheduling(serving, settings.metrics)
         camera_models: set[str] = set()
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
@@ -115,8 +122,11 @@ class Daemon:
         )
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
-        tracer = Tracer(_trace_rule(trace), self._traces)
+        identity = Identity.of_this_host(settings.device.id, VERSION)
+        self._spans = _span_sender(settings, identity)
+        tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
+        requests = RequestMetrics()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -126,14 +136,15 @@ class Daemon:
             client_shared_memory=serving.client_shared_memory,
             tracer=tracer,
             log_switches=log_switches,
+            requests=requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
-        identity = Identity.of_this_host(settings.device.id, VERSION)
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
         lane_feed = LaneFeed(identity)
+        self._pictures = PictureFeed(PictureWriter(identity))
         latency = LaneLatency()
         lane_rate = LaneRate()
 
@@ -158,6 +169,7 @@ class Daemon:
                 *listeners,
                 lambda lane_frame, _: publisher.publish_lanes(lane_frame),
                 lane_feed,
+                self._pictures,
                 latency,
                 lane_rate,
                 *(() if recorder is None else (recorder,)),
@@ -165,6 +177,7 @@ class Daemon:
             camera_models,
             forget_camera,
             board=lambda: board.condition,
+            tracer=tracer,
             road=lambda calibration: road_follower(
                 settings, calibration, self.vehicle, self.events
             ),
@@ -184,23 +197,34 @@ class Daemon:
             parts = self._live_parts(tracer, log_switches)
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
         disks = partial(_free_bytes, _directories(settings))
-        self._metrics = None
-        if settings.metrics.enabled:
-            sources = Sources(
-                VERSION,
-                lambda: self.data_plane.index(only_ready=False),
-                self._cameras.pipelines,
-                latency,
-                publisher,
-                ProcessorUse() if settings.metrics.cpu else None,
-                self.control if isinstance(self.control, PollControl) else None,
-                board,
-                free_bytes=disks,
-                gpu=settings.metrics.gpu,
-                settings=self._reload,
-                recorder=recorder,
-            )
-            self._metrics = MetricsServer(settings.metrics, sources)
+        sources = Sources(
+            VERSION,
+            lambda: self.data_plane.index(only_ready=False),
+            self._cameras.pipelines,
+            latency,
+            publisher,
+            ProcessorUse() if settings.metrics.cpu else None,
+            self.control if isinstance(self.control, PollControl) else None,
+            board,
+            free_bytes=disks,
+            gpu=settings.metrics.gpu,
+            settings=self._reload,
+            recorder=recorder,
+            requests=requests,
+            events=self.events.counts,
+            ready=self.data_plane.server_ready,
+            spans=self._spans,
+        )
+        page = PageSources(
+            identity,
+            # How busy the processors are counts from one reading to the next, of one reader.
+            replace(sources, processors=ProcessorUse()),
+            self._pictures,
+            self.events,
+            settings.vehicle.width_m,
+            host_names=settings.http.host_names,
+        )
+        self._http = HttpServer(http_listeners(settings, self.data_plane, sources, page))
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -262,7 +286,12 @@ class Daemon:
     @property
     def metrics_port(self) -> int:
         """The port of the metrics endpoint; 0 without metrics."""
-        return 0 if self._metrics is None else self._metrics.port
+        return self._http.port_of("metrics")
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0 without HTTP."""
+        return self._http.port_of("http")
 
     def start(self, stop: threading.Event) -> None:
         """Start every part; if one part fails, the parts started before it are stopped again.
@@ -300,13 +329,15 @@ class Daemon:
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
         if (traces := self._traces) is not None:
             yield traces.start, traces.stop
+        if (spans := self._spans) is not None:
+            yield spans.start, spans.stop
         if (recorder := self._recorder) is not None:
             yield recorder.start, recorder.stop
         yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
-        if (metrics := self._metrics) is not None:
-            yield metrics.start, lambda: metrics.stop(self._left_s())
+        yield self._pictures.worker.start, self._pictures.worker.stop
+        yield self._http.start, lambda: self._http.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
         yield self._publisher.start, self._publisher.stop
         yield lambda: self._load(stop), _nothing
@@ -377,7 +408,7 @@ class Daemon:
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
-        parts = (self._metrics, self._grpc.self_call, self._reload)
+        parts = (self._http, self._grpc.self_call, self._reload)
         workers += [part.worker for part in parts if part is not None]
         if self._recorder is not None:
             workers += self._recorder.workers
@@ -413,6 +444,19 @@ def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
 
 def _trace_rule(trace: TraceSection) -> TraceRule:
     return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
+
+
+def _span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
+    tracing = settings.tracing
+    if not tracing.enabled:
+        return None
+    about = {
+        "service.name": "edge-server",
+        "service.version": identity.version,
+        "service.instance.id": identity.device,
+    }
+    share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
+    return SpanSender(tracing, share, about)
 
 
 def _check_broker(settings: Settings) -> None:

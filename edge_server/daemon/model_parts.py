@@ -11,6 +11,7 @@ from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.control import BoundedControl, LiveModels
+from edge_server.inference.latency_metrics import LatencyMetrics
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget
@@ -27,7 +28,7 @@ from edge_server.repository.private_copies import PrivateCopies, PrivateDirector
 from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.store import ModelStore
-from edge_server.settings import Python
+from edge_server.settings import Metrics, Python
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.
 _LOADS_BY_MODELS = 16
 _ANY_PYTHON = Python()
+_ANY_METRICS = Metrics()
 
 
-def chosen_scheduling(settings: Serving) -> Scheduling:
+def chosen_scheduling(settings: Serving, metrics: Metrics = _ANY_METRICS) -> Scheduling:
     """Return the scheduling resources that the schedulers of all models share.
 
     Raises:
@@ -55,7 +57,13 @@ def chosen_scheduling(settings: Serving) -> Scheduling:
                 for each in settings.rate_limit_resources
             ]
         )
-    return Scheduling(limiter, settings.cache_bytes)
+    kept = LatencyMetrics(
+        metrics.counter_latencies,
+        metrics.enabled and metrics.summary_latencies,
+        metrics.enabled and metrics.histogram_latencies,
+        metrics.summary_quantiles,
+    )
+    return Scheduling(limiter, settings.cache_bytes, kept)
 
 
 def chosen_completion(
@@ -68,6 +76,7 @@ def chosen_completion(
         devices.count,
         devices.reason,
         python,
+        settings.config_name,
     )
 
 
@@ -116,6 +125,7 @@ def chosen_control(
             scheduling=scheduling,
             completion=chosen_completion(settings, devices, python),
             load_threads=settings.load_threads,
+            load_retries=settings.load_retries,
             devices=devices,
             server_context=server_context,
             signatures=chosen_signatures(settings),
@@ -177,6 +187,7 @@ def following_control(
         scheduling=scheduling,
         completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
         devices=devices,
         # In mode `poll` no request loads a model.
         server_context=LiveModels(registry),

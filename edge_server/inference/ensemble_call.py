@@ -164,6 +164,8 @@ class EnsembleCall:
             self._statistics.responded(
                 self._responses, now_ns - self._last_ns, empty=response is None, failed=failed
             )
+            if self._responses == 0:
+                self._statistics.first_responded(now_ns - self._began_ns)
             self._responses += 1
             self._last_ns = now_ns
         if self.request.replayed:

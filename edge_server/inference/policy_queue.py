@@ -225,7 +225,8 @@ class BatchRule:
 
     A batch is due when it reaches a preferred size, cannot grow, or its oldest request has waited
     for the maximum delay. A request fits if it has the same inputs, with the same shapes except for
-    the batch dimension, and the batch stays within `max_batch_size`. Requests are never split.
+    the batch dimension and for ragged inputs, and the batch stays within `max_batch_size`. Requests
+    are never split.
     """
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
@@ -233,9 +234,11 @@ class BatchRule:
         self._preferred = frozenset(batching.preferred_batch_sizes or [self._max_size])
         self._most_preferred = max(self._preferred)
         self._delay_ns = 1000 * batching.max_queue_delay_us
+        self._ragged = config.ragged_inputs
         # With fixed shapes and required inputs only, the request check has compared the requests.
         self._alike_by_config = all(
-            not spec.optional and -1 not in spec.shape for spec in config.inputs
+            not spec.optional and (-1 not in spec.shape or spec.name in self._ragged)
+            for spec in config.inputs
         )
 
     def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
@@ -268,10 +271,10 @@ class BatchRule:
         return OpenBatch(count, due_ns)
 
     def _alike(self, one: Job, other: Job) -> bool:
-        return self._alike_by_config or _alike(one.inputs, other.inputs)
+        return self._alike_by_config or _alike(one.inputs, other.inputs, self._ragged)
 
 
-def _alike(one: Tensors, other: Tensors) -> bool:
+def _alike(one: Tensors, other: Tensors, ragged: frozenset[str]) -> bool:
     return one.keys() == other.keys() and all(
-        tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items()
+        name in ragged or tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items()
     )

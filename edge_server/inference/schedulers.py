@@ -120,15 +120,16 @@ class TracedScheduler(SchedulerWrapper):
 
         def pass_on(response: ResponseCallback, final: bool) -> None:
             # Before `respond`, which may mark later timestamps itself.
-            trace.responded(final=final)
+            error = str(response) if isinstance(response, EdgeServerError) else ""
+            trace.responded(final=final, error=error)
             respond(response, final)
 
         trace.begin(self._version)
         try:
             self.beneath.submit(request, snapshot, pass_on)
-        except BaseException:
+        except BaseException as error:
             # Refused: there is no response.
-            trace.end()
+            trace.end(str(error))
             raise
 
 

@@ -13,6 +13,7 @@ from edge_server.inference.ensemble import EnsembleScheduler
 from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.inference.execution import Executor
 from edge_server.inference.instance_pool import InstancePool
+from edge_server.inference.latency_metrics import LatencyMetrics
 from edge_server.inference.line_watch import LineWatch
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.sequence import SequenceScheduler
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_EFFECT = "model %s: field '%s' has no effect here: the server runs without %s"
+_COUNTERS_ONLY = LatencyMetrics()
 
 
 class Scheduling:
@@ -39,10 +41,17 @@ class Scheduling:
     Args:
         limiter: decides which instances of all models run at once; None lets all run.
         cache_bytes: size of the response cache for models that allow it; 0 is no cache.
+        latency_metrics: the distributions of latencies that the statistics keep.
     """
 
-    def __init__(self, limiter: RateLimiter | None = None, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        limiter: RateLimiter | None = None,
+        cache_bytes: int = 0,
+        latency_metrics: LatencyMetrics = _COUNTERS_ONLY,
+    ) -> None:
         self._limiter = limiter
+        self._latency_metrics = latency_metrics
         self._watch = LineWatch()
         self._step_threads = StepThreads(watch=self._watch)
         self._watch.add(self._step_threads)
@@ -54,7 +63,7 @@ class Scheduling:
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
         """Make a loaded model of an ensemble whose graph has been resolved."""
-        statistics = ModelStatistics()
+        statistics = self._statistics(config)
         ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
         scheduler = self._cached(config, ensemble, statistics)
         return LoadedModel(config, version, scheduler, statistics)
@@ -77,7 +86,7 @@ class Scheduling:
             EdgeServerError: an instance cannot be made or warmed up, or would never run; nothing
                 is left open.
         """
-        statistics = ModelStatistics() if statistics is None else statistics
+        statistics = self._statistics(config) if statistics is None else statistics
         scheduler = self._of_instances(config, version, model, directory, statistics)
         return LoadedModel(config, version, scheduler, statistics, model)
 
@@ -122,6 +131,10 @@ class Scheduling:
         executor = Executor(config, version, statistics)
         warm = warmed_up(config, model, directory)
         return self._cached(config, self._scheduler(executor, warm, directory), statistics)
+
+    def _statistics(self, config: ModelConfig) -> ModelStatistics:
+        bounds_ms = config.first_response_bounds_ms if config.decoupled else ()
+        return ModelStatistics(self._latency_metrics, bounds_ms, config.metric_tags)
 
     def _cached(
         self, config: ModelConfig, scheduler: Scheduler, statistics: ModelStatistics

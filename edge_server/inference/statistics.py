@@ -9,10 +9,16 @@ from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from edge_server.inference.latency_metrics import Buckets, LatencyMetrics, RequestSummaries
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from edge_server.backends.contract import CopyDirection, Phases
+    from edge_server.inference.latency_metrics import Histogram, Summary
 
 
 # A model may send responses without end; each index has a counter, and all go to clients.
@@ -20,6 +26,10 @@ _MOST_RESPONSES = 1000
 # The upper bounds of the buckets: four per power of two from 1 us, so that each bound is at most a
 # quarter above the last.
 _BOUNDS_NS = [(5 + quarter) << octave >> 2 for octave in range(10, 64) for quarter in range(4)]
+
+
+_COUNTERS_ONLY = LatencyMetrics()
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class FailureReason(Enum):
@@ -148,12 +158,32 @@ class Counts(ComputeTimes):
 
 
 class ModelStatistics:
-    """Counts of one loaded model version; every method may be called from any thread."""
+    """Counts of one loaded model version; every method may be called from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        kept: the distributions of latencies to keep.
+        first_response_bounds_ms: the buckets of the time to the first response; empty where the
+            model is not decoupled.
+        tags: further labels of the version's metrics.
+    """
+
+    def __init__(
+        self,
+        kept: LatencyMetrics = _COUNTERS_ONLY,
+        first_response_bounds_ms: Sequence[float] = (),
+        tags: Mapping[str, str] = NO_TAGS,
+    ) -> None:
+        self.kept = kept
+        self.tags = tags
         self._lock = threading.Lock()
+        self._bounds_ms = tuple(first_response_bounds_ms) if kept.histograms else ()
+        self._begin()
+
+    def _begin(self) -> None:
         self._counts = Counts()
         self._latencies = Latencies()
+        self._summaries = RequestSummaries() if self.kept.summaries else None
+        self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
 
     def p99_ns(self, least: int) -> int:
         """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
@@ -170,8 +200,19 @@ class ModelStatistics:
     def start_over(self) -> None:
         """Reset all numbers: runs before the model served count nowhere."""
         with self._lock:
-            self._counts = Counts()
-            self._latencies = Latencies()
+            self._begin()
+
+    def summaries(self) -> dict[str, Summary]:
+        """The summaries of `RequestSummaries` by name; none where they are not kept."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            kept = vars(self._summaries) if self._summaries is not None else {}
+            return {name: each.at(self.kept.quantiles, now_ns) for name, each in kept.items()}
+
+    def first_responses_ms(self) -> Histogram | None:
+        """The times from a request to its first response; None where they are not kept."""
+        with self._lock:
+            return None if self._first_responses is None else self._first_responses.now()
 
     def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
         """Count a run of the model on `batch_size` elements (1 where the model does not batch).
@@ -193,17 +234,26 @@ class ModelStatistics:
             counts.success.add(total_ns)
             counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
+            if self._summaries is not None:
+                self._summaries.succeeded(total_ns, queue_ns, phases, time.monotonic_ns())
 
     def hit(self, total_ns: int) -> None:
         """Count a request with a cached response: a success without computation."""
         with self._lock:
             self._counts.success.add(total_ns)
             self._counts.cache_hit.add(total_ns)
+            if self._summaries is not None:
+                now_ns = time.monotonic_ns()
+                self._summaries.request.add(total_ns, now_ns)
+                self._summaries.queue.add(0, now_ns)
+                self._summaries.cache_hit.add(total_ns, now_ns)
 
     def missed(self, ns: int) -> None:
         """Count a cache miss; lookup and insertion took `ns` together."""
         with self._lock:
             self._counts.cache_miss.add(ns)
+            if self._summaries is not None:
+                self._summaries.cache_miss.add(ns, time.monotonic_ns())
 
     def failed(self, reason: FailureReason, total_ns: int) -> None:
         with self._lock:
@@ -216,6 +266,12 @@ class ModelStatistics:
             copies = self._counts.copies[direction]
             copies.count += 1
             copies.n_bytes += n_bytes
+
+    def first_responded(self, total_ns: int) -> None:
+        """Count the time from a decoupled request to its first response."""
+        if self._first_responses is not None:
+            with self._lock:
+                self._first_responses.add(total_ns / 1e6)
 
     def responded(self, index: int, ns: int, *, empty: bool = False, failed: bool = False) -> None:
         """Count the `index`-th response of a decoupled request, `ns` after the one before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,21 @@ class StageLatency:
     postprocess: int = 0
 
 
+class StageTrace(Protocol):
+    """Records where the time of one frame goes; only traced frames have one.
+
+    Every method returns at once and never raises.
+    """
+
+    def begin(self, stage: str) -> object:
+        """Begin a stage, which ends the one before it."""
+        ...
+
+    def published(self) -> None:
+        """The lanes have just been written to the broker's connection; on any thread."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LaneFrame:
     """The lanes of one camera frame, with the metadata to judge their validity.
@@ -141,6 +156,7 @@ class LaneFrame:
         calibration_id: of the camera; empty where it has none.
         ego: the vehicle in its lane; None without a calibration.
         max_age_ms: the lanes are stale where they are published at a greater age.
+        trace: None where the frame is not traced.
     """
 
     camera: str
@@ -163,6 +179,7 @@ class LaneFrame:
     calibration_id: str = ""
     ego: Ego | None = None
     max_age_ms: int = 200
+    trace: StageTrace | None = None
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this

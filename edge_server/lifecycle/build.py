@@ -18,7 +18,7 @@ from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
-from edge_server.model_config.files import CONFIG_NAME
+from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY
 from edge_server.process.threads import Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
@@ -291,4 +291,5 @@ def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
 
 def _counts(path: str, version: int) -> bool:
     first = path.partition("/")[0]
-    return first == str(version) or not (first.isdecimal() or path in _NOT_COMPARED)
+    compared = not (first.isdecimal() or first == CONFIGS_DIRECTORY or path in _NOT_COMPARED)
+    return first == str(version) or compared

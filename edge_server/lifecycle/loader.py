@@ -90,6 +90,7 @@ class RepositoryLoader:
         scheduling: the resources that the models' schedulers share.
         completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
+        load_retries: number of further attempts for a model that cannot be loaded.
         budget, devices, server_context: see `Build`.
         canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
@@ -104,6 +105,7 @@ class RepositoryLoader:
         scheduling: Scheduling | None = None,
         completion: Completion = USUAL_COMPLETION,
         load_threads: int = 4,
+        load_retries: int = 0,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
@@ -119,6 +121,7 @@ class RepositoryLoader:
         self.source = source
         self._completion = completion
         self._load_threads = load_threads
+        self._load_retries = load_retries
         self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
         self.lifecycle = ModelLifecycle(
             table,
@@ -286,7 +289,19 @@ class RepositoryLoader:
         if read.is_ensemble:
             return LoadedVersions(read)
         progress = partial(self.lifecycle.report_progress, read.name)
-        return self._build.model(read, self.table.serving(read.name), progress)
+        built = self._build.model(read, self.table.serving(read.name), progress)
+        for attempt in range(1, self._load_retries + 1):
+            if not isinstance(built, LoadFailure):
+                break
+            log.warning(
+                "model %s: loading failed, retry %d of %d: %s",
+                read.name,
+                attempt,
+                self._load_retries,
+                built.reason,
+            )
+            built = self._build.model(read, self.table.serving(read.name), progress)
+        return built
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):

@@ -90,6 +90,7 @@ class ModelSpec:
                 # The error is in the override, so the text must not name the file.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise type(error)(text) from error
+        files = files.with_custom_config(completion.config_name)
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
         return _completed(files, read_model_config(files.config_path), completion, seen)
 

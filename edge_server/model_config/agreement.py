@@ -143,7 +143,7 @@ class _SignatureCheck:
         if kind == "input":
             defaults = self._signature.with_defaults
             found |= {spec.name: spec for spec in defaults if spec.name in configured}
-        hidden = self._check_sequence_tensors(kind, found)
+        hidden = self._check_sequence_tensors(kind, found) | self._check_batch_inputs(kind, found)
         shown = {n: spec for n, spec in found.items() if n in configured or n not in hidden}
         count = len(configured)
         if count > len(shown) or (count < len(shown) and not config.completion.auto):
@@ -184,13 +184,33 @@ class _SignatureCheck:
                 )
         return set(datatypes)
 
+    def _check_batch_inputs(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
+        """Check the batch inputs against the model's tensors; return their names."""
+        ragged = self._config.ragged
+        types = ragged.batch_input_types if ragged is not None and kind == "input" else {}
+        for name, datatype in types.items():
+            self._check_name(kind, name, found)
+            self._check_type(kind, name, datatype, found[name].datatype)
+        return set(types)
+
     def _agreed_tensor(self, kind: str, tensor: Any, real: TensorSpec) -> TensorSpec:
         if kind == "input" and tensor.optional:
             self._check_optional(tensor, real)
         if tensor.data_type != pb.TYPE_INVALID:
             self._check_type(kind, tensor.name, datatype_of(tensor.data_type), real.datatype)
+        ragged = self._config.ragged
+        if kind == "input" and tensor.name in self._config.ragged_inputs:
+            if real.shape != (-1,):
+                raise self._error(
+                    f"unable to load model '{self._config.name}', configuration expects model "
+                    f"provides input with shape [-1]  for ragged input '{tensor.name}', model "
+                    f"provides {shape_text(real.shape)}"
+                )
+            return TensorSpec(tensor.name, real.datatype, tuple(tensor.dims) or (-1,))
         shape = self._unbatched(real)
         dims = tuple(tensor.dims) or shape
+        if kind == "output" and ragged is not None and tensor.name in ragged.batch_output_names:
+            return TensorSpec(tensor.name, real.datatype, dims)
         reshaped = tensor.HasField("reshape") and bool(tensor.dims)
         agreed = unified(tuple(tensor.reshape.shape) if reshaped else dims, shape)
         if agreed is None:

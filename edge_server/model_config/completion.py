@@ -36,7 +36,9 @@ BACKEND_BY_PLATFORM = {platform: backend for backend, platform, _ in _BACKENDS i
     "libtorch": "pytorch"
 }
 # Backends that can use a GPU; the others always run on the CPU.
-GPU_BACKENDS = frozenset({"tensorrt", "image_preprocess", "pytorch", "tensorflow", "paddle"})
+GPU_BACKENDS = frozenset(
+    {"tensorrt", "image_preprocess", "onnxruntime", "pytorch", "tensorflow", "paddle"}
+)
 # Of these, those that use it without being asked: of the others, what pip installs has no GPU on a
 # Jetson.
 _GPU_BY_DEFAULT = frozenset({"tensorrt", "image_preprocess", "pytorch"})
@@ -178,13 +180,15 @@ def _exists(path: Path) -> bool:
 
 def _complete_instance_groups(message: Any, gpus: int) -> None:
     kind = pb.ModelInstanceGroup
+    accelerators = message.optimization.execution_accelerators
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         if not group.name:
             group.name = f"{message.name}_{index}"
         if group.kind == kind.KIND_AUTO:
-            may = _GPU_BY_DEFAULT if not group.gpus else GPU_BACKENDS
+            is_asked = group.gpus or accelerators.gpu_execution_accelerator
+            may = GPU_BACKENDS if is_asked else _GPU_BY_DEFAULT
             on_gpu = message.backend in may and gpus and all(g < gpus for g in group.gpus)
             group.kind = kind.KIND_GPU if on_gpu else kind.KIND_CPU
         if group.kind == kind.KIND_GPU and not group.gpus:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import datatype_of
+from edge_server.model_config.fields import FIRST_RESPONSE, datatype_of
+from edge_server.model_config.ragged import RaggedBatching, ragged_batching_of
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from edge_server.tensors import DataType
+
+
+# Triton's own buckets.
+_FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,8 @@ class Completion:
     Attributes:
         auto: the backend fills in missing inputs, outputs and `max_batch_size`; without it the
             backend only checks.
+        config_name: models that have `configs/<config_name>.pbtxt` are configured by it; empty uses
+            config.pbtxt of every model.
         default_max_batch_size: for a model that batches whose configuration gives none.
         gpus: number of GPUs, numbered from 0.
         no_gpu: why there is no GPU.
@@ -126,6 +133,7 @@ class Completion:
     gpus: int = 0
     no_gpu: str = ""
     python: Python = field(default_factory=Python)
+    config_name: str = ""
 
 
 USUAL_COMPLETION = Completion()
@@ -146,6 +154,10 @@ class ModelConfig:
         decoupled: a request may have any number of responses.
         response_cache: responses may come from the cache.
         warmups: the samples that each instance runs before it serves.
+        ragged: how requests of different shapes run together; None where they never do.
+        first_response_bounds_ms: the buckets of the histogram of the time to the first response, in
+            ms; of a decoupled model.
+        metric_tags: label → value, further labels of the model's metrics.
         labels: output name → the names of its classes, by index; an ensemble's may come from its
             members.
     """
@@ -169,6 +181,9 @@ class ModelConfig:
     warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
     completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
+    ragged: RaggedBatching | None = None
+    first_response_bounds_ms: tuple[float, ...] = _FIRST_RESPONSE_BOUNDS_MS
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -220,6 +235,9 @@ class ModelConfig:
             warmups=warmups_of(message),
             message=message,
             completion=completion,
+            ragged=ragged_batching_of(message),
+            first_response_bounds_ms=_first_response_bounds_ms(message),
+            metric_tags={f"_{tag}": value for tag, value in message.metric_tags.items()},
         )
 
     @property
@@ -243,6 +261,11 @@ class ModelConfig:
     def mixes_batching(self) -> bool:
         """Whether models with and without a batch dimension meet in the resolved ensemble."""
         return any(step.full_shapes for step in self.steps)
+
+    @cached_property
+    def ragged_inputs(self) -> frozenset[str]:
+        """The inputs whose shapes may differ within a batch."""
+        return frozenset() if self.ragged is None else self.ragged.inputs
 
     @property
     def kind(self) -> str:
@@ -273,6 +296,13 @@ class ModelConfig:
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape in requests: with -1 for the batch in front where the model batches."""
         return (-1, *spec.shape) if self.max_batch_size > 0 else spec.shape
+
+
+def _first_response_bounds_ms(message: Any) -> tuple[float, ...]:
+    for control in message.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE:
+            return tuple(control.histogram_options.buckets)
+    return _FIRST_RESPONSE_BOUNDS_MS
 
 
 def _rewrite(target: Any, source: Any, specs: Iterable[TensorSpec]) -> None:

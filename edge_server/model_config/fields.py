@@ -22,16 +22,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# The one metric whose buckets a configuration can set.
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
 _QUEUE_POLICY = "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
 _GRAPH = "optimization.cuda.graph_spec"
 _ACTED_ON = {
-    "": "name platform backend max_batch_size default_model_filename cc_model_filenames",
+    "": "name platform backend max_batch_size default_model_filename cc_model_filenames "
+    "metric_tags",
     "version_policy": "latest.num_versions all specific.versions",
     "input": "name data_type format dims reshape.shape is_shape_tensor optional "
-    "is_non_linear_format_io",
+    "is_non_linear_format_io allow_ragged_batch",
+    "batch_input": "kind target_name data_type source_input",
+    "batch_output": "kind target_name source_input",
     "output": "name data_type dims reshape.shape label_filename is_shape_tensor "
     "is_non_linear_format_io",
     "optimization": "priority graph.level input_pinned_memory.enable output_pinned_memory.enable",
+    "optimization.execution_accelerators": "gpu_execution_accelerator.name "
+    "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
+    "cpu_execution_accelerator.parameters",
     "optimization.cuda": "graphs busy_wait_events output_copy_stream",
     _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
@@ -39,7 +48,7 @@ _ACTED_ON = {
     "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
     "dynamic_batching.priority_queue_policy": _QUEUE_POLICY,
     "sequence_batching": "max_sequence_idle_microseconds direct.max_queue_delay_microseconds "
-    "direct.minimum_slot_utilization control_input.name",
+    "direct.minimum_slot_utilization control_input.name iterative_sequence",
     "sequence_batching.oldest": "max_candidate_sequences preferred_batch_size "
     "max_queue_delay_microseconds preserve_ordering",
     "sequence_batching.control_input.control": "kind int32_false_true fp32_false_true "
@@ -54,6 +63,7 @@ _ACTED_ON = {
     "model_warmup": "name batch_size count",
     "model_warmup.inputs": "data_type dims zero_data random_data input_data_file",
     "parameters": "string_value",
+    "model_metrics.metric_control": "metric_identifier.family histogram_options.buckets",
     "model_transaction_policy": "decoupled",
     "response_cache": "enable",
 }
@@ -66,8 +76,6 @@ ACTED_ON = frozenset(
 _STATE_BUFFERS = "a state is handed on in memory that the server chooses"
 ACCEPTED = {
     "runtime": "the backend is chosen by its name",
-    "metric_tags": "metrics carry the model's name and version only",
-    "model_metrics": "histograms have fixed buckets",
     "model_operations": "no libraries of custom operators are loaded",
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
@@ -78,13 +86,6 @@ ACCEPTED = {
     "instance_group.host_policy": "instances are not bound to cores or memory nodes",
 }
 REFUSED = {
-    "input.allow_ragged_batch": "requests are batched only where their shapes are equal; remove it "
-    "and pad the input, or leave batching out",
-    "batch_input": "nothing makes these tensors without ragged batches; remove it",
-    "batch_output": "nothing splits these tensors without ragged batches; remove it",
-    "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
-    "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
-    "model respond to it step by step",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",
 }
@@ -106,6 +107,7 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
     "input.reshape": _ENSEMBLE_HANDS_ON,
     "output.reshape": _ENSEMBLE_HANDS_ON,
     "input.format": _ENSEMBLE_HANDS_ON,
+    "input.allow_ragged_batch": "an ensemble forms no batches; set it in the member",
     "default_model_filename": "an ensemble has no file of its own",
 }
 # Backends that run the models of other frameworks, each instance in a process of its own.
@@ -115,9 +117,12 @@ PROCESS_BACKENDS = FRAMEWORK_BACKENDS | {"python"}
 # Path → the backends that act on it; without effect for the others.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
+    "optimization.execution_accelerators": frozenset({"onnxruntime", "paddle"}),
     "optimization.cuda": frozenset({"tensorrt"}),
     "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),
+    "batch_input": frozenset({"onnxruntime"}),
+    "batch_output": frozenset({"onnxruntime"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
     "default_model_filename": PROCESS_BACKENDS | {"onnxruntime", "tensorrt"},
 }
@@ -136,6 +141,11 @@ def without_effect(message: Any) -> dict[str, str]:
                 found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]
         elif message.backend not in _ACTED_ON_BY.get(path, {message.backend}):
             found[path] = f"backend '{message.backend}' does not use it"
+    for index, control in enumerate(message.model_metrics.metric_control):
+        if control.metric_identifier.family != FIRST_RESPONSE:
+            found[f"model_metrics.metric_control[{index}]"] = (
+                f"only the buckets of {FIRST_RESPONSE} can be set"
+            )
     batching = message.dynamic_batching
     if not batching.priority_levels and (
         batching.default_priority_level or batching.priority_queue_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.pbtxt"
+CONFIGS_DIRECTORY = "configs"
 WARMUP_DIRECTORY = "warmup"
 INITIAL_STATE_DIRECTORY = "initial_state"
 GOLDEN_DIRECTORY = "golden"
@@ -52,6 +53,7 @@ class ModelFiles:
         fingerprint: of an immutable copy; None where the files have to be read.
         holder: keeps such a copy on disk as long as any reference to `holder` exists.
         shown: the directory in the repository, where `directory` is a copy of it.
+        config_name: the configuration's path in `directory`.
     """
 
     name: str
@@ -60,15 +62,29 @@ class ModelFiles:
     fingerprint: frozenset[tuple[str, int, int, int, int]] | None = None
     holder: object = None
     shown: Path | None = None
+    config_name: str = CONFIG_NAME
 
     @property
     def config_path(self) -> Path:
-        return self.directory / CONFIG_NAME
+        return self.directory / self.config_name
 
     @property
     def shown_config_path(self) -> Path:
-        """The path of config.pbtxt in the repository, for texts."""
-        return (self.shown or self.directory) / CONFIG_NAME
+        """The path of the configuration in the repository, for texts."""
+        return (self.shown or self.directory) / self.config_name
+
+    def with_custom_config(self, name: str) -> ModelFiles:
+        """Return these files with the configuration `configs/<name>.pbtxt`, where the model has it.
+
+        Raises:
+            ModelConfigError: the directory cannot be read.
+        """
+        path = f"{CONFIGS_DIRECTORY}/{name}.pbtxt"
+        if not name:
+            return self
+        with reading(self.directory / path):
+            exists = (self.directory / path).exists()
+        return replace(self, config_name=path) if exists else self
 
     def as_shown(self, text: str) -> str:
         """`text` with the paths of the repository in place of the copy's."""

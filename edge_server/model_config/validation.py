@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -12,6 +14,7 @@ from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
 from edge_server.model_config.files import is_file_name, read_labels
+from edge_server.model_config.ragged import ragged_faults
 from edge_server.model_config.sequence_rules import preferred_size_faults, sequence_faults
 from edge_server.model_config.tensor_rules import (
     batch_io_faults,
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.files import ModelFiles
 
+_LABEL = re.compile(r"[a-zA-Z0-9_]+")
 # Readable at once; the text goes to every client that reads the index.
 _MOST_FAULTS = 32
 # Backends that complete inputs and outputs from the model's file.
@@ -54,10 +58,12 @@ def validate(
         *_general_faults(message, files, known_backends),
         *io_faults(message, complete=not by_backend),
         *batch_io_faults(message),
+        *ragged_faults(message),
         *(f"{fault} for {message.name}" for fault in _batching_faults(message)),
         *sequence_faults(message, files),
         *_cache_faults(message),
         *size_faults(message),
+        *_metric_faults(message),
     ]
     if message.platform == "ensemble":
         faults += ensemble_faults(message)
@@ -137,6 +143,19 @@ def _batching_faults(message: Any) -> Iterator[str]:
             for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values())
         ):
             yield f"Queue policy can not have DELAY as timeout action {ordered}"
+
+
+def _metric_faults(message: Any) -> Iterator[str]:
+    for tag in message.metric_tags:
+        if not _LABEL.fullmatch(tag):
+            yield f"metric tag '{tag}' is no label: use letters, digits and _ for {message.name}"
+    for control in message.model_metrics.metric_control:
+        bounds = control.histogram_options.buckets
+        if list(bounds) != sorted(set(bounds)) or not all(map(math.isfinite, bounds)):
+            yield (
+                f"buckets of {control.metric_identifier.family} must be finite and ascending for "
+                f"{message.name}"
+            )
 
 
 def _cache_faults(message: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.errors import DeadlineExceeded
 from edge_server.pipeline.messages import LaneMessage
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.errors import EdgeServerError
     from edge_server.lanes.types import LaneFrame
+
+
+# A reader whose window is full for longer gives up its place.
+LONGEST_UNACKNOWLEDGED_S = 60.0
 
 
 class LaneFeed:
@@ -109,20 +114,22 @@ class LaneReader:
         cameras: whose lanes it gets; empty for all.
         max_hz: at most so many frames a second of each camera, evenly; others are not lost, but
             left out. 0 is every frame.
-        window: at most so many deliveries without an acknowledgement; 0 is no bound.
+        window: at most so many deliveries without an acknowledgement; 0 is no bound. A reader that
+            acknowledges none of them for 60 s while lanes come is ended with DeadlineExceeded.
     """
 
     def __init__(self, cameras: frozenset[str], max_hz: float, window: int) -> None:
         self._cameras = cameras
         self._period_s = 1 / max_hz if max_hz else 0.0
         self._window = window
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # over an RLock: `end` is called with it held
         self._waiting: dict[str, _Waiting] = {}
         self._newest_seq: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
         self._taken = 0
         self._acknowledged = 0
         self._acknowledges = True
+        self._full_since_s: float | None = None
         self._ended = False
         self._error: EdgeServerError | None = None
 
@@ -131,6 +138,7 @@ class LaneReader:
         if self._cameras and camera not in self._cameras:
             return
         with self._changed:
+            self._check_acknowledgements(now_s)
             # `open` may give the same frame, or the one before, at the same time.
             if message.seq <= self._newest_seq.get(camera, -1):
                 return
@@ -165,6 +173,7 @@ class LaneReader:
             if sequence > self._taken:
                 return False
             self._acknowledged = max(sequence, self._acknowledged)
+            self._full_since_s = None
             self._changed.notify_all()
             return True
 
@@ -180,6 +189,20 @@ class LaneReader:
             if not self._ended:
                 self._ended, self._error = True, error
             self._changed.notify_all()
+
+    def _check_acknowledgements(self, now_s: float) -> None:
+        if not self._is_window_full():
+            return
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        elif now_s - self._full_since_s > LONGEST_UNACKNOWLEDGED_S:
+            self.end(
+                DeadlineExceeded(
+                    f"{self._window} responses were not acknowledged for "
+                    f"{LONGEST_UNACKNOWLEDGED_S:g} s; acknowledge what was used, and open the "
+                    "stream again"
+                )
+            )
 
     def _may_take(self) -> bool:
         return bool(self._waiting) and not self._is_window_full()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Trace
 
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
@@ -65,12 +66,15 @@ class LaneModel:
         self._adapt = adapt
         self._found: _Found | None = None
 
-    def detect(self, frame: Frame, deadline: float | None = None) -> Detected:
+    def detect(
+        self, frame: Frame, deadline: float | None = None, trace: Trace | None = None
+    ) -> Detected:
         """Return the lanes of `frame`, in px of the camera's picture.
 
         Args:
             frame: the image.
             deadline: `time.monotonic()` at which the request expires; None is never.
+            trace: of the request; None where it is not traced.
 
         Raises:
             NoLanes: the model's response is something else.
@@ -88,6 +92,7 @@ class LaneModel:
                     deadline=deadline,
                     urgent=True,
                     parameters=parameters,
+                    trace=trace,
                 )
             )
             self._adapt(frames_at_once(response.timings, lambda name: snapshot.find(name).config))

@@ -13,6 +13,7 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import EdgeServerError, NotFound, SettingsError, Unavailable, may_pass
 from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lanes.types import LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel, NoLanes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.tracing.spans import FrameTrace
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
@@ -70,6 +72,7 @@ class LanePipeline:
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: returns what is wrong with the device itself; called for every frame.
         road: follows the road with the camera's calibration; None where it has none.
+        tracer: chooses the frames to trace; None traces none.
 
     Attributes:
         model: the model's name.
@@ -93,6 +96,7 @@ class LanePipeline:
         frame_deadline_s: float = FRAME_DEADLINE_S,
         board: Callable[[], BoardCondition] = BoardCondition,
         road: RoadFollower | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.camera = camera
         self.model = model
@@ -111,6 +115,7 @@ class LanePipeline:
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
+        self._tracer = Tracer() if tracer is None else tracer
         self._last: LaneFrame | None = None
         self._giving = threading.Lock()  # held while the listeners are called
         self._muted = False
@@ -161,7 +166,8 @@ class LanePipeline:
             if frame is None or self._is_too_old(frame):
                 return
             status = self.camera.status
-            lane_frame = self._try_detect(frame)
+            trace = self._begin_trace(frame)
+            lane_frame = self._try_detect(frame, trace)
         finally:
             self._owing_since = None
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
@@ -173,16 +179,28 @@ class LanePipeline:
             lane_frame = replace(lane_frame, degraded=reasons)
         if self._road is not None:
             lane_frame = self._road.follow(lane_frame, frame.image)
+        if trace is not None:
+            trace.end(lane_frame.failure, **{"edge.lanes": len(lane_frame.lanes)})
         self._give(lane_frame, frame)
 
-    def _try_detect(self, frame: Frame) -> LaneFrame:
+    def _begin_trace(self, frame: Frame) -> FrameTrace | None:
+        """Return the trace of a frame that has waited for its turn until now; mostly None."""
+        capture_ns = frame.capture_mono_ns
+        trace = self._tracer.frame(self.camera.name, frame.id, capture_ns)
+        if trace is not None:
+            trace.begin("capture", capture_ns)
+            trace.begin("wait", frame.arrived_mono_ns or capture_ns)
+        return trace
+
+    def _try_detect(self, frame: Frame, trace: FrameTrace | None) -> LaneFrame:
         """Return the lanes of `frame`, or the reason why there are none."""
         try:
             # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
-                return self.detect(frame, time.monotonic() + self._frame_deadline_s)
+                found = self.detect(frame, time.monotonic() + self._frame_deadline_s, trace)
         except EdgeServerError as error:
-            return self._lane_frame(frame, str(error) or type(error).__name__)
+            found = self._lane_frame(frame, str(error) or type(error).__name__)
+        return found if trace is None else replace(found, trace=trace)
 
     def _is_too_old(self, frame: Frame) -> bool:
         """Return whether `frame` is too old for lanes, and count it.
@@ -229,17 +247,23 @@ class LanePipeline:
         """Give up this camera's turn and its place in the order; the loop's thread ends with it."""
         self._shares.end_turn(self._share)
 
-    def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
+    def detect(
+        self, frame: Frame, deadline: float | None = None, trace: FrameTrace | None = None
+    ) -> LaneFrame:
         """Return the lanes of `frame`.
 
         Args:
             frame: the image.
             deadline: `time.monotonic()` at which the request expires; None is never.
+            trace: of the frame; None where it is not traced.
 
         Raises:
             EdgeServerError: see `LaneModel.detect`.
         """
-        detected = self._lane_model.detect(frame, deadline)
+        request = None
+        if trace is not None:
+            request = self._tracer.of_frame(self.model, trace.begin("infer"))
+        detected = self._lane_model.detect(frame, deadline, request)
         return replace(self._lane_frame(frame), **detected._asdict())
 
     def validate(self) -> None:
@@ -359,6 +383,7 @@ class LanePipeline:
             failure_reason=reason,
             degraded=self._board().reasons,
             ego=None,
+            trace=None,
         )
 
     def _note(self, failure: str, reason: str) -> None:

@@ -54,9 +54,13 @@ class RoadFollower:
             lane_frame: as the model detected them.
             image: the frame, in the camera's own format.
         """
-        vehicle = self._vehicle.at(lane_frame.capture_mono_ns)
+        vehicle, trace = self._vehicle.at(lane_frame.capture_mono_ns), lane_frame.trace
         if not lane_frame.failure:
+            if trace is not None:
+                trace.begin("locate")
             lane_frame = self._locator.locate(lane_frame, image)
+            if trace is not None:
+                trace.begin("track")
             lanes = self._tracker.update(
                 lane_frame.lanes,
                 lane_frame.capture_mono_ns,

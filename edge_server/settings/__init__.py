@@ -16,15 +16,17 @@ from edge_server.settings.sections import (
     Repository,
     Serving,
     TraceSection,
+    TracingSection,
     Vehicle,
 )
-from edge_server.settings.transport import Grpc, Restriction, Tls
+from edge_server.settings.transport import Grpc, Http, Restriction, Tls
 
 __all__ = [
     "CameraSection",
     "DeviceSection",
     "EventsSection",
     "Grpc",
+    "Http",
     "LaneDeparture",
     "LogSection",
     "Metrics",
@@ -39,6 +41,7 @@ __all__ = [
     "Settings",
     "Tls",
     "TraceSection",
+    "TracingSection",
     "Vehicle",
     "read_settings",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -28,10 +29,11 @@ from edge_server.settings.sections import (
     Section,
     Serving,
     TraceSection,
+    TracingSection,
     Vehicle,
 )
 from edge_server.settings.text_file import read_text_file
-from edge_server.settings.transport import Grpc, Tls
+from edge_server.settings.transport import Grpc, Http, Tls
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,8 +55,10 @@ class Settings(Section, frozen=True):
     serving: Serving = Serving()
     python: Python = Python()
     grpc: Grpc = Grpc()
+    http: Http = Http()
     metrics: Metrics = Metrics()
     trace: TraceSection = TraceSection()
+    tracing: TracingSection = TracingSection()
     mqtt: Mqtt | None = None
     cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
     vehicle: Vehicle = Vehicle()
@@ -65,12 +69,19 @@ class Settings(Section, frozen=True):
     log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
-        port = self.grpc.port
-        if self.grpc.enabled and self.metrics.enabled and port and port == self.metrics.port:
-            raise ValueError(
-                f"grpc.port and metrics.port are both {port}; choose another for one of them "
-                "(--grpc-port, --metrics-port)"
-            )
+        grpc, http, metrics = self.grpc, self.http, self.metrics
+        addresses = (
+            ("grpc", grpc.enabled, grpc.port),
+            ("http", http.enabled, http.port),
+            ("metrics", metrics.enabled, metrics.port),
+        )
+        ports = {name: port for name, enabled, port in addresses if enabled and port}
+        for (one, port), (other, its_port) in combinations(ports.items(), 2):
+            if port == its_port:
+                raise ValueError(
+                    f"{one}.port and {other}.port are both {port}; choose another for one of them "
+                    f"(--{one}-port, --{other}-port)"
+                )
 
     def without_effect(self) -> list[str]:
         """Return a line for each setting that has no effect beside the others."""
@@ -82,14 +93,18 @@ class Settings(Section, frozen=True):
                 "serving.rate_limit_resources: no effect: rate_limit is off "
                 "(--rate-limit=execution_count)"
             )
-        if self.grpc.tls != Tls() and not self.grpc.tls.on:
-            lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
-        elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:
-            lines.append(
-                "grpc.tls.client_ca: no effect: mutual is false, no certificate is required"
-            )
-        if self.trace.level != ("OFF",) and not self.trace.file:
+        for name, tls in (("grpc", self.grpc.tls), ("http", self.http.tls)):
+            if tls != Tls() and not tls.on:
+                flag = " (--grpc-use-ssl=true)" if name == "grpc" else ""
+                lines.append(f"{name}.tls: no effect: neither enabled nor mutual{flag}")
+            elif tls.client_ca and not tls.mutual:
+                lines.append(
+                    f"{name}.tls.client_ca: no effect: mutual is false, no certificate is required"
+                )
+        if self.trace.level != ("OFF",) and not self.trace.file and not self.tracing.enabled:
             lines.append("trace.level: no effect: no trace.file (--trace-config triton,file=FILE)")
+        if self.tracing != TracingSection() and not self.tracing.enabled:
+            lines.append("tracing: no effect: enabled is false (--trace-config mode=opentelemetry)")
         return lines
 
 

@@ -79,6 +79,9 @@ class Repository(Section, frozen=True):
         auto_complete: values missing in a config.pbtxt are derived from the model's files.
         default_max_batch_size: of a model that can batch and declares no limit.
         load_threads: number of models loaded at once.
+        load_retries: number of further attempts for a model that cannot be loaded.
+        config_name: a model's `configs/<config_name>.pbtxt` takes the place of its config.pbtxt,
+            where it exists: one repository serves boards that differ.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -100,6 +103,8 @@ class Repository(Section, frozen=True):
     auto_complete: bool = True
     default_max_batch_size: Positive = 4
     load_threads: Positive = 4
+    load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?$")] = ""
 
     def __post_init__(self) -> None:
         if "*" in self.load and len(self.load) > 1:
@@ -328,11 +333,38 @@ class TraceSection(Section, frozen=True):
             )
 
 
+class TracingSection(Section, frozen=True):
+    """`[tracing]`: spans of requests and frames for OpenTelemetry, over OTLP/HTTP.
+
+    Attributes:
+        endpoint: where a collector takes spans, path included.
+        sample: the share of requests and of frames that is traced; None is one of `trace.rate`. A
+            request with a `traceparent` is traced where its caller records the trace, and not
+            otherwise.
+        resource: what the spans' resource says beside the device's own: each `key=value`.
+        ca_file: PEM; the authority that must have signed the collector's certificate; None are
+            those that the library knows.
+    """
+
+    enabled: bool = False
+    endpoint: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s@]+$")] = (
+        "http://127.0.0.1:4318/v1/traces"
+    )
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    resource: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^=]+=.")], ...] = ()
+    ca_file: str | None = None
+
+
 class Metrics(Section, frozen=True):
     """`[metrics]`: the address that Prometheus scrapes; port 0 takes a free one.
 
     `insecure` allows another address than the loopback; metrics have no encryption. `cpu` and `gpu`
     add Triton's metrics of processor and GPU.
+
+    Attributes:
+        counter_latencies: total times of each model's requests.
+        summary_latencies: `summary_quantiles` of these times in the last minute.
+        histogram_latencies: how long decoupled models take to their first response.
     """
 
     enabled: bool = True
@@ -341,6 +373,12 @@ class Metrics(Section, frozen=True):
     insecure: bool = False
     cpu: bool = True
     gpu: bool = True
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = (
+        *(0.5, 0.9, 0.95, 0.99, 0.999),
+    )
+    histogram_latencies: bool = False
 
     def __post_init__(self) -> None:
         if self.enabled and not self.insecure and not is_loopback(self.host):

@@ -1,7 +1,8 @@
-"""The tables `[grpc]`, `[grpc.tls]` and `[[grpc.restricted]]`: addresses, limits, trust."""
+"""The tables `[grpc]` and `[http]`, with what is below them: addresses, limits, trust."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,7 +31,7 @@ Protocol = Literal[
 
 
 class Tls(Section, frozen=True):
-    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form; renewed files are reloaded.
+    """`[grpc.tls]` and `[http.tls]`: encryption of TCP; files in PEM form, reloaded when renewed.
 
     Attributes:
         enabled: the server presents `certificate` and encrypts every connection.
@@ -51,10 +52,10 @@ class Tls(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.on and not (self.certificate and self.key):
             raise ValueError(
-                "TLS needs certificate (--grpc-server-cert) and key (--grpc-server-key)"
+                "TLS needs certificate and key (of gRPC: --grpc-server-cert, --grpc-server-key)"
             )
         if self.mutual and not self.client_ca:
-            raise ValueError("mutual TLS needs client_ca (--grpc-root-cert)")
+            raise ValueError("mutual TLS needs client_ca (of gRPC: --grpc-root-cert)")
 
 
 class Restriction(Section, frozen=True):
@@ -86,6 +87,8 @@ class Grpc(Section, frozen=True):
         max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
         max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
             TCP and as many again on the socket; each has a thread, beside those of inferences.
+        forward_headers: a regular expression; headers of a call whose name has a match of it become
+            parameters of the request, for Python models to read. Empty forwards none.
         reflection: generic clients can list the services and their messages.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed after this time.
@@ -111,6 +114,7 @@ class Grpc(Section, frozen=True):
     max_streams: Positive = 100
     max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     max_lane_streams: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 48
+    forward_headers: str = ""
     reflection: bool = True
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
     handshake_timeout_ms: Milliseconds = 2000
@@ -143,6 +147,10 @@ class Grpc(Section, frozen=True):
                 '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
                 "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
+        try:
+            re.compile(self.forward_headers)
+        except re.error as error:
+            raise ValueError(f"forward_headers: no regular expression: {error}") from None
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
         ):
@@ -155,3 +163,42 @@ class Grpc(Section, frozen=True):
                 raise ValueError(
                     f"restricted protocol '{name}' can not be specified in multiple config groups"
                 )
+
+
+class Http(Section, frozen=True):
+    """`[http]`: the address and limits of HTTP: Triton's protocol, metrics, and pages.
+
+    Attributes:
+        port: of TCP; 0 takes a free one.
+        insecure: allows another address than the loopback without TLS.
+        host_names: by which browsers may call the page, beside the name of this machine and its
+            addresses; any other name may lead a browser here against its user's will.
+        max_body_bytes: of a request; a longer one is refused before it is read.
+        max_pending_bytes: of the bodies of all requests in flight.
+        message_timeout_ms: a connection ends whose request's header, or then its body, has not
+            arrived by then, or whose client has not read what was sent.
+        idle_timeout_ms: a connection without a request is closed after this time.
+        max_connections: one more ends the connection that has kept the server waiting longest.
+        max_header_bytes: of one request, its first line included.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    insecure: bool = False
+    tls: Tls = Tls()
+    host_names: tuple[str, ...] = ()
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
+    message_timeout_ms: Milliseconds = 3000
+    idle_timeout_ms: Milliseconds = 60_000
+    max_connections: Positive = 64
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 16384
+
+    def __post_init__(self) -> None:
+        if self.enabled and not (self.insecure or self.tls.on or is_loopback(self.host)):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could send requests and listen "
+                "in plain text; encrypt it with [http.tls], or set insecure = true "
+                "(--http-insecure) if that is meant"
+            )

@@ -23,6 +23,8 @@ GRID_PX = 4
 LABEL_ROWS_PX = INPUT_HEIGHT_PX * np.linspace(1.0, 0.0, ROW_COUNT)
 BEND_OFFSET_PX = 35.0
 MINIMUM_GAP_PX = 2.0
+NIGHT_SHARE, STRETCH_SHARE = 0.08, 0.08
+BEGINS_ABOVE_PX = 0.93 * INPUT_HEIGHT_PX
 
 
 @dataclass(frozen=True)
@@ -32,29 +34,45 @@ class Sample:
     Attributes:
         bgr: (360, 640, 3) uint8.
         x_px: (5, 72) float32 x at the network's rows, bottom first; NaN above a lane's top.
-        complete, weight, vanishing_px: as in `RoadFrame`, in pixels of this image.
+        lane_weight: (5,) float32, of each lane's loss.
+        complete, own_lane, vanishing_px: as in `RoadFrame`, in pixels of this image.
     """
 
     bgr: NDArray[np.uint8]
     x_px: NDArray[np.float32]
+    lane_weight: NDArray[np.float32]
     complete: bool = True
-    weight: float = 1.0
-    vanishing_px: tuple[float, float] = (0.0, 0.0)
+    own_lane: bool = False
+    vanishing_px: tuple[float, float] = (np.nan, np.nan)
 
 
-def labels_on_rows(polylines: Sequence[NDArray[np.floating]]) -> NDArray[np.float32]:
-    """(5, 72) float32 from polylines in input pixels, straight on below their lowest point."""
+def labels_on_rows(
+    polylines: Sequence[NDArray[np.floating]],
+    weights: Sequence[float] | NDArray[np.float32] | None = None,
+    *,
+    begin_in_picture: bool = False,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Labels (5, 72) and weights (5,), both float32, from polylines in input pixels.
+
+    A lane goes straight on below its lowest point. With `begin_in_picture`, one that begins well
+    above the lower edge, as at a fork, begins there.
+    """
     labels = np.full((MAX_LANES, ROW_COUNT), np.nan, np.float32)
+    kept = np.zeros(MAX_LANES, np.float32)
     middle = INPUT_WIDTH_PX / 2
-    order = sorted(polylines, key=lambda p: abs(float(p[np.argmax(p[:, 1]), 0]) - middle))
-    for place, polyline in enumerate(order[:MAX_LANES]):
+    lowest_x = [abs(float(p[np.argmax(p[:, 1]), 0]) - middle) for p in polylines]
+    for place, chosen in enumerate(np.argsort(lowest_x, kind="stable")[:MAX_LANES]):
+        polyline = polylines[chosen]
         x, y = polyline[np.argsort(polyline[:, 1])].T
         back = max(0, len(x) - 8)
         slope = (x[-1] - x[back]) / max(y[-1] - y[back], 1e-3)
         below = np.maximum(LABEL_ROWS_PX - y[-1], 0.0) * slope
         labels[place] = np.interp(LABEL_ROWS_PX, y, x) + below
         labels[place, y[0] > LABEL_ROWS_PX] = np.nan
-    return labels
+        if begin_in_picture and y[-1] < BEGINS_ABOVE_PX and 0 <= x[-1] < INPUT_WIDTH_PX:
+            labels[place, y[-1] < LABEL_ROWS_PX] = np.nan
+        kept[place] = 1.0 if weights is None else weights[chosen]
+    return labels, kept
 
 
 def _affine(rng: np.random.Generator, strength: float) -> NDArray[np.float64]:
@@ -95,15 +113,19 @@ def _sampled(
 
 
 def _moved_lanes(
-    x_px: NDArray[np.floating], top_px: NDArray[np.floating], affine: NDArray[np.float64]
-) -> NDArray[np.float32]:
+    x_px: NDArray[np.floating],
+    top_px: NDArray[np.floating],
+    weights: NDArray[np.float32],
+    affine: NDArray[np.float64],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Lanes given on 960x540 rows, through the affine step, onto the network's rows."""
-    lanes = []
-    for x, top in zip(x_px, top_px, strict=True):
+    lanes, kept = [], []
+    for x, top, weight in zip(x_px, top_px, weights, strict=True):
         rows = np.arange(max(round(float(top)), 0), ROWS_PX, 4)
         if len(rows) > 2:
             lanes.append(np.stack((x[rows], rows), 1) @ affine[:, :2].T + affine[:, 2])
-    return labels_on_rows(lanes)
+            kept.append(float(weight))
+    return labels_on_rows(lanes, kept)
 
 
 def _border(rng: np.random.Generator) -> int:
@@ -114,7 +136,9 @@ def ground_warp(frame: RoadFrame, rng: np.random.Generator, strength: float) -> 
     """The same road from another place in its lane and with another bend."""
     assert frame.bgr is not None
     affine = _affine(rng, strength)
-    horizon = frame.vanishing_px[1] or float(frame.top_px.min()) - 6.0
+    horizon = frame.vanishing_px[1]
+    if np.isnan(horizon):
+        horizon = float(frame.top_px.min()) - 6.0
     sideways = rng.uniform(-0.35, 0.35) * strength
     bend = rng.normal(0, 1500) * strength * (rng.random() < 0.7)
     depth = FRAME_HEIGHT_PX - horizon + BEND_OFFSET_PX
@@ -129,8 +153,9 @@ def ground_warp(frame: RoadFrame, rng: np.random.Generator, strength: float) -> 
     vanishing = np.array((*frame.vanishing_px, 1.0))
     vanishing[0] += shift(vanishing[1:2])[0]
     vanishing_x, vanishing_y = affine @ vanishing
-    labels = _moved_lanes(moved, frame.top_px, affine)
-    return Sample(image, labels, frame.complete, frame.weight, (vanishing_x, vanishing_y))
+    labels, weights = _moved_lanes(moved, frame.top_px, frame.lane_weight, affine)
+    point = float(vanishing_x), float(vanishing_y)
+    return Sample(image, labels, weights, frame.complete, frame.own_lane, point)
 
 
 class GeometryWarp:
@@ -145,7 +170,7 @@ class GeometryWarp:
         """A sample, or a ground warp where no road has the same lanes left and right."""
         assert frame.bgr is not None
         roads = self._alike.get((len(frame.x_px), frame.left_count), [])
-        if not roads:
+        if not roads or not frame.complete:
             return ground_warp(frame, rng, strength)
         road = roads[int(rng.integers(len(roads)))]
         affine = _affine(rng, 0.5 * strength)
@@ -171,7 +196,7 @@ class GeometryWarp:
         source_x = np.where(beyond, source_at[-1] + (x - goal_at[-1]), source_x)
         image = _sampled(frame.bgr, source_x, np.interp(y, rows, source_rows), _border(rng))
         top = goal_top + (frame.top_px - source_top) / stretch
-        return Sample(image, _moved_lanes(goal, top, affine))
+        return Sample(image, *_moved_lanes(goal, top, frame.lane_weight, affine))
 
     @staticmethod
     def _spread(x_px: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -194,7 +219,11 @@ class Photographer:
         if not light:
             bgr = self._occlude(bgr, rng)
             bgr = self._shadow(bgr, rng)
+        if rng.random() < NIGHT_SHARE:
+            bgr = self._night(bgr, rng)
         bgr = cv2.LUT(bgr, self._tone_curve(rng))
+        if rng.random() < STRETCH_SHARE:
+            bgr = self._stretch(bgr)
         if rng.random() < 0.25:
             grey = cv2.cvtColor(cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
             keep = rng.uniform(0, 0.8)
@@ -204,10 +233,39 @@ class Photographer:
         if rng.random() < 0.35:
             bgr = self._add_noise(bgr, rng)
         if rng.random() < 0.25:
-            quality = int(rng.integers(25, 85))
+            quality = int(rng.integers(10, 85))
             _, coded = cv2.imencode(".jpg", bgr, (cv2.IMWRITE_JPEG_QUALITY, quality))
             bgr = cv2.imdecode(coded, cv2.IMREAD_COLOR)
         return np.asarray(bgr, np.uint8)
+
+    @staticmethod
+    def _night(bgr: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+        """Darkness, a pool of headlight on the road, and now and then a lamp that dazzles."""
+        x = np.arange(0, INPUT_WIDTH_PX, GRID_PX, dtype=np.float32)
+        y = np.arange(0, INPUT_HEIGHT_PX, GRID_PX, dtype=np.float32)[:, None]
+        middle = rng.normal(320, 50), rng.uniform(230, 330)
+        reach = rng.uniform(120, 320), rng.uniform(50, 110)
+        pool = np.exp(
+            -0.5 * (((x - middle[0]) / reach[0]) ** 2 + ((y - middle[1]) / reach[1]) ** 2)
+        )
+        exposed = 1.0 if rng.random() < 0.65 else rng.uniform(1.5, 4.0)
+        light = exposed * (rng.uniform(0.05, 0.3) + rng.uniform(0.3, 0.9) * pool)
+        glow = np.zeros_like(light)
+        for _ in range(int(rng.choice(4, p=(0.5, 0.25, 0.15, 0.1)))):
+            lamp, size = (rng.uniform(0, INPUT_WIDTH_PX), rng.uniform(110, 230)), rng.uniform(3, 45)
+            away = np.hypot(x - lamp[0], y - lamp[1]) / size
+            glow += rng.uniform(80, 300) / (1.0 + away**2) * (away < 8)
+        size_px = (INPUT_WIDTH_PX, INPUT_HEIGHT_PX)
+        shade = cv2.resize(light, size_px)[..., None] * rng.normal(1, 0.08, 3).astype(np.float32)
+        lit = bgr * shade + cv2.resize(glow, size_px)[..., None]
+        return np.clip(lit, 0, 255).astype(np.uint8)
+
+    @staticmethod
+    def _stretch(bgr: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Contrast stretched to the full range in each channel, as photo programs do."""
+        low, high = np.percentile(bgr[::4, ::4].reshape(-1, 3), (1, 99), axis=0)
+        stretched = (bgr - low) * (255.0 / np.maximum(high - low, 8.0))
+        return np.clip(stretched, 0, 255).astype(np.uint8)
 
     @staticmethod
     def _tone_curve(rng: np.random.Generator) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from lane_training.tusimple import (
     DatasetScore,
     ImageScore,
     lanes_at,
+    lines_hit,
     score_image,
     summarise,
 )
@@ -43,11 +44,27 @@ class Examined:
         proposals: (2784, 77) float32.
         labels: (G, H) x in pixels of the 1280-wide image, -2 where absent.
         h_samples: (H,) y in pixels of the 720-high image.
+        source: the camera that it is of.
     """
 
     proposals: NDArray[np.float32]
     labels: NDArray[np.float64]
     h_samples: NDArray[np.float64]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a source of which only the own lane is labelled: how many of its lines are found.
+
+    Attributes:
+        share: of the lines, with its 95 % bootstrap interval over images.
+    """
+
+    images: int
+    lines: int
+    share: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ def examine_labelled(labelled: Sequence[Labelled], infer: Infer) -> list[Examine
         labels = labels[(labels >= 0).any(axis=1)]
         # The metric cannot reward an empty answer on an empty road.
         if len(labels):
-            examined.append(Examined(infer(network_view(bgr)), labels, rows))
+            examined.append(Examined(infer(network_view(bgr)), labels, rows, each.source))
     return examined
 
 
@@ -123,7 +140,11 @@ def choose_threshold(examined: Sequence[Examined]) -> float:
 
 def measure(examined: Sequence[Examined], threshold: float) -> Measured:
     """Score and intervals at one threshold."""
-    scores = score_each(examined, threshold)
+    return measured(score_each(examined, threshold))
+
+
+def measured(scores: Sequence[ImageScore]) -> Measured:
+    """Means and their 95 % intervals, by drawing images anew."""
     rng = np.random.default_rng(0)
     draws = rng.integers(0, len(scores), (BOOTSTRAP_DRAWS, len(scores)))
     columns = np.array([(s.accuracy, s.false_positive, s.false_negative) for s in scores])
@@ -131,6 +152,25 @@ def measure(examined: Sequence[Examined], threshold: float) -> Measured:
     precision, recall = 1.0 - false_positive, 1.0 - false_negative
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
     return Measured(len(scores), summarise(scores), _interval(accuracy), _interval(f1))
+
+
+def find_lines(examined: Sequence[Examined], threshold: float) -> dict[str, Found]:
+    """How many of the labelled lines are found, by source."""
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for image in examined:
+        predicted = lanes_at(decode(image.proposals, threshold).x, image.h_samples)
+        hits = lines_hit(predicted, image.labels, image.h_samples)
+        counts.setdefault(image.source, []).append((int(hits.sum()), len(hits)))
+    return {source: found(pairs) for source, pairs in sorted(counts.items())}
+
+
+def found(pairs: Sequence[tuple[int, int]]) -> Found:
+    """Share and interval of images with so many lines found, of so many."""
+    table = np.array(pairs)
+    draws = np.random.default_rng(0).integers(0, len(table), (BOOTSTRAP_DRAWS, len(table)))
+    hits, lines = table[draws].sum(axis=1).T
+    total = int(table[:, 1].sum())
+    return Found(len(table), total, table[:, 0].sum() / total, _interval(hits / lines))
 
 
 def _interval(draws: NDArray[np.float64]) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from edge_server.lanes.decode import (
     START_Y_COLUMN,
 )
 from lane_training.anchors import ANCHOR_COUNT, INPUT_HEIGHT_PX
+from lane_training.labels import MaterialError
 from lane_training.network import (
     HIDDEN,
     LENGTH_SCALE,
@@ -151,6 +152,52 @@ def _store_half(graph: onnx.GraphProto, shape: tuple[int, ...]) -> None:
     wide.CopyFrom(onnx.numpy_helper.from_array(half, f"{name}_half"))
     widen = onnx.helper.make_node("Cast", [f"{name}_half"], [name], to=onnx.TensorProto.FLOAT)
     graph.node.insert(0, widen)
+
+
+def load_exported(network: LaneNetwork, path: Path) -> list[str]:
+    """Gives a network the weights of an exported file; it then answers the same.
+
+    An exported file has no normalisation left: that of the network becomes none (mean 0, variance
+    1) until `trainer.settle` makes it one that training can go on from.
+
+    Returns:
+        The names of its normalisation layers.
+
+    Raises:
+        MaterialError: the file is not of a network of this shape.
+    """
+    tensors = {
+        tensor.name.removeprefix("trunk."): torch.from_numpy(
+            onnx.numpy_helper.to_array(tensor).copy()
+        )
+        for tensor in onnx.load(str(path)).graph.initializer
+    }
+    state = network.state_dict()
+    norms = [name for name, part in network.named_modules() if isinstance(part, nn.BatchNorm2d)]
+    try:
+        for norm in norms:
+            state[f"{norm}.running_mean"].zero_()
+            state[f"{norm}.running_var"].fill_(1.0 - dict(network.named_modules())[norm].eps)
+            state[f"{norm}.weight"].fill_(1.0)
+            before, _, place = norm.rpartition(".")
+            bias = f"{before}.{int(place) - 1}.bias" if place.isdigit() else ""
+            state[f"{norm}.bias"].copy_(tensors.pop(bias) if bias in tensors else torch.zeros(()))
+        scale = torch.cat(
+            (torch.ones(2), torch.tensor([LENGTH_SCALE]), torch.full((72,), OFFSET_SCALE_PX))
+        )
+        predicted = [*range(START_Y_COLUMN), *range(LENGTH_COLUMN, COLUMN_COUNT)]
+        state["predict.weight"].copy_(tensors.pop("weight").T[predicted] / scale[:, None])
+        state["predict.bias"].copy_(tensors.pop("columns")[-1][predicted] / scale)
+        for name in ("pooling_half", "shape", "lines"):
+            del tensors[name]
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)
+    except (KeyError, RuntimeError) as error:
+        raise MaterialError(
+            f"{path}: is no network that this script exported: {error}; give another "
+            "--begin-with, or none to begin with random weights"
+        ) from error
+    return norms
 
 
 def session(path: Path, threads: int = 2) -> onnxruntime.InferenceSession:

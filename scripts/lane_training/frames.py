@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -45,17 +46,19 @@ class RoadFrame:
         bgr: (540, 960, 3) uint8, or None for a geometry without an image.
         x_px: (L, 700) float32, every lane on every row, left to right, extrapolated straight.
         top_px: (L,) float32 first row of each lane.
-        complete: whether every lane of the image is labelled.
-        weight: of its regression loss.
-        vanishing_px: x, y where the lanes meet.
+        lane_weight: (L,) float32 of each lane's loss; 0 for a lane that may be there or not.
+        complete: whether every lane of the image is labelled, up to its end.
+        own_lane: whether the lanes with a weight are the two lines of the vehicle's own lane.
+        vanishing_px: x, y where the lanes meet; NaN if that is not known.
     """
 
     bgr: NDArray[np.uint8] | None
     x_px: NDArray[np.float32]
     top_px: NDArray[np.float32]
+    lane_weight: NDArray[np.float32]
     complete: bool = True
-    weight: float = 1.0
-    vanishing_px: tuple[float, float] = (0.0, 0.0)
+    own_lane: bool = False
+    vanishing_px: tuple[float, float] = (np.nan, np.nan)
 
     @property
     def left_count(self) -> int:
@@ -91,14 +94,21 @@ def on_every_row(points: Floats) -> NDArray[np.float32]:
 
 
 def frame_from_polylines(
-    bgr: NDArray[np.uint8] | None, lanes: list[Floats], **attributes: Any
+    bgr: NDArray[np.uint8] | None,
+    lanes: list[Floats],
+    uncertain: Sequence[Floats] = (),
+    *,
+    weight: float = 1.0,
+    **attributes: Any,
 ) -> RoadFrame:
-    """Lanes sorted left to right and followed over all rows."""
-    lanes = [lane for lane in lanes if len(lane) >= 2]
+    """Lanes sorted left to right and followed over all rows; `uncertain` ones have no weight."""
+    certain = [lane for lane in lanes if len(lane) >= 2]
+    lanes = [*certain, *(lane for lane in uncertain if len(lane) >= 2)]
     x_px = np.array([on_every_row(lane) for lane in lanes], np.float32).reshape(-1, ROWS_PX)
     top_px = np.array([lane[0, 1] for lane in lanes], np.float32)
+    weights = np.where(np.arange(len(lanes)) < len(certain), weight, 0.0).astype(np.float32)
     order = np.argsort(x_px[:, FRAME_HEIGHT_PX - 1])
-    return RoadFrame(bgr, x_px[order], top_px[order], **attributes)
+    return RoadFrame(bgr, x_px[order], top_px[order], weights[order], **attributes)
 
 
 def _resized(bgr: NDArray[np.uint8]) -> NDArray[np.uint8]:

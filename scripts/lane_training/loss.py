@@ -16,6 +16,8 @@ POSITIVE_PX = 15.0
 NEGATIVE_PX = 20.0
 FORCED_POSITIVE_PX = 40.0
 NEAR_MISS_PX = 70.0
+IGNORED_LANE_PX = 30.0
+FEWEST_ROWS_BETWEEN = 4
 FAR_FROM_VANISHING_PX = 70.0
 # An anchor that starts above this share of a lane sees too little of it to stand for it.
 LATEST_START_SHARE = 0.6
@@ -32,14 +34,20 @@ class Targets:
 
     Attributes:
         x_px: (B, L, 72) x of every lane below its top, extended past the image border; NaN above.
-        weight: (B,) share of the regression loss; below 1 for labels of machines.
-        complete: (B,) bool; False where lanes may be missing from the label.
-        vanishing_px: (B, 2) x, y of the vanishing point; used only where a label is incomplete.
+        lane_weight: (B, L) share of each lane's loss; below 1 for labels of machines, 0 for a lane
+            that may be there or not: anchors near it learn nothing.
+        complete: (B,) bool; False where lanes may be missing from the label, and may reach higher
+            than it says.
+        own_lane: (B,) bool; the lanes with a weight are the two of the vehicle's own lane, so that
+            there is none between them.
+        vanishing_px: (B, 2) x, y of the vanishing point; NaN where it is not known. Used only where
+            a label is incomplete.
     """
 
     x_px: Tensor
-    weight: Tensor
+    lane_weight: Tensor
     complete: Tensor
+    own_lane: Tensor
     vanishing_px: Tensor
 
 
@@ -95,14 +103,35 @@ def _distances(anchors: Tensor, x_px: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _miss_vanishing_point(anchors: Tensor, vanishing_px: Tensor) -> Tensor:
     """(B, 2784) bool: anchors that pass the vanishing point at a distance are no lanes."""
-    x, y = vanishing_px.unbind(1)
+    # Nothing is far from NaN.
+    x, y = vanishing_px[:, 0], vanishing_px[:, 1].nan_to_num()
     row = ((1.0 - y / INPUT_HEIGHT_PX) * (ROW_COUNT - 1)).round().long().clamp(0, ROW_COUNT - 1)
     return (anchors[:, FIRST_X_COLUMN:].T[row] - x[:, None]).abs() > FAR_FROM_VANISHING_PX
+
+
+def _between_own_lines(anchors: Tensor, targets: Targets) -> Tensor:
+    """(B, 2784) bool: anchors that stay between the two lines of a labelled own lane."""
+    between = torch.zeros(len(targets.x_px), len(anchors), dtype=torch.bool)
+    known = targets.own_lane & ((targets.lane_weight > 0).sum(1) == 2)
+    if not known.any():
+        return between
+    lines = targets.x_px[known][targets.lane_weight[known] > 0].reshape(-1, 2, ROW_COUNT)
+    one, other = lines[:, None, :, MATCH_ROWS].unbind(2)
+    x = anchors[None, :, FIRST_X_COLUMN:][..., MATCH_ROWS]
+    rows = torch.arange(ROW_COUNT)[MATCH_ROWS]
+    common = (rows >= _start_rows(anchors)[:, None]) & ~(one + other).isnan()
+    outside = common & ((x - one) * (x - other) >= 0)
+    between[known] = ~outside.any(-1) & (common.sum(-1) >= FEWEST_ROWS_BETWEEN)
+    return between
 
 
 def assign(anchors: Tensor, targets: Targets) -> Assignment:
     """Positives are near a lane, or the nearest to one; negatives are certainly far from all."""
     image, lane, distance = _distances(anchors, targets.x_px)
+    ignored = targets.lane_weight[image, lane] == 0
+    near = (distance[ignored] < IGNORED_LANE_PX).float()
+    near_ignored = torch.zeros(len(targets.x_px), len(anchors)).index_add(0, image[ignored], near)
+    image, lane, distance = image[~ignored], lane[~ignored], distance[~ignored]
     of_lane = torch.full((*targets.x_px.shape[:2], len(anchors)), UNREACHABLE_PX)
     of_lane[image, lane] = distance
     nearest, nearest_lane = of_lane.min(dim=1)
@@ -114,12 +143,13 @@ def assign(anchors: Tensor, targets: Targets) -> Assignment:
 
     certain = targets.complete[:, None] | (nearest < NEAR_MISS_PX)
     certain |= _miss_vanishing_point(anchors, targets.vanishing_px)
+    certain |= _between_own_lines(anchors, targets)
     positive_image, positive_anchor = torch.nonzero(positive, as_tuple=True)
     return Assignment(
         image=positive_image,
         anchor=positive_anchor,
         lane=nearest_lane[positive_image, positive_anchor],
-        negative=(nearest > NEGATIVE_PX) & certain & ~positive,
+        negative=(nearest > NEGATIVE_PX) & certain & ~positive & (near_ignored == 0),
     )
 
 
@@ -136,8 +166,9 @@ def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, d
     image, anchor, lane = match.image, match.anchor, match.lane
     positives = torch.bincount(image, minlength=batch).clamp(min=1)
     negative_cost = (_focal(-margin, FOCAL_NEGATIVE) * match.negative).sum(1)
+    weight = targets.lane_weight[image, lane]
     positive_cost = torch.zeros(batch).index_add(
-        0, image, _focal(margin[image, anchor], FOCAL_POSITIVE)
+        0, image, weight * _focal(margin[image, anchor], FOCAL_POSITIVE)
     )
     classes = ((negative_cost + positive_cost) / positives).mean()
     if len(image) == 0:
@@ -158,11 +189,12 @@ def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, d
         reduction="none",
     )
     offset_cost = (gap * valid).sum(1) / valid.sum(1).clamp(min=1)
-    length_cost = functional.smooth_l1_loss(
-        LENGTH_SCALE * chosen[:, 2], last - start + 1, reduction="none"
-    )
-    share = targets.weight[image] / positives[image] / batch
-    offset, length = (offset_cost * share).sum(), (length_cost * share).sum()
-    total = CLASS_WEIGHT * classes + offset + LENGTH_WEIGHT * length
-    parts = {"class": classes, "offset": offset, "length": length}
+    length, labelled = LENGTH_SCALE * chosen[:, 2], last - start + 1
+    # Where a label may end too low, a longer lane is no mistake.
+    labelled = torch.where(targets.complete[image], labelled, labelled.maximum(length.detach()))
+    length_cost = functional.smooth_l1_loss(length, labelled, reduction="none")
+    share = weight / positives[image] / batch
+    offset, length_part = (offset_cost * share).sum(), (length_cost * share).sum()
+    total = CLASS_WEIGHT * classes + offset + LENGTH_WEIGHT * length_part
+    parts = {"class": classes, "offset": offset, "length": length_part}
     return total, {name: float(value.detach()) for name, value in parts.items()}

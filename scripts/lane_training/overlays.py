@@ -10,6 +10,7 @@ import numpy as np
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.lanes.decode import ROW_COUNT
+from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.evaluate import Infer, decode, network_view
 from lane_training.frames import (
     CLIP_TRAINING_SHARE,
@@ -19,12 +20,13 @@ from lane_training.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from edge_server.lanes.decode import DecodedLanes
+    from lane_training.augment import Sample
     from lane_training.material import Material
 
 COLOURS = ((60, 60, 255), (60, 220, 60), (255, 120, 40), (40, 220, 255), (255, 60, 220))
@@ -68,6 +70,52 @@ def draw(bgr: NDArray[np.uint8], lanes: DecodedLanes) -> NDArray[np.uint8]:
         place = (int(middle[0]), int(middle[1]))
         cv2.putText(picture, f"{score:.2f}", place, cv2.FONT_HERSHEY_SIMPLEX, 0.7, colour, 2)
     return np.asarray(picture, np.uint8)
+
+
+def show_samples(path: Path, samples: Iterator[Sample], count: int = 24) -> None:
+    """One picture of images as they are trained on: labelled lanes thick, uncertain ones thin."""
+    tiles = []
+    y = (INPUT_HEIGHT_PX * np.linspace(1.0, 0.0, ROW_COUNT)).astype(np.float64)
+    for _, sample in zip(range(count), samples, strict=False):
+        tile = sample.bgr.copy()
+        for x, weight, colour in zip(sample.x_px, sample.lane_weight, COLOURS, strict=True):
+            present = ~np.isnan(x)
+            points = np.stack((x[present], y[present]), 1).round().astype(np.int32)
+            cv2.polylines(tile, [points], False, colour, 2 if weight else 1, cv2.LINE_AA)
+        kind = "all lines" if sample.complete else "own lane" if sample.own_lane else "some lines"
+        cv2.putText(tile, kind, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (255, 255, 255), 2)
+        tiles.append(tile)
+    cv2.imwrite(str(path), tiled(tiles, 4))
+
+
+def tiled(pictures: list[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+    """Pictures of one size as one picture."""
+    blank = np.zeros_like(pictures[0])
+    padded = [*pictures, *[blank] * (-len(pictures) % columns)]
+    rows = [cv2.hconcat(padded[i : i + columns]) for i in range(0, len(padded), columns)]
+    return np.asarray(cv2.vconcat(rows), np.uint8)
+
+
+def draw_curves(path: Path, curve: list[tuple[float, ...]], names: Sequence[str]) -> None:
+    """The losses of a run over its steps, each by its own largest value; nothing of a short run."""
+    if len(curve) < 2:
+        return
+    width, height, edge = 1000, 500, 40
+    picture = np.full((height, width, 3), 255, np.uint8)
+    points = np.array(curve, np.float64)
+    steps = points[:, 0]
+    x = edge + (width - 2 * edge) * (steps - steps[0]) / max(np.ptp(steps), 1.0)
+    for place, (name, colour) in enumerate(zip(names, COLOURS, strict=False), 1):
+        # The first steps would flatten the rest.
+        most = np.percentile(points[:, place], 98) or 1.0
+        y = height - edge - (height - 2 * edge) * np.clip(points[:, place] / most, 0, 1)
+        outline = np.stack((x, y), 1).round().astype(np.int32)
+        cv2.polylines(picture, [outline], False, colour, 2, cv2.LINE_AA)
+        text = f"{name}: {points[-1, place]:.3f} at last, {most:.3f} at the top"
+        cv2.putText(picture, text, (420, 30 + 25 * place), cv2.FONT_HERSHEY_SIMPLEX, 0.6, colour, 2)
+    axis = f"step {steps[0]:g} to {steps[-1]:g}"
+    cv2.putText(picture, axis, (edge, height - 12), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (0, 0, 0), 1)
+    cv2.imwrite(str(path), picture)
 
 
 def write_overlays(folder: Path, material: Material | None, infer: Infer, threshold: float) -> int:

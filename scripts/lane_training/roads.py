@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -14,6 +14,7 @@ from edge_server.cameras.synthetic.road_renderer import (
     horizon_row,
     lane_labels,
     paint_backdrop,
+    paint_branch,
     paint_line,
     paint_surfaces,
     render,
@@ -34,6 +35,7 @@ from edge_server.cameras.synthetic.road_scene import (
     mix,
     traffic,
 )
+from edge_server.cameras.synthetic.road_variants import varied
 from edge_server.cameras.synthetic.road_view import (
     Colour,
     Course,
@@ -44,8 +46,11 @@ from edge_server.cameras.synthetic.road_view import (
     marks_ahead,
     scaled,
 )
+from edge_server.cameras.synthetic.road_weather import expose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 KERB_M = 0.2
@@ -54,6 +59,32 @@ JOINT_M, JOINT_REACH_M = 0.12, 60.0
 ARROW_SPACING_M, ARROW_REACH_M = 40.0, 60.0
 SHADOW_REACH_M = 80.0
 DASHES_M = ((3.0, 12.0), (3.0, 9.0), (2.0, 6.0), (6.0, 12.0), (0.15, 1.2))
+
+
+HARD_CONDITIONS = ("night", "rain", "bend", "fork")
+HARD_BESIDE: tuple[tuple[str, ...], ...] = (
+    *(("camera",), (), (), ("worn",), (), (), ("sensor",), (), ()),
+)
+LONGEST_DRIVE_M = 3000.0
+LEAST_CONTRAST = 50.0
+# How often a road has each condition of `road_variants`; left-hand traffic comes of mirroring.
+_CHANCES = {
+    "camera": 0.4,
+    "barrier": 0.25,
+    "double": 0.12,
+    "dots": 0.08,
+    "worn": 0.3,
+    "missing": 0.12,
+    "crest": 0.12,
+    "bonnet": 0.15,
+    "sensor": 0.2,
+}
+# At most one of each group.
+_GROUPS = (
+    {"bend": 0.24, "fork": 0.1, "merge": 0.08},
+    {"night": 0.2, "sun": 0.1, "tunnel": 0.05},
+    {"rain": 0.18, "snow": 0.1, "wet": 0.1},
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +108,46 @@ class TrainingRoad(RoadScene):
     arrow: bool
 
 
-def sample_road(rng: np.random.Generator) -> TrainingRoad:
-    """Return a random road; one in ten has no line at all."""
+def sample_road(rng: np.random.Generator) -> RoadScene:
+    """Return a random road in random conditions; one in ten has no line at all."""
+    return varied(clear_road(rng), _sample_conditions(rng), int(rng.integers(1 << 31)))
+
+
+def road_in(conditions: tuple[str, ...], rng: np.random.Generator) -> RoadScene:
+    """Return a random road with lines, in these conditions."""
+    road = clear_road(rng)
+    while not road.lines:
+        road = clear_road(rng)
+    return varied(road, conditions, int(rng.integers(1 << 31)))
+
+
+def hard_roads(count: int, seed: int) -> Iterator[tuple[str, RoadScene, float]]:
+    """Yield roads for measuring in each of the hard conditions in turn: the condition's name, the
+    road, and how far along it. A third have another camera, worn lines or a cheap sensor as well.
+    """
+    for number in range(count):
+        rng = np.random.default_rng((seed, number))
+        name = HARD_CONDITIONS[number % len(HARD_CONDITIONS)]
+        more = HARD_BESIDE[number // len(HARD_CONDITIONS) % len(HARD_BESIDE)]
+        yield name, road_in((*more, name), rng), rng.uniform(0, LONGEST_DRIVE_M)
+
+
+def _sample_conditions(rng: np.random.Generator) -> list[str]:
+    """Return names in the order in which they are applied: the road, then light, then weather."""
+    names = [name for name, chance in _CHANCES.items() if rng.random() < chance]
+    for group in _GROUPS:
+        drawn = rng.random()
+        for name, chance in group.items():
+            if 0.0 <= drawn < chance:
+                names.append(name)
+            drawn -= chance
+    if "tunnel" in names:
+        names = [name for name in names if name not in {"rain", "snow", "wet"}]
+    return names
+
+
+def clear_road(rng: np.random.Generator) -> TrainingRoad:
+    """Return a random road by clear daylight; one in ten has no line at all."""
     lane_m = rng.uniform(3.0, 3.9)
     left, right = int(rng.choice((1, 2, 3), p=(0.52, 0.33, 0.15))), int(rng.integers(1, 3))
     camera = PinholeCamera(
@@ -99,6 +168,7 @@ def sample_road(rng: np.random.Generator) -> TrainingRoad:
     )
     lines = _lines(rng, lane_m, left, right, wear=rng.uniform(0, 0.6))
     roadside, disturbances = _roadside(rng, lines)
+    lines = tuple(_visible(line, roadside.asphalt) for line in lines)
     if rng.random() < 0.1:
         lines = ()
     vehicles = traffic(rng, lane_m, left, right, int(rng.integers(0, 7)))
@@ -131,6 +201,15 @@ def _lines(
             )
         )
     return tuple(lines)
+
+
+def _visible(line: Line, asphalt: Colour) -> Line:
+    """Return the line in a colour that a person can tell from the asphalt."""
+    ahead = max(paint - ground for paint, ground in zip(line.colour, asphalt, strict=True))
+    if ahead >= LEAST_CONTRAST:
+        return line
+    blue, green, red = (min(paint + LEAST_CONTRAST - ahead, 250.0) for paint in line.colour)
+    return replace(line, colour=(blue, green, red))
 
 
 def _roadside(rng: np.random.Generator, lines: tuple[Line, ...]) -> tuple[Roadside, dict[str, Any]]:
@@ -188,6 +267,8 @@ def render_road(
     _paint_seams(image, view, scene, distance_m)
     for line in scene.lines:
         paint_line(image, view, line, distance_m)
+    for branch in scene.branches:
+        paint_branch(image, view, scene, branch, distance_m)
     if scene.arrow and scene.lines:
         _paint_arrow(image, view, scene.lines[0].colour, distance_m)
     texture = ground_texture(view, scene.roadside, distance_m)
@@ -197,7 +278,8 @@ def render_road(
     draw_roadside(image, view, scene, distance_m)
     for vehicle in sorted(scene.vehicles, key=lambda vehicle: -vehicle.ahead_m):
         draw_vehicle(image, view, vehicle, distance_m)
-    lanes = lane_labels(view, scene.lines)
+    image = expose(image, view, scene, distance_m)
+    lanes = lane_labels(view, scene.lines, scene.branches, distance_m)
     if scene.roll_rad:
         image, lanes = _roll(image, lanes, scene.roll_rad)
     return image, lanes

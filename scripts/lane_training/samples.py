@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import cv2
@@ -26,23 +26,23 @@ from lane_training.augment import (
     labels_on_rows,
 )
 from lane_training.loss import Targets
-from lane_training.material import Material, TrainingImages
-from lane_training.roads import render_road, sample_road
+from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from lane_training.material import Material
+
 RING_SIZE = 2500
-USES_PER_IMAGE = 1.6
+USES_PER_IMAGE = 2.0
 READY_IMAGES = 300
 LOADER_NICENESS = 5
-HUMAN_SHARE, TAUGHT_SHARE = 0.52, 0.15
+HUMAN_SHARE, TAUGHT_SHARE = 0.55, 0.08
 GEOMETRY_SHARE = 0.45
 LIGHT_SHARE = 0.35
 FRAMES_PER_SCENE = 3
 CAMERA_SCENE_SHARE = 0.2
-LONGEST_DRIVE_M = 3000.0
-META_COLUMNS = 4
+META_COLUMNS = 4 + MAX_LANES
 
 
 class SampleStream:
@@ -52,30 +52,35 @@ class SampleStream:
         """Without material every sample is rendered."""
         self._rng = rng
         self._photograph = Photographer(rng)
-        self._human = TrainingImages(material.training if material else [])
+        self._human = material.groups() if material else []
+        self._shares = [group.share for group in self._human]
         folder = material.folder if material else None
         self._taught = frames.taught_frames(folder) if folder else []
         self._bend = GeometryWarp(material.geometries() if material else [])
         self._scene = sample_road(rng)
         self._scene_uses = 0
 
+    def __iter__(self) -> SampleStream:
+        return self
+
     def __next__(self) -> Sample:
         choice = self._rng.random()
         light = self._rng.random() < LIGHT_SHARE
         strength = 0.35 if light else 1.0
         if self._human and choice < HUMAN_SHARE:
-            frame = self._human[int(self._rng.integers(len(self._human)))]
+            images = self._human[int(self._rng.choice(len(self._shares), p=self._shares))].images
+            frame = images[int(self._rng.integers(len(images)))]
             warp = self._bend if self._rng.random() < GEOMETRY_SHARE else ground_warp
             sample = warp(frame, self._rng, strength)
         elif self._taught and choice < HUMAN_SHARE + TAUGHT_SHARE:
             # By source first: the long clip would drown the others.
-            group = self._taught[int(self._rng.integers(len(self._taught)))]
-            frame = group[int(self._rng.integers(len(group)))]
+            taught = self._taught[int(self._rng.integers(len(self._taught)))]
+            frame = taught[int(self._rng.integers(len(taught)))]
             sample = ground_warp(frame, self._rng, strength)
         else:
             sample = self.rendered()
         image = self._photograph(sample.bgr, self._rng, light=light)
-        return Sample(image, sample.x_px, sample.complete, sample.weight, sample.vanishing_px)
+        return replace(sample, bgr=image)
 
     def rendered(self) -> Sample:
         """A synthetic road; a scene is expensive to sample and is driven through a few times."""
@@ -114,12 +119,13 @@ def _fill_ring(ring: _Ring, material: Material | None, seed: int) -> None:
             continue
         sample, slot = next(stream), written % RING_SIZE
         images[slot], lanes[slot] = sample.bgr, sample.x_px
-        meta[slot] = (sample.weight, sample.complete, *sample.vanishing_px)
+        facts = sample.complete, sample.own_lane, *sample.vanishing_px
+        meta[slot] = (*facts, *sample.lane_weight)
         ring.counts[0] = written + 1
 
 
 class SampleRing:
-    """Random batches, each image drawn between one and two times, mirrored at will."""
+    """Random batches, each image drawn about twice, mirrored at will."""
 
     def __init__(self, material: Material | None, seed: int) -> None:
         """Starts the loader; it ends with this process."""
@@ -155,16 +161,17 @@ class SampleRing:
         images[mirrored] = images[mirrored].flip(2)
         lanes, meta = self._ring.lanes[slots], self._ring.meta[slots]
         lanes[mirrored] = INPUT_WIDTH_PX - lanes[mirrored]
-        vanishing = meta[:, 2:].clone()
+        vanishing = meta[:, 2:4].clone()
         vanishing[mirrored, 0] = INPUT_WIDTH_PX - vanishing[mirrored, 0]
         scaled = images.permute(0, 3, 1, 2).to(torch.bfloat16).div_(255.0)
-        return scaled, Targets(lanes, meta[:, 0], meta[:, 1] > 0, vanishing)
+        targets = Targets(lanes, meta[:, 4:], meta[:, 0] > 0, meta[:, 1] > 0, vanishing)
+        return scaled, targets
 
 
 def _rendered_sample(scene: RoadScene, rng: np.random.Generator) -> Sample:
     distance_m = rng.uniform(0, LONGEST_DRIVE_M)
     image, lanes = render_road(scene, distance_m, INPUT_WIDTH_PX, INPUT_HEIGHT_PX)
-    return Sample(image, labels_on_rows(lanes))
+    return Sample(image, *labels_on_rows(lanes, begin_in_picture=True))
 
 
 def rendered_set(count: int, seed: int) -> list[Sample]:

@@ -12,6 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from lane_training.anchors import lane_anchors
+from lane_training.export import load_exported
 from lane_training.loss import lane_loss
 from lane_training.material import Material, MaterialError, identity_of, name_of
 from lane_training.network import LaneNetwork
@@ -25,8 +26,11 @@ FINAL_RATE_SHARE = 0.02
 WEIGHT_DECAY = 0.02
 AVERAGE_DECAY = 0.998
 CLIP_NORM = 20.0
+SETTLING_IMAGES = 64
+CURVE_EVERY_STEPS = 50
+LOSSES = ("class", "offset", "length")
 CHECKPOINT_EVERY_S = 120.0
-BAR = "{percentage:3.0f}% |{bar}| {elapsed}{postfix}"
+BAR = "{percentage:3.0f}% |{bar}| {postfix}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Plan:
         checkpoint: file that the run resumes from and writes to.
         material: labelled images; None to train on rendered roads alone.
         other_material: go on from a checkpoint whose run learnt from something else.
+        begin_with: an exported model whose weights are the first ones; None for random ones.
     """
 
     minutes: float
@@ -53,6 +58,7 @@ class Plan:
     checkpoint: Path
     material: Material | None
     other_material: bool = False
+    begin_with: Path | None = None
 
     def progress(self, step: int, elapsed_s: float) -> float:
         """Share of the run that is done; 1 or more ends it."""
@@ -82,6 +88,40 @@ def read_checkpoint(plan: Plan) -> dict[str, Any]:
             "material to go on, or --other-material to go on with this one"
         )
     return state
+
+
+def began_with(state: dict[str, Any]) -> str:
+    """What a checkpoint's first weights were."""
+    return str(state.get("began_with", "random weights"))
+
+
+def settle(network: LaneNetwork, norms: list[str], images: torch.Tensor) -> None:
+    """Gives normalisation layers that pass everything through the statistics of `images`.
+
+    The network answers as before, and in training, where the layers take out each batch's own mean
+    and variance, nearly so.
+    """
+    layers = [layer for name, layer in network.named_modules() if name in norms]
+    seen: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def keep(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0].float()
+        seen[layer] = x.mean((0, 2, 3)), x.var((0, 2, 3))
+
+    hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
+    network.eval()
+    with torch.no_grad():
+        network.features(images.float())
+        for layer in layers:
+            assert isinstance(layer, nn.BatchNorm2d)
+            mean, variance = seen[layer]
+            layer.running_mean.copy_(mean)  # type: ignore[union-attr]  # BatchNorm2d tracks them
+            layer.running_var.copy_(variance)  # type: ignore[union-attr]  # likewise
+            layer.weight.copy_((variance + layer.eps).sqrt())
+            layer.bias.add_(mean)
+    for hook in hooks:
+        hook.remove()
+    network.train()
 
 
 class Average:
@@ -137,13 +177,21 @@ class Training:
         self._network.train()
         self._optimiser = _optimiser(self._network, plan.rate)
         self.step, self.elapsed_s = 0, 0.0
+        self.curve: list[tuple[float, ...]] = []
         self._learnt_from = [(identity_of(plan.material), name_of(plan.material), 0)]
+        self._unsettled: list[str] = []
+        self._began = "random weights"
+        if not plan.checkpoint.exists() and plan.begin_with is not None:
+            self._began = f"the weights of {plan.begin_with.parent.parent.name}"
+            self._unsettled = load_exported(self._network, plan.begin_with)
         if plan.checkpoint.exists():
             state = read_checkpoint(plan)
+            self._began = began_with(state)
             self._network.load_state_dict(state["network"])
             self._average.network.load_state_dict(state["average"])
             self._optimiser.load_state_dict(state["optimiser"])
             self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+            self.curve = [tuple(point) for point in state.get("curve", ())]
             before = learnt_from(state)
             if before[-1][0] == self._learnt_from[0][0]:
                 self._learnt_from = before
@@ -166,8 +214,14 @@ class Training:
             "batch": self._plan.batch,
             "seed": self._plan.seed,
             "rate": self._plan.rate,
+            "curve": self.curve,
             "learnt_from": self._learnt_from,
+            "began_with": self._began,
         }
+
+    def note(self, losses: dict[str, float]) -> None:
+        """Keeps the losses for the curves."""
+        self.curve.append((self.step, *(losses.get(name, 0.0) for name in LOSSES)))
 
     def save(self) -> None:
         """Replaces the checkpoint in one move, so that a stop never leaves half of one."""
@@ -180,6 +234,10 @@ class Training:
     def advance(self, ring: SampleRing) -> dict[str, float]:
         """One step on one batch; returns the parts of its loss."""
         began = time.monotonic()
+        if self._unsettled:
+            settle(self._network, self._unsettled, ring.batch(SETTLING_IMAGES)[0])
+            self._average = Average(self._network)
+            self._unsettled = []
         images, targets = ring.batch(self._plan.batch)
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate(self._plan, self.step, self.progress)
@@ -210,10 +268,18 @@ def train(plan: Plan) -> dict[str, Any]:
             for name, value in training.advance(ring).items():
                 losses[name] = losses.get(name, value) + 0.02 * (value - losses.get(name, value))
             shown = {name: f"{value:.3f}" for name, value in losses.items()}
-            bar.set_postfix(step=training.step, **shown, refresh=False)
+            bar.set_postfix(step=training.step, left=time_left(training), **shown, refresh=False)
+            if training.step % CURVE_EVERY_STEPS == 0:
+                training.note(losses)
             bar.update(100.0 * training.progress - bar.n)
             if training.elapsed_s - saved_s > CHECKPOINT_EVERY_S:
                 training.save()
                 saved_s = training.elapsed_s
     training.save()
     return training.state()
+
+
+def time_left(training: Training) -> str:
+    """Hours and minutes until the run is done, at its pace so far."""
+    minutes = training.elapsed_s / 60 * (1.0 / max(training.progress, 1e-6) - 1.0)
+    return f"{int(minutes) // 60}:{int(minutes) % 60:02d}"

@@ -132,6 +132,51 @@ def line_threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64])
     return float(PIXEL_THRESHOLD / np.cos(np.arctan(slope)))
 
 
+def lines_hit(
+    predicted: NDArray[np.float64], labelled: NDArray[np.float64], h_samples: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which labelled lines are found, where not every line of the image is labelled.
+
+    A line is found by a lane that is within TuSimple's threshold on 85 % of the labelled rows;
+    lanes elsewhere count neither for nor against.
+
+    Args:
+        predicted, labelled, h_samples: as for `score_image`.
+
+    Returns:
+        (G,) bool.
+    """
+    hits = np.zeros(len(labelled), bool)
+    for place, line in enumerate(labelled):
+        rows = line >= 0
+        met = np.abs(predicted[:, rows] - line[rows]) < line_threshold_px(line, h_samples)
+        met &= predicted[:, rows] >= 0
+        hits[place] = bool((met.mean(axis=1) >= MATCH_ACCURACY).any()) if rows.any() else False
+    return hits
+
+
+def own_lines(labelled: NDArray[np.float64], h_samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The lines of the vehicle's own lane: on each side the one whose lower half leads to the
+    bottom of the image nearest its middle; lines without two points are none.
+
+    Args:
+        labelled, h_samples: as for `score_image`.
+
+    Returns:
+        (0..2, H) float64.
+    """
+    feet = np.full(len(labelled), np.nan)
+    for place, line in enumerate(labelled):
+        rows = np.flatnonzero(line >= 0)
+        lower = rows[-max(2, len(rows) // 2) :]
+        if len(rows) > 1:
+            slope, start = np.polyfit(h_samples[lower], line[lower], 1)
+            feet[place] = slope * IMAGE_HEIGHT_PX + start - IMAGE_WIDTH_PX / 2
+    left, right = np.where(feet <= 0, -feet, np.inf), np.where(feet > 0, feet, np.inf)
+    chosen = [int(np.argmin(side)) for side in (left, right) if len(side) and side.min() < np.inf]
+    return labelled[chosen]
+
+
 def summarise(scores: Sequence[ImageScore]) -> DatasetScore:
     """Return the means over at least one image.
 

@@ -85,7 +85,7 @@ class Process:
         self._socket.settimeout(0.5)
         self._draining: threading.Thread | None = None
         self.log = folder / "log"
-        self.port, self.metrics_port = free_ports(2)
+        self.port, self.metrics_port, self.http_port = free_ports(3)
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [
@@ -95,6 +95,7 @@ class Process:
                     "run",
                     f"--grpc-port={self.port}",
                     f"--metrics-port={self.metrics_port}",
+                    f"--http-port={self.http_port}",
                     *arguments,
                 ],
                 stderr=log,

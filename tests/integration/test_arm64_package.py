@@ -61,7 +61,8 @@ dpkg --verify edge-server
 systemctl is-enabled edge-server >/srv/enabled
 NUMPY_EXPERIMENTAL_DTYPE_API=1 {PYTHON} -I /srv/imports.py >/srv/imports.json
 edge-server doctor --json >/srv/doctor.json || true
-edge-server check --config /etc/edge_server/config.toml --grpc-port=0 --metrics-port=0 >/srv/check
+PORTS='--grpc-port=0 --metrics-port=0 --http-port=0'
+edge-server check --config /etc/edge_server/config.toml $PORTS >/srv/check
 {PYTHON} -I /srv/lanes_of_a_road.py >/srv/lanes.json
 """
 # Every library of the package is loaded; pycuda's needs a driver, and one of NumPy's own tests asks

@@ -78,6 +78,7 @@ def test_lanes_go_on_and_the_daemon_ends(
             "repository": {"paths": [str(MODELS)]},
             "grpc": {"port": 0},
             "metrics": {"port": 0},
+            "http": {"port": 0},
             "cameras": {"front": {"uri": "synthetic://road?seed=7&fps=10"}},
         },
     )

@@ -82,7 +82,7 @@ class Drive:
         settings = folder / "config.toml"
         settings.write_text(
             f'[repository]\npaths = ["{models}", "{MODELS}"]\n[grpc]\nport = 0\n'
-            '[metrics]\nenabled = false\n[cameras.front]\nmodel = "road"\n'
+            '[metrics]\nenabled = false\n[http]\nenabled = false\n[cameras.front]\nmodel = "road"\n'
             'uri = "synthetic://road?seed=7&fps=5"\n'
             f'[python]\nwritable = ["{folder}"]\n'
         )

@@ -88,6 +88,7 @@ class Drive:
         settings = folder / "config.toml"
         settings.write_text(
             f'[repository]\npaths = ["{models}"]\n[grpc]\nport = 0\n[metrics]\nenabled = false\n'
+            "[http]\nenabled = false\n"
             + "".join(
                 f'[cameras.c{n}]\nmodel = "road"\nmax_age_ms = 1000\n{more}\n'
                 f'uri = "file://{_pictures(folder / f"pictures{n}", 160 + 2 * n)}'

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 MODELS = Path(__file__).parents[2] / "models"
-PORTS = ("--grpc-port=0", "--metrics-port=0")
+PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 
 
 def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +85,7 @@ def test_a_password_file_that_is_missing_ends_run_with_78(
 def test_a_port_that_something_else_holds_ends_check_with_69(decode: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = edge("check", decode, f"--grpc-port={port}", "--metrics-port=0")
+        done = edge("check", decode, f"--grpc-port={port}", "--metrics-port=0", "--http-port=0")
     assert done.returncode == 69
     assert f"gRPC cannot listen on 127.0.0.1:{port}: " in done.stderr
     assert "model lane_decode version 1: READY" in done.stdout

@@ -302,6 +302,7 @@ def test_what_cannot_be_reported_ends_nothing(
         "repository": {"paths": [str(tmp_path)]},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
+        "http": {"enabled": False},
         "mqtt": {"host": "127.0.0.1", "port": 9},
     }
     daemon = Daemon(read_settings(None, overrides))
@@ -327,6 +328,7 @@ def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -
         "repository": {"paths": [str(tmp_path)]},
         "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
         "metrics": {"enabled": False},
+        "http": {"enabled": False},
     }
     daemon = Daemon(read_settings(None, overrides))
     assert daemon._grpc.self_call is not None

@@ -41,7 +41,7 @@ host = "127.0.0.1"
 [cameras.road]
 uri = "synthetic://road?seed=7&fps=10"
 """
-OTHER_PORTS = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n"
+OTHER_PORTS = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n[http]\nport = 8010\n"
 SOURCES = """\
 Types: deb
 URIs: file:/srv/repository/apt
@@ -245,7 +245,7 @@ def test_an_installation_serves_at_once_with_nothing_of_this_checkout(machine: M
     unit = machine.unit
     assert (unit["ActiveState"], unit["UnitFileState"]) == ("active", "enabled")
     assert unit["DropInPaths"] == ""
-    ports = ("--grpc-port=0", "--metrics-port=0")
+    ports = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
     told = machine.container.do("edge-server", "check", "--config", CONFIG, *ports)
     assert "lane_detection" in told
     # Its children run in the same environment.

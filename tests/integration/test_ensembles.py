@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Process
 
-PORTS = ("--grpc-port=0", "--metrics-port=0")
+PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 TIMEOUT_S = 30.0
 
 

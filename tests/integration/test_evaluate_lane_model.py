@@ -83,6 +83,26 @@ def test_true_lanes_score_and_each_line_of_the_file_counts(images: Path, tmp_pat
     assert result["accuracy"] == pytest.approx(true["accuracy"] / 2)
 
 
+def test_sources_are_reported_apart_and_partial_labels_count_lines_alone(
+    images: Path, tmp_path: Path
+) -> None:
+    label = json.loads((images / "label.json").read_text())
+    partial = label | {"complete": False, "source": "other", "lanes": label["lanes"][:1]}
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("\n".join(json.dumps(each) for each in (label, partial)))
+    gallery = tmp_path / "worst.png"
+    done = evaluate(images, labels, "--json", "--hard", "2", "--gallery", str(gallery))
+    assert done.returncode == 0, done.stderr
+    whole, part, *rendered = json.loads(done.stdout)["images"]
+    assert (whole["source"], part["source"]) == ("", "other")
+    assert (whole["own_lines"], part["own_lines"]) == (2, 1)
+    assert whole["own_lines_found"] == 2
+    assert "accuracy" not in part
+    assert [each["source"] for each in rendered] == ["rendered night", "rendered rain"]
+    # Four sources, a row of five tiles each.
+    assert cv2.imread(str(gallery)).shape == (4 * 240, 5 * 426, 3)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -24,7 +24,7 @@ LANES = Path(__file__).parents[2] / "models/laneDetect_model"
         (["demo", "--mqtt", "broker:99999"], 78, "--mqtt broker:99999: give it as HOST, HOST:PORT"),
         (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
         (["plan", "build", str(LANES), "--fp16", "--int8"], 78, "give one of the two"),
-        (["check", "--http-port", "8000"], 78, "there is no HTTP front end"),
+        (["check", "--reuse-http-port=true"], 78, "a second server on the port"),
         (["check", "--grpc-port", "http"], 78, "--grpc-port=http: give it as a whole number"),
         (["check", "--load-model=*", "--load-model=a"], 78, "Wildcard model name '*' must be"),
         (

@@ -26,6 +26,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
             "'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'ctypes'",
             ["0 no fault", "1 at least one fault"],
         ),
+        (["status"], "'numpy', 'grpc', 'cv2', 'msgspec', 'prometheus_client'", ["examples:"]),
+        (["infer"], "'numpy', 'grpc', 'cv2', 'msgspec'", ["examples:"]),
     ],
 )
 def test_the_help_of_a_verb_imports_nothing_heavy(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Process]
     Client = Callable[[Process], triton.InferenceServerClient]
 
-PORTS = ("--grpc-port=0", "--metrics-port=0")
+PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 MODELS = Path(__file__).parents[2] / "models"
 REQUESTS = 3
 PLANES_BYTES = 3 * 360 * 640 * 4

@@ -40,6 +40,7 @@ class Device:
             f'[repository]\npaths = ["{MODELS}"]\n'
             f"[grpc]\nport = {self.port}\n{more}\n"
             f"[metrics]\nport = {self.metrics_port}\n"
+            "[http]\nport = 0\n"
             '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
         )
         self._log = folder / "daemon.log"

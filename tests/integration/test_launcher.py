@@ -112,10 +112,10 @@ def test_the_log_goes_where_and_how_it_was_set_and_clients_can_read_it(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--allow-http=true"], "--allow-http=true: there is no HTTP front end"),
+        (["--http-address=0.0.0.0"], "http: 0.0.0.0 is beyond the loopback"),
         (["--grpc-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
         (["--metrics-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
-        (["--grpc-use-ssl=true"], "TLS needs certificate (--grpc-server-cert)"),
+        (["--grpc-use-ssl=true"], "TLS needs certificate and key (of gRPC: --grpc-server-cert"),
         (
             ["--grpc-use-ssl=true", "--grpc-server-cert=/nowhere.pem", "--grpc-server-key=/k.pem"],
             "grpc.tls.certificate: /nowhere.pem: cannot be read: No such file or directory",
@@ -150,7 +150,7 @@ def _refused(flags: list[str], code: int) -> str:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
-            *("--grpc-port=0", "--metrics-port=0", *flags),
+            *("--grpc-port=0", "--metrics-port=0", "--http-port=0", *flags),
         ],
         capture_output=True,
         text=True,

@@ -50,7 +50,7 @@ def test_the_daemon_ends_with_its_own_exit_code_when_any_thread_meets_a_lost_gpu
     daemon = tmp_path / "daemon.py"
     daemon.write_text(DAEMON)
     (tmp_path / "models").mkdir()
-    ports = ["--grpc-port", "0", "--metrics-port", "0"]
+    ports = ["--grpc-port", "0", "--metrics-port", "0", "--http-port", "0"]
     done = subprocess.run(
         [sys.executable, str(daemon), "--model-repository", str(tmp_path / "models"), *ports],
         env=simulated_libcuda.environment("fail=kernel:719:3"),

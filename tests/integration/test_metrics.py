@@ -82,7 +82,7 @@ def test_a_taken_port_ends_with_69_and_the_remedy(shipped: Process) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
-            *("--grpc-port=0", f"--metrics-port={taken}"),
+            *("--grpc-port=0", f"--metrics-port={taken}", "--http-port=0"),
         ],
         capture_output=True,
         text=True,

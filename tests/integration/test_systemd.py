@@ -383,7 +383,7 @@ def test_secrets_come_as_credentials_that_only_the_daemon_reads(
 def test_a_second_instance_serves_beside_the_first_with_ports_of_its_own(active: Unit) -> None:
     container = active.container
     rear = Unit(container, "edge-server@rear")
-    ports = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n"
+    ports = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n[http]\nport = 8010\n"
     container.write("/etc/edge_server/rear.toml", ROAD + ports)
     container.do("systemctl", "start", "edge-server@rear")
     try:
@@ -516,7 +516,7 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
     config = tmp_path / "config.toml"
     config.write_text(
         ROAD.replace(SHIPPED_MODELS, str(CHECKOUT / "models"))
-        + "[grpc]\nport = 0\n[metrics]\nport = 0\n"
+        + "[grpc]\nport = 0\n[metrics]\nport = 0\n[http]\nport = 0\n"
     )
     daemon = Daemon(read_settings(config, {}), [lambda *_: let_go.wait(60)])
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:

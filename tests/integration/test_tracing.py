@@ -226,7 +226,15 @@ def test_a_file_that_cannot_be_written_ends_the_start(repository: Path, tmp_path
     path = tmp_path / "nowhere" / "trace.json"
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "edge_server", "run", "--grpc-port=0", "--metrics-port=0"),
+            *(
+                sys.executable,
+                "-m",
+                "edge_server",
+                "run",
+                "--grpc-port=0",
+                "--metrics-port=0",
+                "--http-port=0",
+            ),
             f"--model-repository={repository}",
             f"--trace-config=triton,file={path}",
         ],

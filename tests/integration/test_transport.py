@@ -225,6 +225,7 @@ def test_a_second_daemon_ends_with_75_and_a_dead_ones_socket_is_replaced(
             *(sys.executable, "-m", "edge_server", "run", *flags),
             "--grpc-port=0",
             "--metrics-port=0",
+            "--http-port=0",
         ],
         capture_output=True,
         text=True,

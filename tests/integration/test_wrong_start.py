@@ -73,7 +73,7 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
     broken_models: Path, verb: str, damage: Callable[[Path], None], says: str
 ) -> None:
     damage(broken_models)
-    port = ["--grpc-port=0", "--metrics-port=0"]
+    port = ["--grpc-port=0", "--metrics-port=0", "--http-port=0"]
     done = run_to_its_end(verb, "--model-repository", str(broken_models), *port)
     assert done.returncode == 78
     assert says in done.stderr
@@ -83,7 +83,13 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
 @pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
 def test_a_repository_that_is_not_mounted_yet_ends_with_69(tmp_path: Path, mode: str) -> None:
     done = run_to_its_end(
-        *("run", "--grpc-port=0", "--metrics-port=0", f"--model-control-mode={mode}"),
+        *(
+            "run",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            "--http-port=0",
+            f"--model-control-mode={mode}",
+        ),
         f"--model-repository={tmp_path / 'away'}",
         *((f"--repository-copies={tmp_path / 'store'}",) if mode == "poll" else ()),
         *(("--load-model=lane_detection",) if mode == "explicit" else ()),
@@ -95,7 +101,13 @@ def test_a_repository_that_is_not_mounted_yet_ends_with_69(tmp_path: Path, mode:
 
 def test_an_empty_place_where_a_cameras_model_shall_be_ends_with_69(tmp_path: Path) -> None:
     done = run_to_its_end(
-        *("run", "--grpc-port=0", "--metrics-port=0", f"--model-repository={tmp_path}"),
+        *(
+            "run",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            "--http-port=0",
+            f"--model-repository={tmp_path}",
+        ),
         "--camera=road=synthetic://road?seed=7&fps=10",
     )
     assert done.returncode == 69
@@ -146,7 +158,7 @@ def test_an_initialize_that_raises_once_ends_with_69_and_serves_at_the_next_star
         ),
         *(("--load-model=m",) * (mode == "explicit")),
     ]
-    done = run_to_its_end("run", "--grpc-port=0", "--metrics-port=0", *flags)
+    done = run_to_its_end("run", "--grpc-port=0", "--metrics-port=0", "--http-port=0", *flags)
     assert "the sensor does not answer" in done.stderr
     assert done.returncode == 69
     start(*flags)
@@ -158,7 +170,11 @@ def test_one_fault_in_the_files_among_others_that_may_pass_ends_with_78(tmp_path
         (tmp_path / name / "1" / "model.py").write_text(INITIALIZES)
         (tmp_path / name / "config.pbtxt").write_text(config)
     done = run_to_its_end(
-        "run", "--grpc-port=0", "--metrics-port=0", f"--model-repository={tmp_path}"
+        "run",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        "--http-port=0",
+        f"--model-repository={tmp_path}",
     )
     assert done.returncode == 78
     assert "models that cannot be loaded: passes, stays" in done.stderr
@@ -191,7 +207,7 @@ def test_an_address_of_another_machine_is_reported_as_that() -> None:
 
 def test_a_wrong_camera_uri_ends_with_78_and_is_not_tried_again() -> None:
     uri = "--camera=front=synthetic://road?sed=7"
-    port = ["--grpc-port=0", "--metrics-port=0"]
+    port = ["--grpc-port=0", "--metrics-port=0", "--http-port=0"]
     done = run_to_its_end("run", "--model-repository", str(MODELS), *port, uri)
     assert done.returncode == 78
     assert "camera front: synthetic://road: unknown option 'sed'; did you mean" in done.stderr
@@ -210,7 +226,7 @@ def test_a_wrong_camera_is_reported_before_a_model_is_loaded(
 ) -> None:
     # A model that cannot be loaded would be told first, were it looked at.
     truncate_onnx(broken_models)
-    port = ["--grpc-port=0", "--metrics-port=0"]
+    port = ["--grpc-port=0", "--metrics-port=0", "--http-port=0"]
     repository = ["--model-repository", str(broken_models)]
     done = run_to_its_end("run", *repository, *port, f"--camera={camera}")
     assert done.returncode == code
@@ -227,6 +243,7 @@ def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
         str(MODELS),
         "--grpc-port=0",
         "--metrics-port=0",
+        "--http-port=0",
         f"--camera=front={video}",
     )
     assert done.returncode == 69
@@ -245,7 +262,7 @@ def test_an_unknown_key_ends_with_78_and_the_nearest_one(tmp_path: Path) -> None
 
 
 def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
-    port = ["--grpc-port=0", "--metrics-port=0", "--log-format=json"]
+    port = ["--grpc-port=0", "--metrics-port=0", "--http-port=0", "--log-format=json"]
     done = run_to_its_end("run", "--model-repository=/nowhere", *port)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert "model repository cannot be read" in lines[-1]["text"]
@@ -255,7 +272,13 @@ def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
 def test_with_json_ffmpeg_adds_no_lines_of_its_own(tmp_path: Path) -> None:
     video = tmp_path / "broken.mp4"
     video.write_bytes(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom")
-    arguments = ["--grpc-port=0", "--metrics-port=0", "--log-format=json", f"--camera=a={video}"]
+    arguments = [
+        "--grpc-port=0",
+        "--metrics-port=0",
+        "--http-port=0",
+        "--log-format=json",
+        f"--camera=a={video}",
+    ]
     done = run_to_its_end("run", *arguments)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert "no video can be read" in lines[-1]["text"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import grpc
 import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2 as pb
 
+from edge_server.api.grpc.client import CHANNEL_OPTIONS, target_of
+from edge_server.board.listening import client_host, host_and_port
 from edge_server.errors import StageStuck
 from edge_server.process.worker import Worker
 
@@ -29,14 +29,6 @@ METHOD = "/grpc.health.v1.Health/Check"
 MOST_FAILURES = 5
 _PERIOD_S = 5.0
 _TIMEOUT_S = 5.0
-_OPTIONS = (
-    # The environment's proxies are for other machines.
-    ("grpc.enable_http_proxy", 0),
-    # Do not share the connection of another channel of this process.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 
 class SelfCall:
@@ -108,7 +100,7 @@ class SelfCall:
         if self._speaks_tls:
             return self._greeted()[1]
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self._target, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
         check = self._channel.unary_unary(
             METHOD,
             request_serializer=pb.HealthCheckRequest.SerializeToString,
@@ -163,20 +155,17 @@ def not_ready_reason(settings: Grpc) -> str:
     certificate: it counts as ready once it answers a ClientHello.
     """
     metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    if settings.socket is not None:
-        target = f"unix:{quote(str(Path(settings.socket).absolute()))}"
-    elif settings.tls.on:
+    if settings.tls.on and settings.socket is None:
+        host = client_host(settings.host)
         call = SelfCall(
-            f"{host}:{settings.port}",
+            host_and_port(host, settings.port),
             lambda timeout_s: socket.create_connection((host, settings.port), timeout_s),
             lambda: 0,
             speaks_tls=True,
         )
         return call.fault()
-    else:
-        target = f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
-    with grpc.insecure_channel(target, options=_OPTIONS) as channel:
+    target = target_of(settings)
+    with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         check = channel.unary_unary(
             METHOD,
             request_serializer=pb.HealthCheckRequest.SerializeToString,
@@ -192,8 +181,7 @@ def not_ready_reason(settings: Grpc) -> str:
 
 def server_name(settings: Grpc) -> str:
     """Return name and version of the server that serves there in plain text; empty without one."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    client = triton.InferenceServerClient(f"{host}:{settings.port}")
+    client = triton.InferenceServerClient(host_and_port(settings.host, settings.port))
     try:
         metadata = client.get_server_metadata(client_timeout=_TIMEOUT_S)
     except triton.InferenceServerException:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.grpc.access import AccessRules
-from edge_server.api.grpc.admission import Admission, ByteBudget
-from edge_server.api.grpc.call_threads import CallThreads, refusable
-from edge_server.api.grpc.call_traces import CallTraces
+from edge_server.api.access import AccessRules
+from edge_server.api.admission import Admission, ByteBudget
+from edge_server.api.call_threads import CallThreads
+from edge_server.api.call_traces import CallTraces
 from edge_server.api.grpc.credentials import Certificates
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
@@ -20,13 +20,16 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.refusable import refusable
 from edge_server.api.grpc.self_call import SelfCall
-from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
-from edge_server.board.listening import listener, remedy
+from edge_server.api.headers import HeaderForwarding
+from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import SharedMemory
+from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.tracing.tracer import Tracer
@@ -70,6 +73,7 @@ class GrpcServer:
         control, log_switches: see `TritonServicer`.
         client_shared_memory: clients may register regions.
         tracer: traces requests; None traces none.
+        requests: counts inference requests; None counts them for nobody.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -88,6 +92,7 @@ class GrpcServer:
         client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
@@ -100,12 +105,22 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        requests = requests or RequestMetrics()
+        pattern = settings.forward_headers
+        headers = HeaderForwarding(pattern) if pattern else None
         shared_memory = (
             SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
         )
 
         def side(*, unix: bool) -> _Side:
             made = _Side(settings, AccessRules.of(settings, unix=unix), unix=unix)
+
+            def refusal() -> EdgeServerError | None:
+                reason = made.refusal()
+                if reason is not None:
+                    requests.failed("grpc", status_of(reason).name)
+                return reason
+
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -116,6 +131,8 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                requests=requests,
+                headers=headers,
             )
             register(
                 made.server,
@@ -123,7 +140,7 @@ class GrpcServer:
                 HealthServicer(data_plane),
                 traffic=made.traffic,
                 rules=made.rules,
-                refused=lambda infer: refusable(infer, made.refusal, made.threads),
+                refused=lambda infer: refusable(infer, refusal, made.threads),
             )
             self._sides.append(made)
             return made
@@ -216,9 +233,9 @@ class GrpcServer:
         waiting = self._sides[0].threads.waiting
         if self._socket is not None:
             return SelfCall(self._socket.address, self._socket.connect, waiting, metadata=metadata)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+        host = client_host(settings.host)
         return SelfCall(
-            f"{_in_brackets(host)}:{self.port}",
+            host_and_port(host, self.port),
             lambda timeout_s: socket.create_connection((host, self.port), timeout_s),
             waiting,
             metadata=metadata,
@@ -260,8 +277,7 @@ class _Side:
 
     def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
         """Return the port."""
-        host, tls = _in_brackets(settings.host), settings.tls
-        address = f"{host}:{settings.port}"
+        tls, address = settings.tls, host_and_port(settings.host, settings.port)
         where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
         try:
             # gRPC's own error gives no reason.
@@ -276,7 +292,7 @@ class _Side:
         except RuntimeError as error:
             raise Unavailable(where + _reason(error)) from error
         trust = " with mutual TLS" if tls.mutual else " with TLS" if tls.on else ""
-        self.where = f"{host}:{port}{trust}"
+        self.where = f"{host_and_port(settings.host, port)}{trust}"
         return port
 
     def listen_on_socket(self, unix: UnixSocket) -> None:
@@ -374,10 +390,6 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
 def _limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
     # With one of the longest requests inside, a second one must fit.
     return max(pending_bytes, 2 * longest_bytes)
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _reason(error: RuntimeError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.utils import floatToGoString
 
 from edge_server.inference.statistics import FailureReason
+from edge_server.model_config.fields import FIRST_RESPONSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.api.http.sources import Sources
     from edge_server.backends.contract import ModelMetric
-    from edge_server.inference.statistics import Counts
+    from edge_server.inference.statistics import Counts, ModelStatistics
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,39 @@ COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
         lambda c: c.cache_miss.ns * _US,
     ),
 }
+_LATENCIES = frozenset(name for name in COUNTERS if "duration" in name)
+# Name → help text, and the summary of `RequestSummaries`.
+SUMMARIES = {
+    "nv_inference_request_summary_us": (
+        "Summary of inference request duration in microseconds (includes cached requests)",
+        "request",
+    ),
+    "nv_inference_queue_summary_us": (
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+        "queue",
+    ),
+    "nv_inference_compute_input_summary_us": (
+        "Summary of compute input duration in microseconds (does not include cached requests)",
+        "compute_input",
+    ),
+    "nv_inference_compute_infer_summary_us": (
+        "Summary of compute inference duration in microseconds (does not include cached requests)",
+        "compute_infer",
+    ),
+    "nv_inference_compute_output_summary_us": (
+        "Summary of inference compute output duration in microseconds (does not include cached "
+        "requests)",
+        "compute_output",
+    ),
+    "nv_cache_hit_summary_per_model": (
+        "Summary of cache hit duration per model, in microseconds",
+        "cache_hit",
+    ),
+    "nv_cache_miss_summary_per_model": (
+        "Summary of cache miss duration per model, in microseconds",
+        "cache_miss",
+    ),
+}
 FAILURES = "nv_inference_request_failure"
 LOAD_DURATION = "nv_model_load_duration_secs"
 PENDING = "nv_inference_pending_request_count"
@@ -96,8 +131,12 @@ class ModelMetrics:
             for entry in self._sources.models()
             if entry.loaded
         ]
+        loaded = [({**labels, **model.statistics.tags}, model) for labels, model in loaded]
         counted = [(labels, model.statistics.counts()) for labels, model in loaded]
+        totals = all(model.statistics.kept.counters for _, model in loaded)
         for name, (text, read) in COUNTERS.items():
+            if name in _LATENCIES and not totals:
+                continue
             metric = Metric(name, text, "unknown")
             for labels, counts in counted:
                 metric.add_sample(name, labels, read(counts))
@@ -117,6 +156,37 @@ class ModelMetrics:
         for labels, model in loaded:
             load.add_sample(LOAD_DURATION, labels, model.load_s)
         yield load
+        yield from _distributions([(labels, model.statistics) for labels, model in loaded])
+
+
+def _distributions(
+    statistics: Sequence[tuple[dict[str, str], ModelStatistics]],
+) -> Iterator[Metric]:
+    summaries = [(labels, made) for labels, each in statistics if (made := each.summaries())]
+    for name, (text, which) in SUMMARIES.items() if summaries else ():
+        metric = Metric(name, text, "summary")
+        for labels, made in summaries:
+            summary = made[which]
+            metric.add_sample(f"{name}_count", labels, summary.count)
+            metric.add_sample(f"{name}_sum", labels, summary.sum_ns * _US)
+            for quantile, ns in summary.quantiles_ns.items():
+                metric.add_sample(name, {**labels, "quantile": f"{quantile:g}"}, ns * _US)
+        yield metric
+    histograms = [
+        (labels, histogram)
+        for labels, each in statistics
+        if (histogram := each.first_responses_ms()) is not None
+    ]
+    if histograms:
+        text = "Duration from request to first response in milliseconds"
+        metric = Metric(FIRST_RESPONSE, text, "histogram")
+        for labels, histogram in histograms:
+            for bound, count in zip((*histogram.bounds, math.inf), histogram.at_most, strict=True):
+                bucket = {**labels, "le": _bound(bound)}
+                metric.add_sample(f"{FIRST_RESPONSE}_bucket", bucket, count)
+            metric.add_sample(f"{FIRST_RESPONSE}_count", labels, histogram.at_most[-1])
+            metric.add_sample(f"{FIRST_RESPONSE}_sum", labels, histogram.total)
+        yield metric
 
 
 class CustomMetrics:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import parser
 
+from edge_server.board.listening import client_host, host_and_port
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ class Scrape:
         """Return the labels of the samples that have `value`."""
         return [found for v, found in self._with(name, labels) if v == value]
 
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples that have all these labels."""
+        return sum(value for value, _ in self._with(name, labels))
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Return the values of a metric by one of its labels."""
+        return {found[label]: value for value, found in self._with(name, {}) if label in found}
+
     def _with(self, name: str, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
         for sample in self._samples:
             if sample.name == name and labels.items() <= sample.labels.items():
@@ -56,7 +65,8 @@ def scrape(host: str, port: int) -> Scrape:
     try:
         return Scrape(read_metrics(host, port))
     except ValueError as error:
-        raise Unavailable(f"http://{host}:{port}/metrics: {error}") from error
+        where = host_and_port(host, port)
+        raise Unavailable(f"http://{where}/metrics: {error}") from error
 
 
 def read_metrics(host: str, port: int) -> str:
@@ -65,8 +75,8 @@ def read_metrics(host: str, port: int) -> str:
     Raises:
         Unavailable: nothing answers there, or not with a whole text.
     """
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    where = f"http://{host}:{port}/metrics"
+    host = client_host(host)
+    where = f"http://{host_and_port(host, port)}/metrics"
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     # The timeout is that of one read; who sends a byte now and then would keep this for hours.
     until_s = time.monotonic() + _LONGEST_S

@@ -95,6 +95,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             config.backend,
             ", ".join(framework.parameters.__struct_fields__) or "none",
         )
+    _check_accelerators(files, config)
     path = directory / config.default_model_filename
     _require(path, framework, config.name)
     program = _program(framework, config, path)
@@ -179,6 +180,18 @@ def _ours(config: ModelConfig, framework: Framework) -> ModelConfig:
 def _unknown(config: ModelConfig, framework: Framework) -> set[str]:
     known = {*framework.parameters.__struct_fields__, *PythonParameters.__struct_fields__}
     return config.parameters.keys() - known - OF_EVERY_MODEL
+
+
+def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: Paddle is to use an accelerator that is not passed on to it."""
+    chosen = config.message.optimization.execution_accelerators
+    for kind, known in (("gpu", ()), ("cpu", ("mkldnn",))):
+        for each in getattr(chosen, f"{kind}_execution_accelerator"):
+            if config.backend == "paddle" and each.name not in known:
+                raise ModelConfigError(
+                    f"{files.config_path}: model '{config.name}': {kind}_execution_accelerator "
+                    f"'{each.name}' is not passed on to Paddle; remove it"
+                )
 
 
 def _require(path: Path, framework: Framework, model: str) -> None:

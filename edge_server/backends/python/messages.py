@@ -222,12 +222,17 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one."""
+    """`execute` has returned `responses`; a failure goes to each request without a last one.
+
+    Attributes:
+        rescheduled: numbers of the requests that shall run again.
+    """
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""
     responses: list[Responded] = []
+    rescheduled: list[int] = []
 
 
 class Ready(Message, frozen=True):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.board.board import UNIT
-from edge_server.board.listening import listener, remedy
+from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.board.wall_clock import kernel_synchronized
 
 Facts = dict[str, Any]
@@ -210,7 +210,7 @@ def grpc_port(host: str, port: str) -> Facts:
         return {"free": True}
     facts: Facts = {"free": False}
     grpc: Any = importlib.import_module("tritonclient.grpc")
-    wanted = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    wanted = host_and_port(host, int(port))
     client = grpc.InferenceServerClient(wanted)
     try:
         metadata = client.get_server_metadata(client_timeout=2)

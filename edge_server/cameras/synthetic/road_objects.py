@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.synthetic.road_scene import RoadScene, Vehicle
-    from edge_server.cameras.synthetic.road_view import View
+    from edge_server.cameras.synthetic.road_view import Colour, View
 
 TREE_VIEW_M = 220.0
+POST_SPACING_M, POST_VIEW_M = 4.0, 60.0
 
 
 def draw_roadside(
@@ -32,10 +33,34 @@ def draw_roadside(
     edges_m = place.edge_left_m - 0.3, place.edge_right_m + 0.3
     for edge_m, height_m in zip(edges_m, place.barrier_height_m, strict=True):
         if height_m:
+            if place.rail:
+                posts_m = marks_ahead(view, 0.0, POST_SPACING_M, distance_m, POST_VIEW_M)
+                _draw_rail(image, view, (edge_m, height_m), place.barrier, posts_m)
+                continue
             foot, top = view.project(edge_m, view.z_m), view.project(edge_m, view.z_m, height_m)
             fill_polygons(image, [np.concatenate((foot, top[::-1]))], place.barrier)
             ledge = view.project(edge_m, view.z_m, 0.85 * height_m)
             fill_polygons(image, [np.concatenate((ledge, top[::-1]))], scaled(place.barrier, 1.15))
+
+
+def _draw_rail(
+    image: NDArray[np.uint8],
+    view: View,
+    place_m: tuple[float, float],
+    colour: Colour,
+    posts_m: NDArray[np.float64],
+) -> None:
+    """Draw a rail on posts, at an offset and of a height."""
+    edge_m, height_m = place_m
+    for post_m in posts_m:
+        if post_m > view.z_m[0]:
+            at = np.array((post_m, post_m + 0.15))
+            foot, top = view.project(edge_m, at), view.project(edge_m, at, height_m)
+            fill_polygons(image, [np.concatenate((foot, top[::-1]))], scaled(colour, 0.6))
+    for low, high, tone in ((0.55, 1.0, 1.0), (0.72, 0.84, 0.8)):
+        below = view.project(edge_m, view.z_m, low * height_m)
+        above = view.project(edge_m, view.z_m, high * height_m)
+        fill_polygons(image, [np.concatenate((below, above[::-1]))], scaled(colour, tone))
 
 
 def _draw_tree(

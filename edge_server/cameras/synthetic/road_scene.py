@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 
+from edge_server.cameras.synthetic.road_conditions import CLEAR, Conditions
 from edge_server.cameras.synthetic.road_view import Colour, Course, PinholeCamera
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ VERGES: tuple[Colour, ...] = (
 )
 BARRIERS: tuple[Colour, Colour] = (165.0, 168.0, 170.0), (110.0, 105.0, 100.0)
 HILLS = np.array((75, 95, 80))
+# A branch is as wide as a lane at this share of its length, and then leads away; the gore between
+# it and the road begins where they are so far apart.
+_WIDENED = 0.3
+_GORE_M = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Line:
         dash_m, period_m: painted length and repeat; equal for a solid line.
         phase_m: where the first dash begins.
         colour: BGR, already mixed with the asphalt by wear.
+        missing: share of the paint that is gone, in patches.
     """
 
     offset_m: float
@@ -49,6 +55,44 @@ class Line:
     period_m: float
     phase_m: float
     colour: Colour
+    missing: float = 0.0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A lane that leaves the road, or joins it, again and again.
+
+    Attributes:
+        line: of the road's edge, beside which it begins, and of its own two lines.
+        lane_m: its width.
+        side: 1 to the right of `line`, -1 to its left.
+        away_m: how far from the road it is led.
+        at_m, length_m, period_m: where along the road it begins, how long it is, and the repeat.
+        joins: it comes from the side instead of leaving.
+    """
+
+    line: Line
+    lane_m: float
+    side: int
+    away_m: float
+    at_m: float
+    length_m: float
+    period_m: float
+    joins: bool
+
+    def edges_m(
+        self, phase_m: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the offsets of the lines beside and away from the road, at a distance of 0 to
+        `length_m` from the beginning; the first is NaN where the lane is still part of the road."""
+        share = phase_m / self.length_m
+        if self.joins:
+            share = 1.0 - share
+        widened = np.clip(share / _WIDENED, 0.0, 1.0)
+        width_m = self.lane_m * widened**2 * (3.0 - 2.0 * widened)
+        led_m = self.away_m * np.clip((share - _WIDENED) / (1.0 - _WIDENED), 0.0, 1.0) ** 2
+        inner_m = self.line.offset_m + self.side * np.where(led_m > _GORE_M, led_m, np.nan)
+        return inner_m, self.line.offset_m + self.side * (led_m + width_m)
 
 
 @dataclass(frozen=True)
@@ -75,6 +119,7 @@ class Roadside:
         texture: (512, 512) uint8 brightness of the ground, 128 = unchanged; it tiles.
         backdrop: (h, w, 3) uint8 BGR sky and hills, its bottom edge at the horizon.
         tree_spacing_m: 0 for none.
+        rail: barriers are rails on posts.
     """
 
     asphalt: Colour
@@ -87,6 +132,7 @@ class Roadside:
     texture: NDArray[np.uint8]
     backdrop: NDArray[np.uint8]
     tree_spacing_m: float
+    rail: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +144,8 @@ class RoadScene:
     lines: tuple[Line, ...]
     vehicles: tuple[Vehicle, ...]
     roadside: Roadside
+    branches: tuple[Branch, ...] = field(default=(), kw_only=True)
+    conditions: Conditions = field(default=CLEAR, kw_only=True)
 
     @classmethod
     def for_camera(cls, seed: int) -> RoadScene:

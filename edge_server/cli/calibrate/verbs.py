@@ -193,7 +193,7 @@ def _mark(text: str) -> tuple[float, float, float, float]:
 def _run(name: str, arguments: argparse.Namespace) -> int:
     # --help imports no OpenCV.
     try:
-        from edge_server.cli.calibrate import actions  # noqa: PLC0415
+        from edge_server.cli.calibrate import actions
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise

@@ -57,7 +57,7 @@ def _picture(text: str) -> Path:
 
 def _list(arguments: argparse.Namespace) -> int:
     # Here and below: --help imports no OpenCV.
-    from edge_server.cli.cameras.listing import list_cameras  # noqa: PLC0415
+    from edge_server.cli.cameras.listing import list_cameras
 
     for line in list_cameras(Path("/dev"), as_json=arguments.json):
         print(line)
@@ -65,7 +65,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.cameras.probing import probe  # noqa: PLC0415
+    from edge_server.cli.cameras.probing import probe
 
     probe(
         arguments.uri,

@@ -147,7 +147,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.convert.conversion import convert  # noqa: PLC0415 - heavy
+    from edge_server.cli.convert.conversion import convert
 
     try:
         return convert(arguments)

@@ -93,7 +93,7 @@ class _Help(argparse.Action):
 
 def _default(flag: Flag) -> str:
     """Return the default of a flag, for the end of its help."""
-    from edge_server.settings import Settings  # noqa: PLC0415
+    from edge_server.settings import Settings
 
     if not (flag.path and flag.value) or flag in GROUPS[DEPRECATED]:
         return ""
@@ -159,11 +159,14 @@ def _apply(flag: Flag, value: str, chosen: Chosen) -> None:
 
 
 def _set(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set the setting at `path`, or append to a list unless it has the value."""
+    """Set the setting at `path`, or append to a list unless it has the value; a tuple is a whole
+    list."""
     *tables, key = path.split(".")
     for name in tables:
         table = table.setdefault(name, {})
-    if not is_list(path):
+    if isinstance(value, tuple):
+        table[key] = list(value)
+    elif not is_list(path):
         table[key] = value
     elif value not in table.setdefault(key, []):
         table[key].append(value)

@@ -74,15 +74,15 @@ class Flag:
 
 def is_list(path: str) -> bool:
     """Return whether the setting at `path` takes a flag's values one after the other."""
-    from edge_server.settings.read import type_of  # noqa: PLC0415
+    from edge_server.settings.read import type_of
 
     return get_origin(type_of(path)) is tuple
 
 
 def _form_of(path: str) -> Callable[[str], Any]:
     """Return the parser for the type of the setting at `path`."""
-    from edge_server.settings import RateLimitResourceSection, Restriction  # noqa: PLC0415
-    from edge_server.settings.read import type_of, types_in  # noqa: PLC0415
+    from edge_server.settings import RateLimitResourceSection, Restriction
+    from edge_server.settings.read import type_of, types_in
 
     forms: dict[Any, Callable[[str], Any]] = {
         str: values.text,

@@ -83,7 +83,7 @@ def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
 
 gpu_bytes = pair("<GPU>:<bytes>", ":")
 gpu_fraction = pair("<GPU>:<fraction>", ":")
-metrics_setting = pair("<setting>=<value>", "=")
+_metrics_setting = pair("<setting>=<value>", "=")
 
 
 def named_setting(given: str) -> tuple[str, str, str]:
@@ -176,11 +176,14 @@ def trace_level(given: str) -> Effect:
 
 def trace_config(given: str) -> Effect:
     mode, setting, value = named_setting(given)
-    if "opentelemetry" in (mode.lower(), value.lower()):
-        raise ValueError("traces are not sent to OpenTelemetry; the only mode is triton")
-    if mode.lower() not in ("", "triton"):
-        raise ValueError("give it as <setting>=<value> or triton,<setting>=<value>")
+    if mode.lower() not in ("", "triton", "opentelemetry"):
+        raise ValueError(
+            "give it as <setting>=<value>, triton,<setting>=<value> or "
+            "opentelemetry,<setting>=<value>"
+        )
     match setting:
+        case _ if mode.lower() == "opentelemetry":
+            return _opentelemetry(setting, value)
         case "level":
             return trace_level(value)
         case "rate" | "count":
@@ -190,10 +193,49 @@ def trace_config(given: str) -> Effect:
         case "log-frequency":
             return "trace.log_frequency", whole(value)
         case "mode":
-            one_of("triton")(value)
-            return "triton is the only mode"
+            is_triton = one_of("triton", "opentelemetry")(value) == "triton"
+            return (
+                "a file is written where one is named" if is_triton else ("tracing.enabled", True)
+            )
         case _:
             raise ValueError("its settings are level, rate, count, mode, file and log-frequency")
+
+
+def metrics_config(given: str) -> Effect:
+    setting, value = _metrics_setting(given)
+    if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
+        return f"metrics.{setting}", boolean(value)
+    if setting == "summary_quantiles":
+        return "metrics.summary_quantiles", tuple(map(_quantile, value.split(",")))
+    raise ValueError(
+        "its settings are counter_latencies, histogram_latencies, summary_latencies and "
+        "summary_quantiles"
+    )
+
+
+def _quantile(given: str) -> float:
+    """`quantile:error`; the error of the rank is 0 here."""
+    quantile, colon, error = given.partition(":")
+    try:
+        if colon and 0 <= float(quantile) <= 1 and 0 <= float(error) <= 1:
+            return float(quantile)
+    except ValueError:
+        pass
+    raise ValueError("give the quantiles as <quantile>:<error>,…, each from 0 to 1")
+
+
+def _opentelemetry(setting: str, value: str) -> Effect:
+    if setting == "url":
+        return "tracing.endpoint", value if "://" in value else f"http://{value}"
+    if setting == "resource":
+        key, _, text_of_key = value.partition("=")
+        if not key or not text_of_key:
+            raise ValueError("give it as opentelemetry,resource=<key>=<value>")
+        return "tracing.resource", value
+    if setting.startswith("bsp_"):
+        whole(value)
+        return "what waits for the collector is bounded here, and sent every second"
+    raise ValueError("its settings are url and resource")
 
 
 def backend_config(given: str) -> Effect:

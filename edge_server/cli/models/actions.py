@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import pack, write_manifest  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import pack, write_manifest
 
     repository = repository_at(arguments.to, arguments.ssh)
     directory, allowed = arguments.directory, arguments.allow_interface_change
@@ -87,7 +87,7 @@ def _waiting(arguments: argparse.Namespace) -> list[str]:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import pull, sent_entries  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import pull, sent_entries
 
     name = arguments.name
     if is_remote(name):
@@ -107,7 +107,7 @@ def _pull(arguments: argparse.Namespace) -> int:
 
 
 def _pull_url(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.remote import pull_url  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.remote import pull_url
 
     if arguments.source is not None or str(arguments.to) == "-":
         raise SettingsError(f"{arguments.name}: a URL, which takes --to DIR and no --from")
@@ -159,7 +159,7 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import model_tree  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import model_tree
 
     tree = model_tree(arguments.directory)
     faults = faults_of(take_inventory(tree.repository, tree.name), arguments.key)
@@ -190,7 +190,7 @@ def _roll_back(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import write_manifest  # noqa: PLC0415 - heavy
+    from edge_server.cli.models.push import write_manifest
 
     done = write_manifest(arguments.directory, SigningKey(arguments.key))
     print(f"{done.tree.name}: signed, {done.content.digest[:12]}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edge_server.cli.tables import size_text
+from edge_server.cli.tables import table as aligned
 from edge_server.errors import InternalError, ModelConfigError, SettingsError
 from edge_server.repository.manifest import ABOUT_CONTENT, NAME, unfit
 from edge_server.repository.signature import SignaturePolicy
@@ -180,10 +182,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
     cells = [_HEAD, *(_cells(row) for row in found)]
     if not any("daemon" in row for row in found):
         cells = [line[:-1] for line in cells]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
-    ]
+    lines = aligned(cells, left=range(len(cells[0])))
     for row in found:
         lines += [
             f"{row['name']}: {row[what]}"
@@ -224,11 +223,3 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _mark(state: str) -> str:
     return state if state in {"none", "fits", "unchecked", "good"} else "WRONG"
-
-
-def size_text(size_bytes: int) -> str:
-    size, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while size >= 1024 and unit != "GiB":
-        size, unit = size / 1024, next(units)
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

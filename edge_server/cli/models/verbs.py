@@ -175,7 +175,7 @@ def _takes_keys(verb: Verb, text: str) -> None:
 
 
 def _run(verb: str, arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.actions import ACTIONS  # noqa: PLC0415
+    from edge_server.cli.models.actions import ACTIONS
 
     return ACTIONS[verb](arguments)
 

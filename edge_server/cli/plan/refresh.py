@@ -117,7 +117,12 @@ def _refresh(
     if facts.reason:
         raise Unavailable(f"no plan can be built here: {facts.reason}")
     repository = settings.repository
-    completion = Completion(repository.auto_complete, repository.default_max_batch_size, gpus=1)
+    completion = Completion(
+        repository.auto_complete,
+        repository.default_max_batch_size,
+        gpus=1,
+        config_name=repository.config_name,
+    )
     for name, files in models.items():
         try:
             spec = ModelSpec.read(files, completion=completion)

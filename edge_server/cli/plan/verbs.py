@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs
+from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs, positive
 
 _ABOUT = """\
 TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
@@ -50,7 +50,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     off = "how far any element may be off; default: by precision"
     verify.takes("--tolerance", type=float, metavar="X", help=off)
     count = "random inputs; default: 4"
-    verify.takes("--samples", type=_positive, default=4, metavar="N", help=count)
+    verify.takes("--samples", type=positive, default=4, metavar="N", help=count)
 
     missing = (
         "build every plan of the repositories that is missing or of another device or TensorRT"
@@ -60,7 +60,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     where = "instead of the settings' repositories; repeatable"
     refresh.takes("--model-repository", action="append", metavar="DIR", help=where)
     hold = "for systemd: count as started after so many seconds; default: when all is built"
-    refresh.takes("--hold", type=_positive, default=_FOREVER_S, metavar="S", help=hold)
+    refresh.takes("--hold", type=positive, default=_FOREVER_S, metavar="S", help=hold)
 
 
 def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
@@ -77,19 +77,19 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
     verb.takes(
         "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
     )
-    verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
+    verb.takes("--version", type=positive, metavar="N", help="default: the latest")
     return verb
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.building import build_for_people  # noqa: PLC0415
+    from edge_server.cli.plan.building import build_for_people
 
     build_for_people(_target(arguments), arguments)
     return OK
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.inspection import inspect  # noqa: PLC0415
+    from edge_server.cli.plan.inspection import inspect
 
     for line in inspect(_target(arguments), layers=arguments.layers, as_json=arguments.json):
         print(line)
@@ -97,7 +97,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.verification import verify  # noqa: PLC0415
+    from edge_server.cli.plan.verification import verify
 
     found = verify(_target(arguments), arguments.tolerance, arguments.samples)
     for line in found.lines:
@@ -106,11 +106,11 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _refresh(arguments: argparse.Namespace) -> int:
-    from importlib.metadata import version  # noqa: PLC0415
+    from importlib.metadata import version
 
-    from edge_server.cli.plan.refresh import refresh_for_unit  # noqa: PLC0415
-    from edge_server.process.logs import set_up_logging  # noqa: PLC0415
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.cli.plan.refresh import refresh_for_unit
+    from edge_server.process.logs import set_up_logging
+    from edge_server.settings import read_settings
 
     paths = arguments.model_repository
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
@@ -124,11 +124,11 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Any:
-    from edge_server.cli.plan.target import find_target  # noqa: PLC0415
+    from edge_server.cli.plan.target import find_target
 
     repositories = arguments.model_repository
     if not repositories:
-        from edge_server.settings import read_settings  # noqa: PLC0415
+        from edge_server.settings import read_settings
 
         paths = read_settings(arguments.config, {}).repository.paths
         repositories = [Path(path) for path in paths]
@@ -141,17 +141,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return int(text)
-
-
 _BUILD_NUMBERS = (
     ("--dla-core", _number, "N", "build for NVDLA"),
     ("--max-gpu-layers", _number, "N", "fail where more fall back to the GPU"),
-    ("--workspace", _positive, "MIB", "what a layer may take; default: 1024"),
-    ("--memory-limit", _positive, "MIB", "of the host's memory, for the build"),
+    ("--workspace", positive, "MIB", "what a layer may take; default: 1024"),
+    ("--memory-limit", positive, "MIB", "of the host's memory, for the build"),
 )
 _BUILD_SWITCHES = (
     ("--fp16", "layers may calculate in FP16 (TensorRT up to 10)"),

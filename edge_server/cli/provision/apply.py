@@ -7,8 +7,6 @@ applies the file again.
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import tomli_w
 
 from edge_server.errors import SettingsError
 from edge_server.mqtt.broker import faults_of
@@ -30,11 +29,10 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from edge_server.cli.provision.document import Document
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _HEADER = """\
 # Written by `edge-server provision`, which keeps values and no comments; the file before is
 # {before}. The next provisioning file changes only the tables that it has.
@@ -112,7 +110,7 @@ def apply(document: Document, digest: str, places: Places) -> list[str]:
         _put(places.data / "network/provisioned.nmconnection", text.encode(), 0o600)
         lines.append("a Wi-Fi network, from the next boot on")
     before = places.config.with_name("config.toml.before")
-    text = _HEADER.format(before=before) + toml_text(settings)
+    text = _HEADER.format(before=before) + tomli_w.dumps(settings)
     if not places.config.exists() or places.config.read_text() != text:
         if places.config.exists():
             _put(before, places.config.read_bytes(), 0o644)
@@ -123,42 +121,6 @@ def apply(document: Document, digest: str, places: Places) -> list[str]:
         lines.append(f"device id {document.device.id}")
     _put(places.record, f"{digest}\n".encode(), 0o644)
     return lines
-
-
-def toml_text(table: Mapping[str, Any], path: str = "") -> str:
-    """Return `table` as TOML: texts, numbers, true and false, lists and tables.
-
-    Args:
-        path: of the table, in its heading.
-    """
-    values = [(key, value) for key, value in table.items() if not isinstance(value, dict)]
-    tables = [(key, value) for key, value in table.items() if isinstance(value, dict)]
-    lines = [f"\n[{path}]"] if path and (values or not tables) else []
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in values]
-    text = "".join(f"{line}\n" for line in lines)
-    return text + "".join(
-        toml_text(value, f"{path}.{_key(key)}".lstrip(".")) for key, value in tables
-    )
-
-
-def _key(key: str) -> str:
-    return key if _BARE_KEY.match(key) else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
-        return f"{{ {inside} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's; TOML also wants DEL escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    raise SettingsError(f"a setting has the value {value!r}, which no setting has")
 
 
 @contextmanager
@@ -228,7 +190,7 @@ def _chosen(camera: CameraSection) -> dict[str, Any]:
 def _check(settings: dict[str, Any], staging: Path, places: Places) -> None:
     """Raise a SettingsError for what `edge-server check` would refuse of settings and secrets."""
     trial = staging / "config.toml"
-    trial.write_text(toml_text(settings), "utf-8")
+    trial.write_text(tomli_w.dumps(settings), "utf-8")
     mqtt = read_settings(trial, {}).mqtt
     if mqtt is None:
         return

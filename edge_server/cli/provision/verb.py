@@ -63,8 +63,8 @@ def add_provision(parser: argparse.ArgumentParser) -> None:
 
 
 def _provision(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.provision.apply import Places, apply  # noqa: PLC0415
-    from edge_server.cli.provision.document import SignedText, parse, read_file  # noqa: PLC0415
+    from edge_server.cli.provision.apply import Places, apply
+    from edge_server.cli.provision.document import SignedText, parse, read_file
 
     if (arguments.file is None) == (arguments.from_broker is None):
         raise SettingsError("provision: give a FILE, or --from-broker SECONDS")
@@ -150,7 +150,7 @@ def refuse_unless_newer(
     Raises:
         SettingsError: it is not; the text says why.
     """
-    from edge_server.cli.provision.apply import begun  # noqa: PLC0415
+    from edge_server.cli.provision.apply import begun
 
     greatest, last = begun(places)
     if digest == last:
@@ -203,11 +203,11 @@ def _is_signed(text: bytes, signature: bytes, key: Path) -> bool:
 
 def _from_broker(arguments: argparse.Namespace) -> tuple[str, bytes]:
     """Return the name and the bytes of the file that the device's own broker keeps for it."""
-    from edge_server.cli.provision.document import check_length  # noqa: PLC0415
-    from edge_server.mqtt.broker import address_of  # noqa: PLC0415
-    from edge_server.mqtt.clients import read_retained  # noqa: PLC0415
-    from edge_server.mqtt.topics import Topics  # noqa: PLC0415
-    from edge_server.settings import read_settings  # noqa: PLC0415
+    from edge_server.cli.provision.document import check_length
+    from edge_server.mqtt.broker import address_of
+    from edge_server.mqtt.clients import read_retained
+    from edge_server.mqtt.topics import Topics
+    from edge_server.settings import read_settings
 
     settings = read_settings(arguments.config, {})
     if settings.mqtt is None:

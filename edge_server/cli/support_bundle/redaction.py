@@ -125,7 +125,7 @@ class Redaction:
 
 def _masked_uri(uri: str) -> str:
     # Imported where it is needed: it brings the cameras along.
-    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+    from edge_server.cameras.source_uri import masked_uri
 
     try:
         return masked_uri(uri)

@@ -257,7 +257,8 @@ class TraceWriter:
             requests, self._waiting = self._waiting, deque()
             self._waiting_traces = 0
         for request in requests:
-            written = self._file.write(request.sampler, request.written())
+            sampler = request.sampler
+            written = sampler is not None and self._file.write(sampler, request.written())
             with self._news:
                 self._written += written
                 self._dropped += not written

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
@@ -68,16 +68,19 @@ class TracedRequest:
     """One sampled request with its nested requests; reported once, when all of them are over.
 
     Args:
-        sampler: the sampler that chose the request.
+        sampler: the sampler that chose the request for the trace file; None where none did.
         ids: gives each trace its number.
         when_over: called with this request, on the thread that ended the last trace.
     """
 
     def __init__(
-        self, sampler: Sampler, ids: Iterator[int], when_over: Callable[[TracedRequest], None]
+        self,
+        sampler: Sampler | None,
+        ids: Iterator[int],
+        when_over: Callable[[TracedRequest], None],
     ) -> None:
         self.sampler = sampler
-        self._ids = ids
+        self.ids = ids
         self._when_over = when_over
         self._lock = threading.Lock()
         self._traces: list[ModelTrace] = []
@@ -89,12 +92,17 @@ class TracedRequest:
         """The number of traces."""
         return len(self._traces)
 
+    @property
+    def traces(self) -> Sequence[ModelTrace]:
+        """In the order in which they began."""
+        return self._traces
+
     def trace(self, model_name: str, request_id: str, parent_id: int = 0) -> ModelTrace | None:
         """Make the trace of one nested request; None above the limit."""
         self._made += 1
         if self._made > _MOST_TRACES:
             return None
-        return ModelTrace(self, next(self._ids), model_name, request_id[:_LONGEST_ID], parent_id)
+        return ModelTrace(self, next(self.ids), model_name, request_id[:_LONGEST_ID], parent_id)
 
     def hold(self, trace: ModelTrace | None = None) -> None:
         """Keep the request open until as many `release` calls; `trace` has begun."""
@@ -123,59 +131,66 @@ class ModelTrace:
 
     Attributes:
         request: the traced request around this trace.
+        id: counts the traces of this process.
+        parent_id: of the trace around it; 0 for the first of a request.
+        moments: name and `time.monotonic_ns`, in the order in which they were recorded.
+        error: why the request failed; empty where it did not.
     """
 
     def __init__(
         self, request: TracedRequest, own_id: int, model_name: str, request_id: str, parent_id: int
     ) -> None:
         self.request = request
-        self._id = own_id
-        self._model_name = model_name
-        self._model_version = 0
-        self._request_id = request_id
-        self._parent_id = parent_id
-        self._moments: list[tuple[str, int]] = []
+        self.id = own_id
+        self.model_name = model_name
+        self.model_version = 0
+        self.request_id = request_id
+        self.parent_id = parent_id
+        self.moments: list[tuple[str, int]] = []
+        self.error = ""
         self._responded = False
         self._ended = False
 
     def begin(self, model_version: int) -> None:
-        self._model_version = model_version
+        self.model_version = model_version
         self.request.hold(self)
         self.mark("REQUEST_START")
 
-    def responded(self, *, final: bool) -> None:
-        if not self._responded and not self._parent_id:
+    def responded(self, *, final: bool, error: str = "") -> None:
+        self.error = error or self.error
+        if not self._responded and not self.parent_id:
             self.mark("INFER_RESPONSE_COMPLETE")
         self._responded = True
         if final:
             self.end()
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
-        self._moments.append((name, time.monotonic_ns() if at_ns is None else at_ns))
+        self.moments.append((name, time.monotonic_ns() if at_ns is None else at_ns))
 
-    def end(self) -> None:
+    def end(self, error: str = "") -> None:
+        self.error = error or self.error
         if not self._ended:
             self._ended = True
             self.mark("REQUEST_END")
             self.request.release()
 
     def child(self, model_name: str, request_id: str) -> ModelTrace | None:
-        return self.request.trace(model_name, request_id, self._id)
+        return self.request.trace(model_name, request_id, self.id)
 
     def written(self) -> tuple[str, str]:
         """The trace's identity, and its timestamps in order, as JSON."""
         about: dict[str, object] = {
-            "id": self._id,
-            "model_name": self._model_name,
-            "model_version": self._model_version,
+            "id": self.id,
+            "model_name": self.model_name,
+            "model_version": self.model_version,
         }
-        if self._request_id:
-            about["request_id"] = self._request_id
-        if self._parent_id:
-            about["parent_id"] = self._parent_id
-        moments = sorted(self._moments, key=lambda moment: moment[1])
+        if self.request_id:
+            about["request_id"] = self.request_id
+        if self.parent_id:
+            about["parent_id"] = self.parent_id
+        moments = sorted(self.moments, key=lambda moment: moment[1])
         timestamps = [{"name": name, "ns": at_ns} for name, at_ns in moments]
-        return _json(about), _json({"id": self._id, "timestamps": timestamps})
+        return _json(about), _json({"id": self.id, "timestamps": timestamps})
 
 
 def _json(value: object) -> str:

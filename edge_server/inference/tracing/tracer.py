@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import InvalidRequest
+from edge_server.inference.tracing.spans import FrameTrace, RequestSpans
 from edge_server.inference.tracing.traced_request import Sampler, TracedRequest, TraceRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_server.inference.tracing.otlp import SpanSender
+    from edge_server.inference.tracing.spans import Headers, SpanContext
     from edge_server.inference.tracing.trace_file import TraceWriter
     from edge_server.inference.tracing.traced_request import ModelTrace
 
@@ -34,22 +38,35 @@ class Tracer:
 
     Args:
         at_start: the rule of all models until it is changed.
-        writer: None keeps and reports the rules, and traces nothing.
+        writer: None keeps and reports the rules, and writes no traces.
+        sender: sends spans of requests, which it chooses itself, and of frames; None sends none.
 
     Attributes:
         on: whether any request may be traced at this moment.
     """
 
     def __init__(
-        self, at_start: TraceRule | None = None, writer: TraceWriter | None = None
+        self,
+        at_start: TraceRule | None = None,
+        writer: TraceWriter | None = None,
+        sender: SpanSender | None = None,
     ) -> None:
         self._at_start = at_start or TraceRule()
         self._writer = writer
+        self._sender = sender
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._of_all = _Group({}, Sampler(self._at_start))
         self._of_models: Mapping[str, _Group] = {}
-        self.on = writer is not None and self._at_start.timestamps
+        self.on = self._any(self._at_start.timestamps)
+
+    def _any(self, timestamps: bool) -> bool:
+        return self._sender is not None or (timestamps and self._writer is not None)
+
+    @property
+    def traces(self) -> bool:
+        """Whether requests can be traced at all, once a rule says so."""
+        return self._writer is not None or self._sender is not None
 
     @property
     def file_name(self) -> str:
@@ -64,16 +81,57 @@ class Tracer:
         """The sampler of that model; empty is that of all models without one of their own."""
         return self._of_models.get(model_name, self._of_all).sampler
 
-    def sample(self, model_name: str, request_id: str) -> ModelTrace | None:
-        """The trace of this request to that model; None where the request is not traced."""
+    def sample(
+        self, model_name: str, request_id: str, headers: Headers | None = None
+    ) -> ModelTrace | None:
+        """The trace of this request to that model; None where the request is not traced.
+
+        Args:
+            headers: returns those of the request, in lower case: the client's `traceparent` decides
+                whether spans are sent, and they become a part of its trace.
+        """
+        sampler = self._file_sampler(model_name)
+        if self._sender is not None:
+            chosen, parent = self._sender.choose(headers)
+            if chosen:
+                report = partial(self._report, parent)
+                return TracedRequest(sampler, self._ids, report).trace(model_name, request_id)
+        if sampler is None or self._writer is None:
+            return None
+        return TracedRequest(sampler, self._ids, self._writer.put).trace(model_name, request_id)
+
+    def _file_sampler(self, model_name: str) -> Sampler | None:
+        """The sampler that has just taken a request for the file; None where it is not taken."""
         writer = self._writer
         if writer is None or writer.full:
-            self.on = False
+            self.on = self._sender is not None
             return None
         sampler = self.sampler(model_name)
-        if not sampler.take():
+        return sampler if sampler.take() else None
+
+    def _report(self, parent: SpanContext | None, request: TracedRequest) -> None:
+        if request.sampler is not None and self._writer is not None:
+            self._writer.put(request)
+        if self._sender is not None:
+            self._sender.put(RequestSpans(request, parent))
+
+    def frame(self, camera: str, frame_id: int, capture_ns: int) -> FrameTrace | None:
+        """The trace of this frame; None where it is not traced."""
+        if self._sender is None or not self._sender.choose(None)[0]:
             return None
-        return TracedRequest(sampler, self._ids, writer.put).trace(model_name, request_id)
+        about: dict[str, str | int] = {"edge.camera": camera, "edge.frame_id": frame_id}
+        return FrameTrace(self._sender, capture_ns, about)
+
+    def of_frame(self, model_name: str, parent: SpanContext) -> ModelTrace | None:
+        """The trace of a traced frame's request; `parent` is the stage that it belongs to."""
+        sender = self._sender
+        if sender is None:
+            return None
+
+        def report(request: TracedRequest) -> None:
+            sender.put(RequestSpans(request, parent, is_server=False))
+
+        return TracedRequest(None, self._ids, report).trace(model_name, "")
 
     def begin_anew(self, rule: TraceRule) -> None:
         """Apply `rule` as if it were that of the start: clients' settings are gone.
@@ -85,7 +143,7 @@ class Tracer:
             self._at_start = rule
             self._of_all = _Group({}, Sampler(rule))
             self._of_models = {}
-            self.on = self._writer is not None and rule.timestamps
+            self.on = self._any(rule.timestamps)
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
         """Apply new settings, all or none.
@@ -110,8 +168,7 @@ class Tracer:
                 of_models = {name: _changed(own, below, {}) for name, own in of_models.items()}
             self._of_all, self._of_models = of_all, of_models
             groups = (of_all, *of_models.values())
-            any_on = any(group.sampler.rule.timestamps for group in groups)
-            self.on = self._writer is not None and any_on
+            self.on = self._any(any(group.sampler.rule.timestamps for group in groups))
 
 
 def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any]) -> _Group:

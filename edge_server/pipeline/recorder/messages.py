@@ -14,7 +14,7 @@ from foxglove_schemas_protobuf.PointsAnnotation_pb2 import PointsAnnotation
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from edge_server.cameras.jpeg import encode_jpeg, read_header
+from edge_server.cameras.jpeg import jpeg_of, read_header
 from edge_server.cameras.mcap_file import ANNOTATIONS, EVENTS, IMAGES, LANES
 from edge_server.pipeline.messages import LaneMessage, event_message
 from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
@@ -117,7 +117,7 @@ class FrameMessages:
         message(LANES, lanes.SerializeToString(), lanes.DESCRIPTOR.full_name)
         if frame is None:
             return messages
-        jpeg = self._jpeg_of(frame)
+        jpeg = jpeg_of(frame, self._quality, self._width)
         stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
         image = CompressedImage(timestamp=stamp, frame_id=camera, data=jpeg, format="jpeg")
         width, height = frame.size
@@ -141,12 +141,6 @@ class FrameMessages:
         made = event_message(event, self._identity)
         topic = Topic(EVENTS, made.DESCRIPTOR.full_name)
         return RecordedMessage(topic, epoch_ns, event.epoch_ns, made.SerializeToString())
-
-    def _jpeg_of(self, frame: Frame) -> bytes:
-        """Return the picture: a JPEG of the camera as it came, where it need not be smaller."""
-        if frame.jpeg is not None and not 0 < self._width < frame.size[0]:
-            return frame.jpeg
-        return encode_jpeg(frame.image, self._quality, self._width)
 
     def _calibration_of(self, camera: str, frame: Frame) -> tuple[tuple[str, str], ...]:
         id_ = frame.calibration_id

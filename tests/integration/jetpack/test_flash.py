@@ -267,6 +267,11 @@ def test_a_download_is_resumed_verified_and_not_repeated(tmp_path: Path) -> None
     assert (tmp_path / "into/bsp.tbz2").read_bytes() == whole
     pins = (tmp_path / "pins").read_text()
     assert pins.split()[1::2] == ["rootfs.tbz2"], "a published checksum is not pinned"
+    # Cut off between the last byte and the file's name.
+    (tmp_path / "into/bsp.tbz2").rename(tmp_path / "into/bsp.tbz2.part")
+    done = served.fetch()
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "into/bsp.tbz2").read_bytes() == whole
     for name in ("bsp.tbz2", "rootfs.tbz2"):
         (tmp_path / "served" / name).unlink()
     assert served.fetch().returncode == 0

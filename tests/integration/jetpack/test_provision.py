@@ -76,7 +76,9 @@ def signed(text: str, key: Path) -> str:
 def test_what_it_writes_passes_check(device: Device) -> None:
     done = device.provision(device.file(FILE))
     assert done.returncode == 0, done.stderr
-    checked = device.run("check", "--config", device.config, "--metrics-port", "0")
+    checked = device.run(
+        "check", "--config", device.config, "--metrics-port", "0", "--http-port", "0"
+    )
     assert checked.returncode == 0, checked.stderr
     assert "front" in checked.stdout
     again = device.provision(device.file(FILE))

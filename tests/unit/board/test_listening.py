@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from edge_server.board.listening import remedy
+from edge_server.board.listening import client_host, host_and_port, remedy
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ from edge_server.board.listening import remedy
 )
 def test_each_reason_has_its_remedy(error: OSError, says: str) -> None:
     assert says in remedy(error, "--grpc")
+
+
+@pytest.mark.parametrize(
+    ("listens_at", "reached_at"),
+    [
+        ("0.0.0.0", "127.0.0.1:8001"),  # noqa: S104 - nothing is bound
+        ("::", "[::1]:8001"),
+        ("::1", "[::1]:8001"),
+        ("10.0.0.5", "10.0.0.5:8001"),
+    ],
+)
+def test_a_listener_of_every_address_is_reached_on_the_loopback(
+    listens_at: str, reached_at: str
+) -> None:
+    assert host_and_port(client_host(listens_at), 8001) == reached_at

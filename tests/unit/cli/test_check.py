@@ -23,7 +23,7 @@ output { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
 
 
 # Any port: the usual ones may be taken on this machine.
-PORTS: dict[str, Any] = {"grpc": {"port": 0}, "metrics": {"port": 0}}
+PORTS: dict[str, Any] = {"grpc": {"port": 0}, "metrics": {"port": 0}, "http": {"port": 0}}
 
 
 def checked(**sections: Any) -> Findings:

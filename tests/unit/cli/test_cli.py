@@ -53,7 +53,7 @@ def test_help_groups_what_can_be_chosen_with_defaults_and_an_example(
         assert output in text
     assert f"edge-server {verb} --model-repository models --camera front=road.mp4" in text
     assert "no effect: " not in text
-    assert "--http-port" not in text
+    assert "--http-thread-count" not in text
     assert "Deprecated:" not in text
     assert len(text.splitlines()) < 120
 
@@ -63,7 +63,13 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = help_of("run", "--help-triton", capsys)
-    for output in ("--http-port", "no effect: ", "refused: ", "Deprecated:", "(default: 8001)"):
+    for output in (
+        "--http-thread-count",
+        "no effect: ",
+        "refused: ",
+        "Deprecated:",
+        "(default: 8001)",
+    ):
         assert output in text
     for flags in GROUPS.values():
         for flag in flags:
@@ -73,7 +79,7 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
 def test_check_reports_of_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ports = ["--grpc-port=0", "--metrics-port=0"]
+    ports = ["--grpc-port=0", "--metrics-port=0", "--http-port=0"]
     arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt", *ports]
     assert run_command(["check", *arguments]) == 0
     assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out

@@ -16,6 +16,7 @@ from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
     CameraSection,
     Grpc,
+    Http,
     LogSection,
     Metrics,
     Mqtt,
@@ -292,10 +293,10 @@ def test_every_setting_is_applied_by_a_part_or_needs_a_restart() -> None:
 
 
 def test_every_part_of_the_table_is_one_of_the_daemon(tmp_path: Path) -> None:
-    metrics, grpc = Metrics(enabled=False), Grpc(enabled=False)
+    metrics, grpc, http = Metrics(enabled=False), Grpc(enabled=False), Http(enabled=False)
     repository = Repository(paths=(str(tmp_path),), store=str(tmp_path / "store"))
     daemon = Daemon(
-        Settings(metrics=metrics, grpc=grpc, repository=repository),
+        Settings(metrics=metrics, grpc=grpc, http=http, repository=repository),
         read_settings=Settings,
         reload_requested=Requests(),
     )

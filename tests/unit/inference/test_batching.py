@@ -67,6 +67,14 @@ def test_another_shape_or_another_set_of_inputs_ends_the_batch() -> None:
     assert batch(DynamicBatching(), job(with_b=True), job(with_b=True)).count == 2
 
 
+def test_the_shapes_of_ragged_inputs_may_differ_within_a_batch() -> None:
+    message = config(8).message
+    message.input[0].allow_ragged_batch = True
+    rule = BatchRule(ModelConfig.of(message), DynamicBatching())
+    assert rule.batch([job(), job(columns=3), job()], NOW_NS).count == 3
+    assert rule.batch([job(), job(columns=3), job(with_b=True)], NOW_NS).count == 2
+
+
 def test_a_model_without_batches_runs_requests_one_by_one() -> None:
     line = [job(max_batch_size=0), job(max_batch_size=0)]
     found = BatchRule(config(0), DynamicBatching(max_queue_delay_us=50)).batch(line, NOW_NS)

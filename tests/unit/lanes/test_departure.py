@@ -153,3 +153,37 @@ def test_a_boundary_that_is_not_seen_any_more_ends_a_warning_after_a_second() ->
     ends = [watch.update([], 132_000_000 + n * 100_000_000, 25.0) for n in range(1, 15)]
     assert [change.cause for change in ends if change] == ["not_seen"]
     assert ends.index(next(change for change in ends if change)) == 10
+
+
+def test_a_warning_needs_consecutive_frames() -> None:
+    watch = DepartureWatch(DepartureRule(frames=3))
+    near, far = [boundary(-1, HALF_WIDTH_M - 0.1)], [boundary(-1, HALF_WIDTH_M + 0.8)]
+    seen = [near, near, far, near, near, near]
+    warned = [watch.update(lanes, n * 33_000_000, 25.0) is not None for n, lanes in enumerate(seen)]
+    assert warned == [False] * 5 + [True]
+
+
+def approach(distances_m: list[float], ids: list[int], frame_s: float) -> list[float]:
+    """The times to the left line that a vehicle of unknown speed has, frame by frame."""
+    watch = DepartureWatch(DepartureRule(frames=1, time_to_line_s=1e9))
+    found = []
+    for n, (distance_m, id_) in enumerate(zip(distances_m, ids, strict=True)):
+        lanes = [boundary(-1, HALF_WIDTH_M + distance_m, id_=id_)]
+        # Every warning ends at once, so that the next frame's time is seen as well.
+        change = watch.update(lanes, round(n * frame_s * 1e9), None)
+        found.append(math.inf if change is None else change.time_to_line_s)
+        watch.active = None
+    return found
+
+
+def test_without_a_speed_the_approach_is_measured_over_a_third_of_a_second() -> None:
+    # 1 m/s for half a second, then at rest: after 0.3 s at rest nothing comes nearer.
+    distances = [1.0 - min(0.1 * n, 0.5) for n in range(12)]
+    times = approach(distances, [7] * 12, 0.1)
+    assert times[:2] == [math.inf, math.inf], "over 0.15 s and less the slope is noise"
+    np.testing.assert_allclose(times[2:6], [0.8, 0.7, 0.6, 0.5], rtol=1e-6)
+    assert times[8:] == [math.inf] * 4
+
+
+def test_the_distance_to_another_boundary_is_no_approach() -> None:
+    assert approach([1.5] * 5 + [0.5] * 3, [7] * 5 + [8] * 3, 0.06)[5:] == [math.inf] * 3

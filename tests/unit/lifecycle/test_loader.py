@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -269,3 +270,56 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
     assert "is loaded with a configuration or files that a client sent" in str(failure.error)
     write_manifest(repository / "b_member", SigningKey(tmp_path / "key"))
     assert loader.load("a_ensemble") == {}
+
+
+def test_a_custom_configuration_takes_the_place_of_config_pbtxt_where_a_model_has_it(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("with", IDENTITY)
+    write_model("without", IDENTITY)
+    (repository / "with" / "configs").mkdir()
+    (repository / "with" / "configs" / "orin.pbtxt").write_text(IDENTITY + " max_batch_size: 7")
+    registry = ModelRegistry()
+    loader = RepositoryLoader(
+        ModelTable(registry),
+        Repositories([repository]),
+        completion=Completion(config_name="orin"),
+    )
+    assert not loader.load_all()
+    assert registry.snapshot.find("with").config.max_batch_size == 7
+    assert registry.snapshot.find("without").config.max_batch_size == 0
+    (repository / "with" / "configs" / "orin.pbtxt").write_text("backend: 3")
+    (failure,) = loader.load("with").values()
+    assert f"{repository}/with/configs/orin.pbtxt:1:10" in failure.reason
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_model_that_cannot_be_loaded_is_tried_again_so_often(
+    repository: Path,
+    write_model: WriteModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    retries: int,
+) -> None:
+    (repository.parent / "backend_that_stumbles.py").write_text(
+        "from edge_server.backends.vision.identity import complete, load as load_identity\n"
+        "attempts = []\n"
+        "def load(context):\n"
+        "    attempts.append(context)\n"
+        "    if len(attempts) < 3:\n"
+        "        raise OSError('the device is busy')\n"
+        "    return load_identity(context)\n"
+    )
+    monkeypatch.syspath_prepend(repository.parent)
+    monkeypatch.setitem(BACKENDS, "stumbles", "backend_that_stumbles")
+    monkeypatch.delitem(sys.modules, "backend_that_stumbles", raising=False)
+    write_model("late", IDENTITY.replace("identity", "stumbles"))
+    registry = ModelRegistry()
+    loader = RepositoryLoader(
+        ModelTable(registry), Repositories([repository]), load_retries=retries
+    )
+    assert bool(loader.load_all()) is not (retries >= 2)
+    assert bool(registry.snapshot.ready_versions("late")) is (retries >= 2)
+    assert len(sys.modules["backend_that_stumbles"].attempts) == min(1 + retries, 3)
+    assert (f"retry {retries} of {retries}" in caplog.text) is (retries == 1)
+    monkeypatch.delitem(sys.modules, "backend_that_stumbles")

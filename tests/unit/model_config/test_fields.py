@@ -61,20 +61,6 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
     ("text", "expected"),
     [
         (
-            'input { name: "a" } input { allow_ragged_batch: true }',
-            "field 'input[1].allow_ragged_batch' is not supported by this server: requests are",
-        ),
-        ("batch_input {}", "field 'batch_input' is not supported by this server"),
-        (
-            "sequence_batching { iterative_sequence: true }",
-            "field 'sequence_batching.iterative_sequence' is not supported by this server: a",
-        ),
-        ("batch_output {}", "field 'batch_output' is not supported by this server"),
-        (
-            'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" } } }',
-            "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
-        ),
-        (
             'model_repository_agents { agents { name: "checksum" } }',
             "field 'model_repository_agents' is not supported by this server",
         ),
@@ -95,7 +81,13 @@ def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(
 @pytest.mark.parametrize(
     ("text", "paths"),
     [
-        ('backend: "identity" runtime: "x" model_metrics {}', ["model_metrics", "runtime"]),
+        ('backend: "identity" runtime: "x"', ["runtime"]),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "other" } } '
+            "metric_control { metric_identifier { family: "
+            '"nv_inference_first_response_histogram_ms" } histogram_options { buckets: 1 } } }',
+            ["model_metrics.metric_control[0]"],
+        ),
         ('backend: "identity" optimization { graph { level: 1 } }', ["optimization.graph"]),
         ('backend: "onnxruntime" optimization { graph { level: 1 } }', []),
         ('backend: "identity" default_model_filename: "x"', ["default_model_filename"]),

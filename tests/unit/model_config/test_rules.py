@@ -12,6 +12,7 @@ from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
 from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.ragged import ragged_faults
 from edge_server.model_config.scheduling import (
     ControlKind,
     SequenceControl,
@@ -163,6 +164,30 @@ def test_a_tensor_fits_its_model(text: str, expected: str) -> None:
 def test_tensors_of_a_whole_batch_have_tritons_texts(text: str, expected: str) -> None:
     message = text_format.Parse('name: "m" input { name: "a" }' + text, pb.ModelConfig())
     assert expected in list(batch_io_faults(message))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'input { name: "r" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }',
+            "model input 'r' has 'allow_ragged_batch', which backend 'tensorrt' does not support, "
+            "for m; remove it, and pad the input",
+        ),
+        (
+            'batch_output { source_input: "a" target_name: "y" }',
+            "backend 'tensorrt' does not support 'batch_output', for m; remove it, or load the "
+            "model as ONNX",
+        ),
+    ],
+)
+def test_ragged_batches_are_refused_where_a_backend_cannot_make_them(
+    text: str, expected: str
+) -> None:
+    message = text_format.Parse('name: "m" backend: "tensorrt"' + text, pb.ModelConfig())
+    assert list(ragged_faults(message)) == [expected]
+    message.backend = "onnxruntime"
+    assert list(ragged_faults(message)) == []
 
 
 def test_types_and_dims_may_be_left_to_a_backend_that_completes_them() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.board.identity import Identity
-from edge_server.errors import Unavailable
+from edge_server.errors import DeadlineExceeded, Unavailable
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.lane_feed import LaneFeed, LaneReader
 
@@ -151,3 +151,24 @@ def test_a_rate_is_kept_whatever_the_jitter_and_loses_nothing(
             assert count <= (end_s - start_s) * max_hz + 1.5
     # And it is used, as far as frames come: at most one frame's gap late each time.
     assert len(given_at) >= (sum(gaps) - 0.05) / (1 / max_hz + 0.05)
+
+
+def test_a_reader_that_acknowledges_nothing_for_a_minute_gives_up_its_place() -> None:
+    clock = Clock()
+    feed = feed_of(clock)
+    silent, careful, unbounded = feed.open(window=2), feed.open(window=2), feed.open()
+    for number in range(2):
+        feed(frame(number))
+        for reader in (silent, careful, unbounded):
+            assert reader.take(0) is not None
+    feed(frame(2))  # from now on both windows are found full
+    clock.now_s = 59.0
+    assert careful.acknowledge(2)
+    feed(frame(3))
+    assert silent.take(0) is None
+    clock.now_s = 60.5
+    feed(frame(4))
+    with pytest.raises(DeadlineExceeded, match="2 responses were not acknowledged for 60 s"):
+        silent.take(0)
+    assert careful.take(0) is not None
+    assert unbounded.take(0) is not None

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 FRAME_NS = 33_000_000
 
 
-def frame(number: int, offset_m: float = 1.8, **more: object) -> LaneFrame:
-    polynomial = Polynomial(np.array([offset_m, 0, 0, 0.0]), np.eye(4) * 1e-6, 5.0, 40.0)
+def frame(
+    number: int, offset_m: float = 1.8, heading_rad: float = 0.0, **more: object
+) -> LaneFrame:
+    polynomial = Polynomial(np.array([offset_m, heading_rad, 0, 0.0]), np.eye(4) * 1e-6, 5.0, 40.0)
     points = np.array([[5, offset_m], [40, offset_m]], np.float32)
     left = Lane(points, 0.9, id=1, index=-1, ground=GroundLane(points, polynomial))
     made = LaneFrame(
@@ -56,8 +58,18 @@ def test_a_departure_begins_and_ends_once_with_the_frames_that_show_it() -> None
     assert (begin.camera, begin.frame_id, begin.model_version) == ("front", 12, "1")
     assert begin.distance_to_line_m is not None
     assert begin.distance_to_line_m < 0
+    assert (
+        begin.text == "the vehicle leaves its lane: its wheels are 0.05 m beyond the left boundary"
+    )
     assert begin.mono_ns == 12 * FRAME_NS
     assert (end.phase, end.cause, end.begin_id) == ("end", "returned", begin.id)
+
+
+def test_a_departure_before_the_line_says_how_far_the_line_is() -> None:
+    begin = seen(*(frame(n, 1.8 - 0.02 * n, -0.02) for n in range(40)), rule=DepartureRule())[0]
+    assert begin.distance_to_line_m is not None
+    assert begin.distance_to_line_m > 0
+    assert f"{begin.distance_to_line_m:.2f} m from the left boundary" in begin.text
 
 
 def test_without_a_rule_nothing_is_warned_of() -> None:

@@ -6,7 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from lane_training.tusimple import ImageScore, lanes_at, score_image, summarise
+from lane_training.tusimple import (
+    ImageScore,
+    lanes_at,
+    lines_hit,
+    own_lines,
+    score_image,
+    summarise,
+)
 from numpy.typing import NDArray
 
 H_SAMPLES = np.arange(160.0, 720.0, 10.0)
@@ -137,3 +144,26 @@ def test_the_summary_is_the_mean_and_f1_of_the_means() -> None:
 def test_no_image_has_no_summary() -> None:
     with pytest.raises(ValueError, match="at least one image"):
         summarise([])
+
+
+def test_a_labelled_line_is_found_on_85_percent_of_its_own_rows() -> None:
+    labelled = upright(400.0, 800.0)
+    labelled[0, :16] = -2.0  # 40 rows are left
+    for missed, found in ((6, True), (7, False)):
+        seen = upright(419.0, 1100.0, 1200.0, 100.0)
+        seen[0, 16 : 16 + missed] = -2.0
+        # Lanes elsewhere do not count against it, and the other line is not there.
+        np.testing.assert_array_equal(lines_hit(seen, labelled, H_SAMPLES), [found, False])
+    assert not lines_hit(upright(421.0), labelled, H_SAMPLES).any()
+    assert not lines_hit(upright(), labelled, H_SAMPLES).any()
+
+
+def test_the_own_lane_is_between_the_nearest_lines_of_both_sides() -> None:
+    labelled = upright(100.0, 500.0, 700.0, 1200.0)
+    np.testing.assert_array_equal(own_lines(labelled, H_SAMPLES)[:, 0], [500, 700])
+    np.testing.assert_array_equal(own_lines(labelled[2:], H_SAMPLES)[:, 0], [700])
+    assert len(own_lines(upright(), H_SAMPLES)) == 0
+    # It leans across the middle: its foot counts, not its top.
+    leaning = np.linspace(500.0, 900.0, len(H_SAMPLES))
+    both = np.stack((leaning, np.full_like(leaning, 400.0)))
+    np.testing.assert_array_equal(own_lines(both, H_SAMPLES)[:, 0], [400, 500])

@@ -217,10 +217,10 @@ def test_control_beyond_the_loopback_needs_clients_with_certificates(
     ("text", "message"),
     [
         ("[grpc.tls]\ncertificat = 'x'", 'grpc.tls.certificat: unknown key; did you mean "certi'),
-        ("[grpc.tls]\nenabled = true", "grpc.tls: TLS needs certificate (--grpc-server-cert)"),
+        ("[grpc.tls]\nenabled = true", "grpc.tls: TLS needs certificate and key (of gRPC: --grpc"),
         (
             "[grpc.tls]\nmutual = true\ncertificate = 'c'\nkey = 'k'",
-            "grpc.tls: mutual TLS needs client_ca (--grpc-root-cert)",
+            "grpc.tls: mutual TLS needs client_ca (of gRPC: --grpc-root-cert)",
         ),
         ('[grpc]\ncontrol = "unix"', 'control = "unix" needs a socket (--grpc-socket)'),
         (f'[grpc]\nsocket = "/{"x" * 107}"', "grpc: socket: the path must have 1 to 107 bytes"),
@@ -238,6 +238,8 @@ def test_control_beyond_the_loopback_needs_clients_with_certificates(
         ),
         ('[[grpc.restricted]]\nprotocol = ["health"]', 'did you mean "protocols"?'),
         ("[grpc]\nport = 8002", "grpc.port and metrics.port are both 8002"),
+        ("[http]\nport = 8001", "grpc.port and http.port are both 8001"),
+        ('[http]\nhost = "0.0.0.0"', "http: 0.0.0.0 is beyond the loopback"),
         ('[trace]\nlevel = ["OFF", "TENSORS"]', "trace: Expect only one trace level 'OFF'"),
         ('[metrics]\nhost = "0.0.0.0"', "metrics: 0.0.0.0 is beyond the loopback"),
         ('[repository]\nload = ["*", "a"]', "repository: Wildcard model name '*' must be the ONLY"),

@@ -11,8 +11,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from edge_server.api.http.model_metrics import CustomMetrics
-from edge_server.backends.contract import ModelMetric
+from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
+from edge_server.backends.contract import ModelMetric, Phases
+from edge_server.inference.latency_metrics import LatencyMetrics
+from edge_server.inference.statistics import ModelStatistics
 
 if TYPE_CHECKING:
     import pytest
@@ -90,3 +92,56 @@ def test_of_two_kinds_under_one_name_the_first_is_exported(
         assert samples(made) == samples(made) == {("seen", ()): 1}
     (record,) = caplog.records
     assert "'seen' of model b is a gauge" in record.getMessage()
+
+
+def of_statistics(statistics: ModelStatistics) -> CollectorRegistry:
+    scheduler = SimpleNamespace(pending=lambda: 0)
+    loaded = SimpleNamespace(statistics=statistics, scheduler=scheduler, load_s=1.0)
+    sources = SimpleNamespace(models=lambda: [SimpleNamespace(name="m", version=1, loaded=loaded)])
+    made = CollectorRegistry()
+    made.register(ModelMetrics(sources))  # type: ignore[arg-type]
+    return made
+
+
+M_1 = (("model", "m"), ("version", "1"))
+
+
+def test_latencies_are_exported_as_the_metrics_config_asks() -> None:
+    kept = LatencyMetrics(counters=False, summaries=True, histograms=True, quantiles=(0.5, 0.999))
+    statistics = ModelStatistics(kept, (100.0, 500.0))
+    statistics.succeeded(9000_000, 2000_000, Phases(1000_000, 4000_000, 2000_000))
+    statistics.first_responded(200_000_000)
+    made = of_statistics(statistics)
+    found = samples(made)
+    assert found["nv_inference_request_success", M_1] == 1
+    assert ("nv_inference_request_duration_us", M_1) not in found
+    for name, us in {
+        "request": 9000,
+        "queue": 2000,
+        "compute_input": 1000,
+        "compute_infer": 4000,
+        "compute_output": 2000,
+    }.items():
+        family = f"nv_inference_{name}_summary_us"
+        assert found[f"{family}_count", M_1] == 1
+        assert found[f"{family}_sum", M_1] == us
+        for quantile in ("0.5", "0.999"):
+            value = found[family, (M_1[0], ("quantile", quantile), M_1[1])]
+            assert abs(value / us - 1) <= 0.0101
+    family = "nv_inference_first_response_histogram_ms"
+    at_most = [found[f"{family}_bucket", (("le", le), *M_1)] for le in ("100.0", "500.0", "+Inf")]
+    assert at_most == [0, 1, 1]
+    assert found[f"{family}_sum", M_1] == 200
+    assert list(parser.text_string_to_metric_families(generate_latest(made).decode()))
+    text = generate_openmetrics(made).decode()
+    assert list(openmetrics.text_string_to_metric_families(text))
+
+
+def test_without_a_metrics_config_there_are_total_times_only_and_tags_are_labels() -> None:
+    statistics = ModelStatistics(tags={"_site": "north"})
+    statistics.first_responded(1)
+    statistics.succeeded(9000_000, 0, Phases(0, 0, 0))
+    made = of_statistics(statistics)
+    tagged = (("_site", "north"), *M_1)
+    assert samples(made)["nv_inference_request_duration_us", tagged] == 9000
+    assert not [name for name, _ in samples(made) if "summary" in name or "histogram" in name]

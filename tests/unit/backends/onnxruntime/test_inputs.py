@@ -120,3 +120,69 @@ def test_the_sequence_batcher_does_not_fill_in_what_has_a_default(
     text = SEQUENCES.replace('"start"', '"b"') % ("fp32_false_true", "1")
     with pytest.raises(ModelConfigError, match="unexpected inference input 'b'"):
         onnxruntime.complete(default_model, 1, config(text))
+
+
+RAGGED = (
+    "max_batch_size: 4 "
+    'input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true } '
+    'output { name: "same" dims: -1 } output { name: "y" dims: -1 } '
+    'batch_output { target_name: "same" source_input: "x" } '
+    "batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT "
+    'target_name: "index" data_type: %s source_input: "x" }'
+)
+
+
+def write_ragged(files: ModelFiles, shape: list[str]) -> None:
+    write_graph(
+        files,
+        [
+            helper.make_node("Identity", ["x"], ["same"]),
+            helper.make_node("Unsqueeze", ["index", "one"], ["y"]),
+        ],
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("index", TensorProto.FLOAT, ["requests"]),
+        ],
+        [
+            helper.make_tensor_value_info("same", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["requests", 1]),
+        ],
+        (helper.make_tensor("one", TensorProto.INT64, [1], [1]),),
+    )
+
+
+def test_a_ragged_batch_hides_its_batch_inputs_and_gives_each_request_its_own(
+    files: ModelFiles,
+) -> None:
+    write_ragged(files, ["elements"])
+    completed = onnxruntime.complete(files, 1, config(RAGGED % "TYPE_FP32"))
+    assert [(spec.name, spec.shape) for spec in completed.inputs] == [("x", (-1,))]
+    x = np.float32([[1, 2, 3]])
+    given = answer(completed, files.versions[1], x, frozenset({"same", "y"}))
+    assert given["same"].array.tolist() == [[1, 2, 3]]  # type: ignore[index]
+    assert given["y"].array.tolist() == [[3]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("shape", "datatype", "text"),
+    [
+        (
+            ["batch", "elements"],
+            "TYPE_FP32",
+            "unable to load model 'm', configuration expects model provides input with shape [-1]  "
+            "for ragged input 'x', model provides [-1,-1]",
+        ),
+        (
+            ["elements"],
+            "TYPE_INT32",
+            "configuration expects datatype TYPE_INT32 for input 'index', model provides TYPE_FP32",
+        ),
+    ],
+)
+def test_a_model_that_cannot_take_ragged_batches_is_refused(
+    files: ModelFiles, shape: list[str], datatype: str, text: str
+) -> None:
+    write_ragged(files, shape)
+    with pytest.raises(ModelConfigError) as caught:
+        onnxruntime.complete(files, 1, config(RAGGED % datatype))
+    assert text in str(caught.value)

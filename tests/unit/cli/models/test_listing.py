@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.listing import faults_of, local_listing, rows, size_text, table
+from edge_server.cli.models.listing import faults_of, local_listing, rows, table
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
@@ -81,20 +81,6 @@ def test_a_digest_is_of_content_alone(repository: Path, make_model: MakeModel) -
 def test_what_cannot_be_read_is_no_verdict(repository: Path) -> None:
     with pytest.raises(ModelConfigError, match="m: cannot be read: No such file"):
         faults_of(take_inventory(repository, "m"))
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1 << 20, "1.0 MiB"),
-        (5 << 40, "5120.0 GiB"),
-    ],
-)
-def test_sizes_are_for_people(size: int, text: str) -> None:
-    assert size_text(size) == text
 
 
 def test_a_name_that_is_no_text_is_listed_as_a_fault(

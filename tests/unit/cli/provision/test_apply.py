@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import base64
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge_server.cli.provision import apply as apply_module
-from edge_server.cli.provision.apply import Places, apply, toml_text
+from edge_server.cli.provision.apply import Places, apply
 from edge_server.cli.provision.document import SignedText, parse
 from edge_server.cli.provision.verb import refuse_unless_newer, refuse_unless_trusted
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 KEY = (
     "ssh-ed25519 "
@@ -153,22 +145,6 @@ def test_what_a_dead_process_staged_is_removed(places: Places) -> None:
     (left / "mqtt_password").write_text("secret")
     applied("[device]\nid = 'x'\n", places)
     assert not left.exists()
-
-
-_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-_VALUES = st.recursive(
-    _TEXT
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.booleans()
-    | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(_TEXT, inside, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(_TEXT, _VALUES, max_size=4))
-def test_written_toml_reads_back_as_it_was(table: dict[str, Any]) -> None:
-    assert tomllib.loads(toml_text(table)) == table
 
 
 def trust(places: Places, **how: Any) -> None:

@@ -1,0 +1,201 @@
+"""Calls that change the server: models to load and unload, trace and log settings."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.parameters import typed_value
+from edge_server.errors import InvalidRequest, Unavailable, Unsupported
+from edge_server.inference.control import NOT_ALLOWED, path_in_model
+
+if TYPE_CHECKING:
+    from edge_server.inference.control import ModelControl
+    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.process.logs import LogSwitches
+    from edge_server.requests import Cancellation
+
+log = logging.getLogger(__name__)
+
+_TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+# The names of `TraceRule`, and the minimum of each.
+_TRACE_NUMBERS = {
+    "trace_rate": ("rate", 0),
+    "trace_count": ("count", -1),
+    "log_frequency": ("log_frequency", 0),
+}
+_TRACE_NAMES = ("trace_file", "trace_level", *_TRACE_NUMBERS, "trace_mode")
+_MOST = 2**31 - 1
+
+_LOG_BOOLEANS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_LOG_FORMATS = ("default", "ISO8601")
+_LOG_NAMES = ("log_file", *_LOG_BOOLEANS, "log_verbose_level", "log_format")
+
+
+def load_model(
+    control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
+) -> None:
+    """Execute a `RepositoryModelLoadRequest`; returns after the load.
+
+    Raises:
+        EdgeServerError: see `ModelControl.load`, or the request is invalid (Triton's texts).
+    """
+    refuse_repository_name(request)
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in request.parameters.items():
+        where = f"load parameter '{key}'"
+        if key == "config":
+            config = typed_value(value, where, "string_param")
+        else:
+            path = path_in_model(key)
+            files[path] = typed_value(value, where, "bytes_param")
+    name = request.model_name.strip()
+    if not name:
+        raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
+    if name == ".." or "/" in name:
+        raise InvalidRequest(
+            f"invalid model name '{name}', model name must not contain path traversal characters"
+        )
+    if control is None:
+        raise Unavailable(NOT_ALLOWED)
+    control.load(name, config=config, files=files, cancellation=cancellation)
+
+
+def unload_model(control: ModelControl | None, request: Any) -> None:
+    """Execute a `RepositoryModelUnloadRequest`; returns at once.
+
+    Raises:
+        EdgeServerError: see `ModelControl.unload`, or the request is invalid.
+    """
+    refuse_repository_name(request)
+    dependents = False
+    if "unload_dependents" in request.parameters:
+        value = request.parameters["unload_dependents"]
+        dependents = typed_value(value, "'unload_dependents' parameter", "bool_param")
+    if control is None:
+        raise Unavailable(NOT_ALLOWED)
+    control.unload(request.model_name, unload_dependents=dependents)
+
+
+def refuse_repository_name(request: Any) -> None:
+    """Raises: Unsupported: the request names a repository."""
+    if request.repository_name:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any:
+    """Apply a `TraceSettingRequest`'s settings, all or none; return the settings then in force.
+
+    A setting without a value is reset: a model's to the global one, the global one to its value at
+    the start.
+
+    Args:
+        model_name: of a loaded model; empty is all.
+
+    Raises:
+        InvalidRequest: an unknown setting, or an invalid value (Triton's texts).
+        Unsupported: a setting that is fixed at the start of the server, or tensors.
+    """
+    changes = dict(_trace_change(name, tuple(value.value)) for name, value in settings.items())
+    before = tracer.rule(model_name)
+    if changes:
+        tracer.change(model_name, changes)
+    rule = tracer.rule(model_name)
+    if rule.timestamps and not before.timestamps and not tracer.file_name:
+        log.warning(
+            "trace: a client asks for traces, and no file was chosen for them "
+            "(--trace-config triton,file=FILE)"
+        )
+    values = {
+        "trace_file": tracer.file_name,
+        "trace_level": "TIMESTAMPS" if rule.timestamps else "OFF",
+        "trace_rate": str(rule.rate),
+        "trace_count": str(rule.count),
+        "log_frequency": str(rule.log_frequency),
+        "trace_mode": "triton",
+    }
+    response = pb.TraceSettingResponse()
+    for name, value in values.items():
+        response.settings[name].value.append(value)
+    return response
+
+
+def _trace_change(name: str, values: tuple[str, ...]) -> tuple[str, int | None]:
+    """Return the change, by the names of `TraceRule`; None resets the setting."""
+    if name == "trace_file":
+        raise Unsupported("trace file location can not be updated through network protocol")
+    if name == "trace_mode":
+        raise Unsupported("trace mode can not be updated through network protocol")
+    if name not in _TRACE_NAMES:
+        raise InvalidRequest(f"unknown trace setting '{name}'; known: {', '.join(_TRACE_NAMES)}")
+    if name == "trace_level":
+        return "timestamps", _timestamps(values)
+    if len(values) > 1:
+        raise InvalidRequest(f"expect only 1 value for '{name}'")
+    field, least = _TRACE_NUMBERS[name]
+    return field, _number(name, values[0], least) if values else None
+
+
+def _timestamps(levels: tuple[str, ...]) -> bool | None:
+    """Return whether those levels trace timestamps; None without levels."""
+    for level in levels:
+        if level not in _TRACE_LEVELS:
+            raise InvalidRequest(
+                f"unknown trace level '{level}'; known: {', '.join(_TRACE_LEVELS)}"
+            )
+    if "OFF" in levels and len(levels) > 1:
+        raise InvalidRequest("Expect only one trace level 'OFF' is specified")
+    if "TENSORS" in levels:
+        raise Unsupported(
+            "trace level TENSORS is not supported: no tensors are written to traces; set "
+            "TIMESTAMPS alone"
+        )
+    return "TIMESTAMPS" in levels if levels else None
+
+
+def _number(name: str, value: str, least: int) -> int:
+    digits = value.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(digits) < 11:
+        number = int(value)
+        if least <= number <= _MOST:
+            return number
+    raise InvalidRequest(f"Unable to parse '{name}', got: {value}")
+
+
+def update_log_settings(switches: LogSwitches, request: Any) -> Any:
+    """Apply a `LogSettingsRequest`, all of it or nothing; return the settings then in force.
+
+    Raises:
+        InvalidRequest: an unknown setting, or an invalid value (Triton's texts).
+        Unsupported: a request cannot change the log's destination.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in request.settings.items():
+        kind = value.WhichOneof("parameter_choice")
+        if name not in _LOG_NAMES:
+            raise InvalidRequest(f"unknown log setting '{name}'; known: {', '.join(_LOG_NAMES)}")
+        if name == "log_file":
+            raise Unsupported("log file location can not be updated through network protocol")
+        if name == "log_verbose_level":
+            if kind != "uint32_param":
+                raise InvalidRequest("expect int32 for 'log_verbose_level'")
+            changes["verbose_level"] = value.uint32_param
+        elif name == "log_format":
+            if value.string_param not in _LOG_FORMATS:
+                raise InvalidRequest(f"invalid argument for log_format, got: {value.string_param}")
+            changes["iso8601"] = value.string_param == "ISO8601"
+        else:
+            if kind != "bool_param":
+                raise InvalidRequest(f"expect boolean for '{name}'")
+            changes[_LOG_BOOLEANS[name]] = value.bool_param
+    settings = switches.change(**changes) if changes else switches.settings
+    response = pb.LogSettingsResponse()
+    response.settings["log_file"].string_param = switches.file
+    for name, attribute in _LOG_BOOLEANS.items():
+        response.settings[name].bool_param = getattr(settings, attribute)
+    response.settings["log_verbose_level"].uint32_param = settings.verbose_level
+    response.settings["log_format"].string_param = _LOG_FORMATS[settings.iso8601]
+    return response

@@ -1,0 +1,186 @@
+"""The state of the device as the page shows it: one object a second for every page."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edge_server.inference.snapshot import UNLOADED
+from edge_server.process.utf8 import as_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.api.http.sources import Sources
+    from edge_server.board.identity import Identity
+    from edge_server.board.watch import BoardWatch
+    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.events import Event
+    from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.pipeline.picture_feed import PictureFeed
+
+_LONGEST_REASON = 600  # characters
+
+
+@dataclass(frozen=True)
+class PageSources:
+    """The parts of the daemon that the page shows.
+
+    Attributes:
+        parts: what the metrics read too.
+        pictures: of the cameras.
+        vehicle_width_m: between the outer edges of its front wheels.
+        may_read: returns whether a token lets its owner read; None where nobody needs a token.
+        host_names: by which browsers may call this device, beside its own and its addresses.
+    """
+
+    identity: Identity
+    parts: Sources
+    pictures: PictureFeed
+    events: EventLog
+    vehicle_width_m: float = 1.9
+    may_read: Callable[[str], bool] | None = None
+    host_names: tuple[str, ...] = ()
+
+
+def state_text(sources: PageSources) -> str:
+    """Return the present state as JSON; opens no file but those of /proc, and waits for nobody."""
+    parts, now_s = sources.parts, time.monotonic()
+    state = {
+        "type": "state",
+        "device": sources.identity.device,
+        "version": sources.identity.version,
+        "uptime_s": round(now_s - parts.started_s),
+        "epoch_ms": time.time_ns() // 1_000_000,
+        "mono_ms": round(1e3 * now_s),
+        "vehicle_width_m": sources.vehicle_width_m,
+        "cameras": [_camera(each, parts, now_s) for each in tuple(parts.pipelines)],
+        "models": [_model(entry) for entry in parts.models() if entry.reason != UNLOADED],
+        "broker": _broker(parts),
+        "repository": _repository(parts, now_s),
+        "recorder": _recorder(parts),
+        "settings": _settings(parts),
+        "processors": None if parts.processors is None else parts.processors.utilization(),
+        "board": None if parts.board is None else _board(parts.board),
+    }
+    return msgspec.json.encode(state).decode()
+
+
+def events_text(events: list[Event]) -> str:
+    """Return `events` as JSON."""
+    return msgspec.json.encode({"type": "events", "events": [_event(e) for e in events]}).decode()
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "begin_id": event.begin_id,
+        "kind": event.kind,
+        "phase": event.phase,
+        "cause": event.cause,
+        "text": event.text[:_LONGEST_REASON],
+        "camera": event.camera,
+        "model": event.model,
+        "epoch_ms": event.epoch_ns // 1_000_000,
+    }
+
+
+def _camera(pipeline: LanePipeline, parts: Sources, now_s: float) -> dict[str, Any]:
+    camera, status = pipeline.camera, pipeline.camera.status
+    counted = parts.latency.end_to_end().get((camera.name,))
+    return {
+        "name": camera.name,
+        "state": status.state.value,
+        "reason": status.reason,
+        "text": _shortened(status.text),
+        "usable": status.usable,
+        "since_s": round(now_s - status.since_mono_ns / 1e9, 1),
+        "failure": _shortened(pipeline.failure),
+        "model": pipeline.model,
+        "captured": camera.captured,
+        "with_lanes": 0 if counted is None else counted.at_most[-1],
+        "dropped": camera.dropped + pipeline.too_old_frames,
+        "frame_age_s": camera.last_frame_age_s(now_s),
+        "calibrated": pipeline.calibration is not None,
+    }
+
+
+def _model(entry: ModelEntry) -> dict[str, Any]:
+    return {
+        "name": as_utf8(entry.name),
+        "version": entry.version,
+        "state": entry.state.value,
+        "reason": _shortened(entry.reason),
+    }
+
+
+def _broker(parts: Sources) -> dict[str, Any] | None:
+    broker = parts.broker
+    if broker is None or not broker.on:
+        return None
+    return {
+        "connected": broker.connected,
+        "state": _shortened(broker.state),
+        "waiting": broker.waiting,
+        "dropped": broker.dropped,
+    }
+
+
+def _repository(parts: Sources, now_s: float) -> dict[str, Any] | None:
+    repository = parts.repository
+    if repository is None:
+        return None
+    return {"age_s": repository.poll_age_s(now_s), "outcomes": dict(repository.outcomes())}
+
+
+def _recorder(parts: Sources) -> dict[str, Any] | None:
+    recorder = parts.recorder
+    if recorder is None:
+        return None
+    return {
+        "failure": _shortened(recorder.failure),
+        "written_bytes": recorder.written_bytes,
+        "dropped": recorder.dropped + recorder.lost,
+    }
+
+
+def _settings(parts: Sources) -> dict[str, Any] | None:
+    settings = parts.settings
+    if settings is None:
+        return None
+    return {"fault": _shortened(settings.fault), "restart_needed": list(settings.restart_needed)}
+
+
+def _board(board: BoardWatch) -> dict[str, Any]:
+    condition, facts = board.condition, board.facts
+    known: dict[str, Any] = {
+        "reasons": [_shortened(reason) for reason in condition.reasons],
+        "clock": condition.clock.value,
+    }
+    if facts is None:
+        return known
+    modes, memory = facts.power_modes, facts.memory
+    return {
+        **known,
+        "power_mode": None if modes is None or modes.current is None else modes.current.name,
+        "engines": [
+            {"name": engine.name, "load": engine.load, "hz": engine.now_hz}
+            for engine in facts.engines
+        ],
+        "zones": [
+            {"name": zone.name, "celsius": zone.celsius, "throttle": zone.throttle_celsius}
+            for zone in facts.heat.zones
+        ],
+        "rails": [{"name": rail.name, "watts": rail.watts} for rail in facts.rails],
+        "memory_bytes": memory.total_bytes,
+        "available_bytes": memory.available_bytes,
+        "uptime_s": facts.uptime_s,
+    }
+
+
+def _shortened(text: str) -> str:
+    return as_utf8(text[:_LONGEST_REASON])

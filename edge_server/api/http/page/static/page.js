@@ -1,0 +1,559 @@
+// What the device sends is drawn as it comes: pictures with the lanes of the same frame, its state
+// once a second, events as they happen. Nothing here asks for anything but `page/live`.
+import { drawRoad } from "./birds_eye.js";
+
+const STALE_MS = 2000;
+const HISTORY_MS = 60_000;
+const FIRST_DELAY_S = 1;
+const LONGEST_DELAY_S = 10;
+const KEPT_EVENTS = 50;
+const STAGES = [
+  ["age", "Age"], ["queue", "Queue"], ["preprocess", "Preprocess"], ["infer", "Model"], ["postprocess", "Decode"],
+];
+const KINDS = {
+  lane_departure: "Lane departure", lane_change: "Lane change", camera: "Camera", model: "Model", degraded: "Degraded",
+};
+
+const $ = (id) => document.getElementById(id);
+const decoder = new TextDecoder();
+const cameras = new Map(); // by name: { state, frame, bitmap, at, history, canvas, button, label, rates }
+const events = []; // the newest first
+let device = null; // the last state
+let chosen = "";
+let socket = null;
+let paused = false;
+let delayS = FIRST_DELAY_S;
+let offlineWhy = "";
+let colours = {};
+let looked = "";
+
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// Sets a text only where it differs: a screen reader speaks what is set.
+function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function tone(node, value) {
+  if (node.dataset.tone !== value) node.dataset.tone = value;
+}
+
+function readColours() {
+  const style = getComputedStyle(document.documentElement);
+  const names = ["road", "edge", "text", "quiet", "lane", "other", "paint", "fill"];
+  colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+// The connection
+
+function connect() {
+  const url = new URL("page/live", location.href);
+  url.protocol = url.protocol.replace("http", "ws");
+  socket = new WebSocket(url);
+  socket.binaryType = "arraybuffer";
+  socket.onmessage = ({ data }) => {
+    if (typeof data !== "string") return takePicture(data);
+    const message = JSON.parse(data);
+    if (message.type === "state") takeState(message);
+    else if (message.type === "events") takeEvents(message.events);
+  };
+  socket.onclose = ({ code, reason }) => {
+    looked = "";
+    if (code === 4401) return $("login").open || $("login").showModal();
+    const waitS = delayS * (0.8 + 0.4 * Math.random());
+    delayS = Math.min(2 * delayS, LONGEST_DELAY_S);
+    offlineWhy = reason || "The device does not respond";
+    tone($("link"), "bad");
+    say($("link"), "reconnecting");
+    setTimeout(connect, 1000 * waitS);
+    refresh();
+  };
+}
+
+// Pictures are made only for what is seen.
+function look() {
+  const visible = !paused && document.visibilityState === "visible";
+  const wanted = {};
+  if (visible) for (const name of cameras.keys()) wanted[name] = name === chosen ? "large" : "small";
+  const text = JSON.stringify({ look_at: wanted });
+  if (text === looked || socket?.readyState !== WebSocket.OPEN) return;
+  looked = text;
+  socket.send(text);
+}
+
+// Pictures
+
+async function takePicture(buffer) {
+  const from = socket;
+  const length = new DataView(buffer).getUint32(0);
+  const frame = JSON.parse(decoder.decode(new Uint8Array(buffer, 4, length)));
+  try {
+    const bitmap = await createImageBitmap(new Blob([new Uint8Array(buffer, 4 + length)], { type: "image/jpeg" }));
+    const camera = cameras.get(frame.camera);
+    if (camera && !paused) show(camera, frame, bitmap);
+    else bitmap.close();
+  } finally {
+    // Only now may the next one come.
+    if (from.readyState === WebSocket.OPEN) from.send(new Uint8Array(1));
+  }
+}
+
+function show(camera, frame, bitmap) {
+  camera.bitmap?.close();
+  Object.assign(camera, { frame, bitmap, at: performance.now() });
+  const sample = { at: camera.at, age: frame.time.age_us / 1000 };
+  for (const stage of ["queue", "preprocess", "infer", "postprocess"]) sample[stage] = (frame.latency_us[stage] ?? 0) / 1000;
+  camera.history.push(sample);
+  while (camera.at - camera.history[0].at > HISTORY_MS) camera.history.shift();
+  drawPicture(camera.canvas, camera, false);
+  if (frame.camera === chosen) drawChosen(camera);
+}
+
+function drawChosen(camera) {
+  drawPicture($("picture"), camera, true);
+  showRoad(camera);
+  showFigures(camera);
+  freshen();
+}
+
+function fitted(canvas) {
+  const scale = window.devicePixelRatio || 1;
+  const width = Math.round(canvas.clientWidth * scale);
+  const height = Math.round(canvas.clientHeight * scale);
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  return scale;
+}
+
+function drawPicture(canvas, { frame, bitmap }, large) {
+  const { width, height } = frame.image;
+  if (width && height) canvas.style.aspectRatio = `${width} / ${height}`;
+  const scale = fitted(canvas);
+  const context = canvas.getContext("2d");
+  context.setTransform(1, 0, 0, 1, 0, 0);
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  const across = canvas.width / width;
+  const down = canvas.height / height;
+  const path = ({ image_points: { x, y } }) => x.map((value, place) => [(value + 0.5) * across, (y[place] + 0.5) * down]);
+  const trace = (points) => {
+    context.beginPath();
+    points.forEach((point, place) => (place ? context.lineTo(...point) : context.moveTo(...point)));
+  };
+  const left = frame.lanes.find((lane) => lane.index === -1);
+  const right = frame.lanes.find((lane) => lane.index === 1);
+  if (left && right) {
+    trace([...path(left), ...path(right).reverse()]);
+    context.fillStyle = "rgb(94 234 212 / .2)";
+    context.fill();
+  }
+  context.lineCap = context.lineJoin = "round";
+  for (const lane of frame.lanes) {
+    const points = path(lane);
+    const ego = Math.abs(lane.index) === 1 || !lane.index;
+    const broad = (large ? (ego ? 4.5 : 3) : 2) * scale;
+    context.setLineDash(lane.predicted ? [broad, 2.5 * broad] : []);
+    trace(points);
+    context.strokeStyle = "rgb(3 10 12 / .6)";
+    context.lineWidth = broad + 2.5 * scale;
+    context.stroke();
+    context.strokeStyle = lane.color === "MARKING_COLOR_YELLOW" ? "#ffd166" : ego ? "#5eead4" : "#dce7ee";
+    context.lineWidth = broad;
+    context.stroke();
+  }
+  context.setLineDash([]);
+}
+
+function showRoad({ frame, state }) {
+  const canvas = $("road");
+  const scale = fitted(canvas);
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  const size = { width: canvas.clientWidth, height: canvas.clientHeight };
+  const count = drawRoad(context, size, state?.calibrated ? frame : null, device?.vehicle_width_m ?? 1.9, colours);
+  say($("road-note"), state?.calibrated
+    ? "Lanes in metres, each with the band in which it lies with 95 %."
+    : "This camera has no calibration, so nothing is known in metres: edge-server calibrate.");
+  canvas.setAttribute("aria-label", state?.calibrated ? `${count} lane boundaries on the road` : "No calibration");
+}
+
+// Figures of the chosen camera
+
+function sideways(metres) {
+  if (metres === undefined) return ["–", ""];
+  return [Math.abs(metres).toFixed(2), Math.abs(metres) < 0.005 ? "m" : `m ${metres > 0 ? "left" : "right"}`];
+}
+
+function curve(curvature) {
+  if (curvature === undefined) return ["–", ""];
+  if (Math.abs(curvature) < 1 / 5000) return ["straight", ""];
+  return [String(Math.round(1 / Math.abs(curvature) / 10) * 10), `m ${curvature > 0 ? "left" : "right"}`];
+}
+
+function showFigures(camera) {
+  const ego = camera.frame?.ego;
+  const wide = ego?.lane_width_m;
+  const rows = [
+    ["Lanes", String(camera.frame?.lanes.length ?? "–"), ""],
+    ["Lane rate", camera.rates.lanes === null ? "–" : camera.rates.lanes.toFixed(1), "Hz"],
+    ["Age", camera.frame ? (camera.frame.time.age_us / 1000).toFixed(0) : "–", "ms"],
+    ["Off the middle", ...sideways(ego?.lateral_offset_m)],
+    ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
+    ["Curve radius", ...curve(ego?.curvature_1pm)],
+  ];
+  const list = $("figures");
+  if (list.childElementCount !== rows.length) {
+    list.replaceChildren(...rows.map(([name]) => {
+      const row = element("div");
+      const value = element("dd");
+      value.append(element("span"), element("small"));
+      row.append(element("dt", "", name), value);
+      return row;
+    }));
+  }
+  rows.forEach(([, value, unit], place) => {
+    const [number, small] = list.children[place].lastElementChild.children;
+    say(number, value);
+    say(small, unit);
+  });
+}
+
+// State
+
+function takeState(state) {
+  if (device && device.version !== state.version) return location.reload();
+  const before = device;
+  device = state;
+  delayS = FIRST_DELAY_S;
+  offlineWhy = "";
+  tone($("link"), "good");
+  say($("link"), "live");
+  const names = new Set(state.cameras.map((each) => each.name));
+  for (const [name, camera] of cameras) {
+    if (!names.has(name)) {
+      camera.button.remove();
+      cameras.delete(name);
+    }
+  }
+  for (const each of state.cameras) {
+    const camera = cameras.get(each.name) ?? addCamera(each.name);
+    const then = before?.cameras.find(({ name }) => name === each.name);
+    const seconds = then ? (state.mono_ms - before.mono_ms) / 1000 : 0;
+    // A daemon that has started again counts anew.
+    if (seconds > 0 && each.captured >= then.captured) {
+      const rate = (key, old) => (old === null ? 1 : 0.5) * (each[key] - then[key]) / seconds + (old === null ? 0 : 0.5 * old);
+      camera.rates = { frames: rate("captured", camera.rates.frames), lanes: rate("with_lanes", camera.rates.lanes) };
+    }
+    camera.state = each;
+  }
+  if (!cameras.has(chosen)) choose(cameras.keys().next().value ?? "");
+  say($("device"), state.device);
+  say($("version"), state.version);
+  document.title = `${state.device} · edge-server`;
+  showModels();
+  showDevice();
+  refresh();
+  look();
+}
+
+function addCamera(name) {
+  const button = element("button");
+  button.type = "button";
+  button.addEventListener("click", () => choose(name));
+  const canvas = element("canvas");
+  const label = element("span", "label");
+  label.append(element("b", "", name), element("span", "chip"));
+  button.append(canvas, label);
+  $("strip").append(button);
+  const camera = { state: null, frame: null, bitmap: null, at: 0, since: performance.now(), history: [], canvas, button, label, rates: { frames: null, lanes: null } };
+  cameras.set(name, camera);
+  return camera;
+}
+
+function choose(name) {
+  chosen = name;
+  for (const [each, { button }] of cameras) button.setAttribute("aria-pressed", String(each === name));
+  const camera = cameras.get(name);
+  if (camera?.bitmap) drawChosen(camera);
+  else if (camera) { $("picture").width = 0; showRoad({ frame: null, state: camera.state }); showFigures(camera); }
+  refresh();
+  look();
+}
+
+// A camera's state: a tone, a word or two, and the whole text.
+function judged(camera) {
+  const { state, frame } = camera;
+  const text = state.text || state.state;
+  if (!["live", "degraded"].includes(state.state)) return [state.state === "starting" ? "wait" : "bad", state.state, text];
+  if (!state.usable) return ["bad", state.reason || state.state, text];
+  if (state.failure) return ["bad", "no lanes", state.failure];
+  if (state.state === "degraded") return ["wait", state.reason || "degraded", text];
+  if (frame?.status === "FRAME_STATUS_STALE") return ["wait", "late", "Its lanes are older than max_age_ms"];
+  return ["good", "live", text];
+}
+
+function refresh() {
+  if (!device) return;
+  let good = 0;
+  for (const camera of cameras.values()) {
+    const [level, word] = judged(camera);
+    good += level !== "bad" && word !== "starting";
+    const chip = camera.label.lastElementChild;
+    tone(chip, level);
+    say(chip, word);
+  }
+  const count = cameras.size;
+  const warnings = device.board?.reasons.length ? ` · ${device.board.reasons.map((each) => each.split(":")[0].replaceAll("_", " ")).join(", ")}` : "";
+  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : `Lanes from ${good} of ${count} camera${count === 1 ? "" : "s"}${warnings}`);
+  freshen();
+}
+
+// Greys out what is old, and says why.
+function freshen() {
+  const now = performance.now();
+  for (const camera of cameras.values()) camera.button.classList.toggle("stale", !paused && now - camera.at > STALE_MS);
+  const camera = cameras.get(chosen);
+  const stage = $("stage");
+  const [level, word, text] = camera?.state ? judged(camera) : ["wait", "no camera", "No camera is configured"];
+  const fresh = camera && now - camera.at <= STALE_MS;
+  stage.dataset.state = !camera ? "empty" : paused ? "paused" : fresh ? "live" : "stale";
+  say($("stage-name"), chosen);
+  tone($("stage-state"), paused ? "wait" : offlineWhy ? "bad" : level);
+  say($("stage-state"), paused ? "paused" : offlineWhy ? "no connection" : word);
+  say($("stage-rate"), camera && camera.rates.frames !== null ? `${camera.rates.frames.toFixed(1)} fps` : "");
+  let why = "";
+  if (!camera) why = device ? text : "";
+  else if (!fresh && !paused && (level !== "good" || now - (camera.at || camera.since) > STALE_MS)) {
+    why = offlineWhy ? `${offlineWhy}. Reconnecting …` : level === "good" ? "No picture for 2 s" : `${word[0].toUpperCase()}${word.slice(1)}: ${text}`;
+  }
+  say($("stage-why"), why);
+  const lanes = camera?.frame?.lanes.length ?? 0;
+  const label = `Camera ${chosen}: ${word}, ${lanes} lane boundaries`;
+  if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
+}
+
+function modelTone(state) {
+  return { READY: "good", UNAVAILABLE: "bad" }[state] ?? "wait";
+}
+
+function showModels() {
+  const rows = device.models.map(({ name, version, state, reason }) => {
+    const row = element("li");
+    const head = element("div", "head");
+    const title = element("b", "", name);
+    if (version) title.append(element("small", "empty", `  v${version}`));
+    const chip = element("span", "chip", (state || "not loaded").toLowerCase());
+    tone(chip, modelTone(state));
+    head.append(title, chip);
+    row.append(head);
+    if (reason) row.append(element("p", "reason", reason));
+    return row;
+  });
+  replaced($("models"), rows.length ? rows : [element("li", "empty", "No model is loaded")]);
+}
+
+// Replaces children only where something differs, so that nobody loses a selection or the focus.
+const shown = new Map();
+function replaced(list, rows) {
+  const made = rows.map((row) => row.outerHTML).join("");
+  if (shown.get(list) === made) return;
+  shown.set(list, made);
+  list.replaceChildren(...rows);
+}
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 172_800) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86_400)} days`;
+}
+
+function megabytes(bytes) {
+  return bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`;
+}
+
+function deviceFacts() {
+  const { broker, recorder, settings, repository, board, processors } = device;
+  const facts = [];
+  const add = (name, text, level = "") => facts.push([name, text, level]);
+  add("MQTT", broker ? broker.state : "off", broker ? (broker.connected ? "good" : "bad") : "");
+  if (broker?.waiting > 20) add("MQTT waiting", `${broker.waiting} messages`, "wait");
+  add("Recorder", recorder ? recorder.failure || `on, ${megabytes(recorder.written_bytes)} written` : "off", recorder?.failure ? "bad" : recorder ? "good" : "");
+  if (settings?.fault) add("Settings", `not reloaded: ${settings.fault}`, "bad");
+  else if (settings?.restart_needed.length) add("Settings", `restart needed for ${settings.restart_needed.join(", ")}`, "wait");
+  else add("Settings", "as in the file", "");
+  if (repository) {
+    const counted = Object.entries(repository.outcomes).filter(([, count]) => count).map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`);
+    add("Model reloads", counted.join(", ") || "none yet");
+  }
+  if (!board) return facts;
+  for (const reason of board.reasons) {
+    const [word, ...rest] = reason.split(": ");
+    add(word.replaceAll("_", " "), rest.join(": ") || "now", "bad");
+  }
+  add("Clock", board.clock, board.clock === "wrong" ? "bad" : board.clock === "unsynchronized" ? "wait" : "");
+  if (board.power_mode) add("Power mode", board.power_mode);
+  if (board.rails?.length) add("Power", board.rails.map(({ name, watts }) => `${name} ${watts.toFixed(1)} W`).join(", "));
+  const hottest = board.zones?.reduce((a, b) => (b.celsius > (a?.celsius ?? -Infinity) ? b : a), null);
+  if (hottest) add("Temperature", `${hottest.celsius.toFixed(0)} °C ${hottest.name.replace(/-thermal$/, "")}`, hottest.throttle && hottest.celsius > hottest.throttle - 5 ? "wait" : "");
+  if (processors !== null) add("Processors", `${Math.round(100 * processors)} %`);
+  for (const { name, load, hz } of board.engines ?? []) {
+    if (load !== null) add(name.toUpperCase(), `${Math.round(100 * load)} %${hz ? ` at ${Math.round(hz / 1e6)} MHz` : ""}`);
+  }
+  if (board.memory_bytes && board.available_bytes !== null) {
+    add("Memory", `${megabytes(board.memory_bytes - board.available_bytes)} of ${megabytes(board.memory_bytes)}`);
+  }
+  add("Running for", duration(device.uptime_s));
+  return facts;
+}
+
+function showDevice() {
+  replaced($("facts"), deviceFacts().map(([name, text, level]) => {
+    const row = element("div");
+    if (level) row.dataset.tone = level;
+    row.append(element("dt", "", name), element("dd", "", text));
+    return row;
+  }));
+}
+
+// Events
+
+function takeEvents(found) {
+  const newest = events[0]?.id ?? 0;
+  // A daemon without a file counts anew after a restart.
+  if (found.some(({ id }) => id <= newest && !events.some((each) => each.id === id && each.epoch_ms === found.find((f) => f.id === id).epoch_ms))) events.length = 0;
+  for (const each of found) if (!events.some(({ id }) => id === each.id)) events.unshift(each);
+  events.length = Math.min(events.length, KEPT_EVENTS);
+  const rows = events.map((each) => {
+    const row = element("li");
+    const at = new Date(each.epoch_ms);
+    const time = element("time", "", at.toLocaleTimeString([], { hour12: false }));
+    time.dateTime = at.toISOString();
+    const text = element("div");
+    const of = each.camera || each.model;
+    const title = element("b", "", `${KINDS[each.kind] ?? each.kind}${each.phase === "end" ? " over" : ""}${of ? ` · ${of}` : ""}`);
+    tone(title, each.phase === "end" || each.phase === "instant" ? "good" : each.kind === "lane_change" ? "wait" : "bad");
+    text.append(title, element("span", "", `${each.cause.replaceAll("_", " ")}${each.text ? `: ${each.text}` : ""}`));
+    row.append(time, text);
+    return row;
+  });
+  replaced($("events"), rows.length ? rows : [element("li", "empty", "Nothing has happened yet")]);
+  showWarning();
+}
+
+// A departure that has begun and not ended, of the chosen camera.
+function showWarning() {
+  const ended = new Set(events.map(({ begin_id }) => begin_id));
+  const open = events.find(({ kind, phase, camera, id }) => kind === "lane_departure" && phase === "begin" && camera === chosen && !ended.has(id));
+  if (open) $("stage").dataset.departure = open.cause;
+  else delete $("stage").dataset.departure;
+  $("warning").hidden = !open;
+  say($("warning"), open ? `Leaving the lane to the ${open.cause}` : "");
+}
+
+// Sparklines
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function addTiming() {
+  for (const [, name] of STAGES) {
+    const row = element("li");
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("viewBox", "0 0 100 30");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("aria-hidden", "true");
+    const area = document.createElementNS(SVG, "path");
+    area.setAttribute("class", "area");
+    svg.append(area, document.createElementNS(SVG, "path"));
+    row.append(element("span", "stage-name", name), svg, element("span", "value", "–"));
+    $("timing").append(row);
+  }
+}
+
+function drawTiming() {
+  const history = cameras.get(chosen)?.history ?? [];
+  const now = performance.now();
+  STAGES.forEach(([key], place) => {
+    const [, svg, value] = $("timing").children[place].children;
+    const points = history.filter(({ at }) => now - at < HISTORY_MS);
+    if (!points.length) {
+      say(value, "–");
+      for (const path of svg.children) path.setAttribute("d", "");
+      return;
+    }
+    // One that is much higher than the others would flatten them all; it is cut off.
+    const sorted = points.map((each) => each[key]).sort((a, b) => a - b);
+    const top = Math.max(0.5, Math.min(sorted.at(-1), 2 * sorted[Math.floor(0.95 * (sorted.length - 1))]));
+    const line = points.map((each) => `${(100 - (100 * (now - each.at)) / HISTORY_MS).toFixed(2)} ${(29 - (26 * Math.min(each[key], top)) / top).toFixed(1)}`);
+    svg.lastElementChild.setAttribute("d", `M${line.join("L")}`);
+    svg.firstElementChild.setAttribute("d", `M${line[0].split(" ")[0]} 30L${line.join("L")}L${line.at(-1).split(" ")[0]} 30Z`);
+    const last = points.slice(-15).map((each) => each[key]).sort((a, b) => a - b);
+    const typical = last[Math.floor(last.length / 2)];
+    say(value, typical < 10 ? typical.toFixed(1) : typical.toFixed(0));
+  });
+}
+
+// Keyboard, pause, token
+
+function pause() {
+  paused = !paused;
+  $("pause").setAttribute("aria-pressed", String(paused));
+  say($("pause"), paused ? "Resume" : "Pause");
+  look();
+  refresh();
+}
+
+function step(by) {
+  const names = [...cameras.keys()];
+  choose(names[(names.indexOf(chosen) + by + names.length) % names.length]);
+  if ($("strip").contains(document.activeElement)) cameras.get(chosen).button.focus();
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, dialog")) return;
+  if (/^[1-9]$/.test(event.key)) {
+    const name = [...cameras.keys()][Number(event.key) - 1];
+    if (name) choose(name);
+  } else if (event.key === "ArrowRight" && cameras.size > 1) step(1);
+  else if (event.key === "ArrowLeft" && cameras.size > 1) step(-1);
+  else if (event.key.toLowerCase() === "p") pause();
+  else return;
+  event.preventDefault();
+}
+
+async function logIn(event) {
+  event.preventDefault();
+  const body = JSON.stringify({ token: $("token").value });
+  try {
+    const response = await fetch("page/token", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    if (!response.ok) return say($("login-fault"), (await response.json()).error ?? response.statusText);
+  } catch {
+    return say($("login-fault"), "The device does not respond");
+  }
+  $("token").value = "";
+  say($("login-fault"), "");
+  $("login").close();
+  connect();
+}
+
+readColours();
+matchMedia("(prefers-color-scheme: light)").addEventListener("change", () => {
+  readColours();
+  if (cameras.get(chosen)) showRoad(cameras.get(chosen));
+});
+new ResizeObserver(() => {
+  const camera = cameras.get(chosen);
+  if (camera?.bitmap) drawChosen(camera);
+}).observe($("main"));
+addTiming();
+takeEvents([]);
+document.addEventListener("keydown", onKey);
+document.addEventListener("visibilitychange", look);
+$("pause").addEventListener("click", pause);
+$("login-form").addEventListener("submit", logIn);
+$("login").addEventListener("cancel", (event) => event.preventDefault());
+setInterval(() => { freshen(); showWarning(); drawTiming(); }, 250);
+connect();

@@ -1,0 +1,171 @@
+"""BoundedProtocol: uvicorn's HTTP/1.1 connection, bounded in number, time and header bytes.
+
+uvicorn itself closes neither a connection that is silent, nor one that has sent half a request,
+nor one whose client does not read; and a header may have any length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
+
+# A body begins in the same read as its header.
+_ONE_READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """The limits of all connections of one listener.
+
+    Attributes:
+        connections: one more ends the connection that has kept the server waiting longest.
+        message_timeout_s: for a request's header, again for its body, and again for the client to
+            read what was sent.
+        header_bytes: of one request, its first line included.
+        waiting: the connections whose client has not sent a whole request, the longest first.
+    """
+
+    connections: int
+    message_timeout_s: float
+    header_bytes: int
+    waiting: dict[BoundedProtocol, None] = field(default_factory=dict, compare=False)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection; it is cut off, without a response, where its client passes a limit.
+
+    Args:
+        limits: shared by the connections of a listener.
+    """
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._in_header = True
+        self._header_bytes = 0  # parsed
+        self._unparsed_bytes = 0  # what arrived since the last request
+        self._sending: TimerHandle | None = None
+        self._reading: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        limits = self._limits
+        if len(self.connections) >= limits.connections:
+            oldest = next(iter(limits.waiting), None)
+            if oldest is None:
+                transport.abort()
+            else:
+                oldest.cut_off()
+        super().connection_made(transport)
+        limits.waiting[self] = None
+        self._await_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timers()
+        self._limits.waiting.pop(self, None)
+        super().connection_lost(exc)
+
+    def cut_off(self) -> None:
+        """Close the connection at once, whatever has not been sent."""
+        self._limits.waiting.pop(self, None)
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._sending is None and self in self._limits.waiting:
+            self._await_client()
+        if self._in_header:
+            # The parser keeps a name or a value until it is complete, however long it grows.
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self._limits.header_bytes + _ONE_READ_BYTES:
+                self.cut_off()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        if self._sending is None:
+            self._await_client()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._in_header = False
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self.send_400_response("Only HTTP/1.0 and HTTP/1.1 are served.")
+            return
+        super().on_headers_complete()
+        self._await_client()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_header = True
+        self._unparsed_bytes = 0
+        if not self.transport.is_closing():
+            self._client_has_sent()
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            # What was sent must still reach the client.
+            self._await_client()
+        elif not self.pipeline:
+            self._limits.waiting[self] = None
+
+    def handle_websocket_upgrade(self) -> None:
+        self._forget_timers()
+        self._limits.waiting.pop(self, None)
+        super().handle_websocket_upgrade()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.cut_off()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reading is None:
+            self._reading = self.loop.call_later(self._limits.message_timeout_s, self.cut_off)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _count(self, length: int) -> None:
+        self._header_bytes += length
+        if self._header_bytes > self._limits.header_bytes:
+            self.cut_off()
+
+    def _await_client(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+        self._sending = self.loop.call_later(self._limits.message_timeout_s, self.cut_off)
+
+    def _client_has_sent(self) -> None:
+        self._limits.waiting.pop(self, None)
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _forget_timers(self) -> None:
+        for timer in (self._sending, self._reading):
+            if timer is not None:
+                timer.cancel()
+        self._sending = self._reading = None

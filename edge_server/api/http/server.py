@@ -1,0 +1,251 @@
+"""HttpServer: everything that is served over HTTP, on one thread with one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.board.listening import listener, remedy
+from edge_server.errors import Unavailable
+from edge_server.process.worker import Worker
+from edge_server.settings import Http, Tls
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    import uvicorn
+    from starlette.routing import BaseRoute
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.5
+# For handlers that use `asyncio.to_thread`.
+_THREADS = 8
+# A message of a WebSocket client.
+_LONGEST_MESSAGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class HttpListener:
+    """One address, and what is served there.
+
+    Attributes:
+        name: of its flags: `http` or `metrics`.
+        port: 0 takes a free one.
+        routes: called once, on the server's thread, when the first client connects: whatever it
+            imports costs no time before the daemon is ready, and no memory where nobody looks.
+        limits: of the connections; the rest of `Http` is for the routes.
+    """
+
+    name: str
+    host: str
+    port: int
+    routes: Callable[[], Sequence[BaseRoute]]
+    tls: Tls = field(default_factory=Tls)
+    limits: Http = field(default_factory=Http)
+
+
+class HttpServer:
+    """Serves `listeners`; no client delays another, or anything else in this process.
+
+    The constructor binds the ports; requests are served after `start`. uvicorn and Starlette are
+    imported when the first client connects.
+
+    Raises:
+        Unavailable: an address cannot be bound.
+        SettingsError: a certificate is invalid.
+    """
+
+    def __init__(self, listeners: Sequence[HttpListener]) -> None:
+        self.worker = Worker("http", self._tick, on_end=self._end)
+        self._listeners = {each.name: each for each in listeners}
+        self._sockets: dict[str, socket.socket] = {}
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._loop: asyncio.AbstractEventLoop  # from `start` on
+        self._stopping: asyncio.Event
+        self._serving: asyncio.Task[None]
+        self._servers: list[uvicorn.Server] = []
+        self._grace_s = 0.0
+        try:
+            for each in listeners:
+                self._sockets[each.name] = _bound(each)
+                if each.tls.on:
+                    self._contexts[each.name] = _context(each.tls)
+        except BaseException:
+            self._close()
+            raise
+
+    def port_of(self, name: str) -> int:
+        """Return the port of the listener; 0 where there is no such listener."""
+        if name not in self._sockets:
+            return 0
+        port: int = self._sockets[name].getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        if not self._listeners:
+            return
+        self._loop = _new_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "http-call"))
+        self._stopping = asyncio.Event()
+        self._serving = self._loop.create_task(self._serve())
+        self.worker.start()
+        for each in self._listeners.values():
+            scheme = "https" if each.tls.on else "http"
+            host = f"[{each.host}]" if ":" in each.host else each.host
+            log.info(
+                "%s: listening on %s://%s:%s", each.name, scheme, host, self.port_of(each.name)
+            )
+
+    def stop(self, timeout_s: float) -> None:
+        """Accept no more connections; give requests in flight `timeout_s` seconds to finish."""
+        self._grace_s = timeout_s
+        if self.worker.alive:
+            with suppress(RuntimeError):  # the loop is closed by now
+                self._loop.call_soon_threadsafe(self._ask_to_stop)
+        self.worker.stop(timeout_s + 2 * _TICK_S)
+        if not self.worker.alive:
+            self._close()
+
+    def _tick(self, now: float) -> bool:
+        del now
+        self._loop.run_until_complete(asyncio.wait({self._serving}, timeout=_TICK_S))
+        if self._serving.done():
+            self._serving.result()
+            return False
+        return True
+
+    def _ask_to_stop(self) -> None:
+        """On the server's thread."""
+        self._stopping.set()
+        for server in self._servers:
+            # The stub has whole seconds; `asyncio.wait_for` takes it.
+            server.config.timeout_graceful_shutdown = self._grace_s  # type: ignore[assignment]
+            server.should_exit = True
+
+    def _end(self) -> None:
+        self._ask_to_stop()
+        self._loop.run_until_complete(asyncio.wait({self._serving}))
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.close()
+        self._close()
+
+    def _close(self) -> None:
+        for bound in self._sockets.values():
+            bound.close()
+
+    async def _serve(self) -> None:
+        """Serve until the stop; return once every connection is closed."""
+        if not await self._first_connection():
+            return
+        self._servers = [
+            _server(each, self._contexts.get(each.name)) for each in self._listeners.values()
+        ]
+        if self._stopping.is_set():
+            self._ask_to_stop()
+        await asyncio.gather(
+            *(
+                server.serve([bound])
+                for server, bound in zip(self._servers, self._sockets.values(), strict=True)
+            )
+        )
+
+    async def _first_connection(self) -> bool:
+        """Wait for a client at any of the sockets; return False when the server stops before."""
+        came = asyncio.Event()
+        for bound in self._sockets.values():
+            self._loop.add_reader(bound, came.set)
+        waits = [self._loop.create_task(event.wait()) for event in (came, self._stopping)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        for bound in self._sockets.values():
+            self._loop.remove_reader(bound)
+        return not self._stopping.is_set()
+
+
+def _bound(each: HttpListener) -> socket.socket:
+    """Return the socket of a listener.
+
+    Raises:
+        Unavailable: the address cannot be bound; the text has the remedy.
+    """
+    try:
+        bound = listener(each.host, each.port, each.limits.max_connections)
+    except OSError as error:
+        raise Unavailable(
+            f"{each.name} cannot listen on {each.host}:{each.port}: "
+            f"{remedy(error, f'--{each.name}')}; or serve none with --allow-{each.name}=false"
+        ) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key, password="")
+    if tls.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(tls.client_ca)
+    return context
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop, which serves a third more requests, or asyncio's own."""
+    try:
+        import uvloop  # noqa: PLC0415 - absent on musl and PyPy
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _server(each: HttpListener, context: ssl.SSLContext | None) -> uvicorn.Server:
+    """Return uvicorn's server of a listener; imports all that it serves."""
+    # Not needed to start, nor by an appliance that nobody asks over HTTP.
+    import uvicorn  # noqa: PLC0415
+
+    from edge_server.api.http.app import application  # noqa: PLC0415
+    from edge_server.api.http.protocol import BoundedProtocol, ConnectionLimits  # noqa: PLC0415
+
+    limits = each.limits
+    bounds = ConnectionLimits(
+        limits.max_connections, limits.message_timeout_ms / 1e3, limits.max_header_bytes
+    )
+    config = uvicorn.Config(
+        application(each.name, each.routes()),
+        http=partial(BoundedProtocol, limits=bounds),  # type: ignore[arg-type]  # is only called
+        ws="websockets-sansio",
+        ws_max_size=_LONGEST_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        interface="asgi3",
+        # What goes wrong in a handler, `application` logs; what clients do wrong, nobody.
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        workers=1,
+        # Nobody stands between client and server whose word on the client's address would count.
+        proxy_headers=False,
+        server_header=False,
+        backlog=limits.max_connections,
+        # uvicorn counts whole seconds.
+        timeout_keep_alive=max(1, limits.idle_timeout_ms // 1000),
+    )
+    config.load()
+    config.ssl = context
+    return uvicorn.Server(config)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # the connections close in the loop's next round

@@ -1,0 +1,1 @@
+"""One request to a model of the running daemon, with a picture or with arrays."""

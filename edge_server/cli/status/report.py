@@ -1,0 +1,354 @@
+"""What two samples of the daemon, its settings and the board say, as people want to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_server.board.kernel_files import listed
+from edge_server.board.state_directory import state_directory
+from edge_server.inference.snapshot import UNLOADED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.api.http.scrape import Scrape
+    from edge_server.board.board import Board
+    from edge_server.cli.status.sample import DaemonSample
+    from edge_server.settings import Settings
+
+_INSTALLED_STATE = Path("/var/lib/edge_server")
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One version of a model; numbers are None where it is not loaded, or had no request.
+
+    Attributes:
+        reason: why its state is not READY; of a LOADING one, how far its plan is.
+        requests: successful ones since it was loaded; likewise `failed`.
+        per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    backend: str = ""
+    requests: int | None = None
+    failed: int | None = None
+    per_s: float | None = None
+    mean_ms: float | None = None
+    queue_ms: float | None = None
+    infer_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class CameraReport:
+    """One camera; numbers are None where they are not known.
+
+    Attributes:
+        state: `ok`, or as LaneService spells it.
+        fps: frames that came between the samples, per second.
+        lanes_per_s: frames that got lanes.
+        lanes: number of lanes in the newest frame, and `status` of that frame in a word.
+        age_ms: of the newest frame.
+        mean_ms: from capture until the lanes were known.
+        dropped: frames without lanes since the start.
+    """
+
+    name: str
+    state: str
+    reason: str
+    text: str
+    model: str
+    fps: float | None = None
+    lanes_per_s: float | None = None
+    lanes: int | None = None
+    status: str = ""
+    age_ms: float | None = None
+    mean_ms: float | None = None
+    dropped: int | None = None
+
+
+@dataclass(frozen=True)
+class BrokerReport:
+    """The broker of the settings; the rest is None where metrics cannot be read."""
+
+    address: str
+    connected: bool | None = None
+    waiting: int | None = None
+    dropped: int | None = None
+
+
+@dataclass(frozen=True)
+class BoardReport:
+    """The machine; None is not known.
+
+    Attributes:
+        conditions: why lanes are degraded now: throttled, undervoltage, …
+        watts: of all rails, or of the board's input where there is such a rail.
+        free_bytes: directory → free space, where the daemon writes.
+    """
+
+    model: str | None = None
+    conditions: tuple[str, ...] = ()
+    clock: str = ""
+    power_mode: str | None = None
+    cpu_load: float | None = None
+    gpu_load: float | None = None
+    gpu_hz: int | None = None
+    hottest: str | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlansReport:
+    """TensorRT plans: the models that run one, and what was built on this machine."""
+
+    models: tuple[str, ...] = ()
+    built: int = 0
+    built_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RecorderReport:
+    """The recorder; `ok` is None where it is off or metrics cannot be read."""
+
+    mode: str = "off"
+    ok: bool | None = None
+    written_bytes: int = 0
+    dropped: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class SettingsReport:
+    """The last reload of the settings; None where they are never read again.
+
+    Attributes:
+        reloaded: it was not refused.
+        restart_needed: number of settings that wait for a restart.
+    """
+
+    reloaded: bool | None = None
+    restart_needed: int | None = None
+
+
+@dataclass(frozen=True)
+class DaemonReport:
+    """All of one screen.
+
+    Attributes:
+        version: of the daemon that runs; None where metrics cannot be read.
+        installed: of this program: where it differs, the daemon waits for a restart.
+        ready: its readiness for clients.
+        faults: what could not be read, with the reason.
+    """
+
+    version: str | None
+    installed: str
+    uptime_s: float | None
+    ready: bool
+    models: tuple[ModelReport, ...]
+    cameras: tuple[CameraReport, ...]
+    broker: BrokerReport | None
+    board: BoardReport
+    plans: PlansReport
+    recorder: RecorderReport
+    settings: SettingsReport
+    faults: tuple[str, ...] = ()
+
+
+def make_report(
+    before: DaemonSample, now: DaemonSample, settings: Settings, board: Board
+) -> DaemonReport:
+    """Return the report at `now`; rates are those since `before`."""
+    metrics = now.metrics
+    builds = [] if metrics is None else metrics.labels("edge_build_info", 1)
+    return DaemonReport(
+        version=builds[0]["version"] if builds else None,
+        installed=version("edge-server"),
+        uptime_s=None if metrics is None else metrics.value("edge_uptime_seconds"),
+        ready=now.ready,
+        models=_models(before, now),
+        cameras=_cameras(before, now),
+        broker=_broker(settings, metrics),
+        board=_board(board, metrics),
+        plans=_plans(now.backends),
+        recorder=_recorder(settings, metrics),
+        settings=_settings(metrics),
+        faults=now.faults,
+    )
+
+
+def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...]:
+    seconds = now.at_s - before.at_s
+    earlier = {(each.name, each.version): each for each in before.statistics}
+    counted = {(each.name, each.version): each for each in now.statistics}
+    reports = []
+    for entry in sorted(now.index, key=lambda each: (each.name, each.version)):
+        if entry.reason == UNLOADED:
+            continue
+        key = (entry.name, entry.version)
+        numbers: dict[str, Any] = {}
+        if key in counted:
+            numbers = _rates(earlier.get(key), counted[key], seconds)
+        backend = now.backends.get(entry.name, "")
+        reports.append(
+            ModelReport(entry.name, entry.version, entry.state, entry.reason, backend, **numbers)
+        )
+    return tuple(reports)
+
+
+def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:
+    stats = now.inference_stats
+    numbers = {"requests": stats.success.count, "failed": stats.fail.count}
+    # A version that was loaded anew counts from 0.
+    if before is None or before.inference_stats.success.count > stats.success.count or not seconds:
+        return numbers
+    earlier = before.inference_stats
+    count = stats.success.count - earlier.success.count
+
+    def mean_ms(name: str) -> float | None:
+        duration_ns = getattr(stats, name).ns - getattr(earlier, name).ns
+        return duration_ns / count / 1e6 if count else None
+
+    return {
+        **numbers,
+        "per_s": count / seconds,
+        "mean_ms": mean_ms("success"),
+        "queue_ms": mean_ms("queue"),
+        "infer_ms": mean_ms("compute_infer"),
+    }
+
+
+def _cameras(before: DaemonSample, now: DaemonSample) -> tuple[CameraReport, ...]:
+    reports = []
+    for camera in now.cameras:
+        frame = now.lanes.get(camera.name)
+        numbers = _camera_numbers(camera.name, before, now)
+        if frame is not None:
+            numbers["lanes"] = len(frame.lanes)
+            # FRAME_STATUS_OK is 1.
+            name = type(frame).DESCRIPTOR.fields_by_name["status"].enum_type
+            word = name.values_by_number[frame.status].name
+            numbers["status"] = word.removeprefix("FRAME_STATUS_").lower()
+        reports.append(
+            CameraReport(
+                camera.name, camera.state, camera.reason, camera.text, camera.model, **numbers
+            )
+        )
+    return tuple(reports)
+
+
+def _camera_numbers(camera: str, before: DaemonSample, now: DaemonSample) -> dict[str, Any]:
+    metrics, earlier = now.metrics, before.metrics
+    if metrics is None:
+        return {}
+    age_s = metrics.value("edge_camera_last_frame_age_seconds", camera=camera)
+    numbers: dict[str, Any] = {
+        "age_ms": None if age_s is None else 1e3 * age_s,
+        "dropped": int(metrics.total("edge_frames_dropped_total", camera=camera)),
+    }
+    seconds = now.at_s - before.at_s
+    if earlier is None or not seconds:
+        return numbers
+
+    def more(name: str) -> float:
+        return metrics.total(name, camera=camera) - earlier.total(name, camera=camera)
+
+    frames = more("edge_frames_total")
+    lanes = more("edge_end_to_end_latency_seconds_count")
+    if frames < 0 or lanes < 0:  # the daemon was restarted
+        return numbers
+    numbers |= {"fps": frames / seconds, "lanes_per_s": lanes / seconds}
+    if lanes:
+        numbers["mean_ms"] = 1e3 * more("edge_end_to_end_latency_seconds_sum") / lanes
+    return numbers
+
+
+def _broker(settings: Settings, metrics: Scrape | None) -> BrokerReport | None:
+    if settings.mqtt is None:
+        return None
+    address = f"{settings.mqtt.host}:{settings.mqtt.port}"
+    if metrics is None:
+        return BrokerReport(address)
+    connected = metrics.value("edge_mqtt_connected")
+    return BrokerReport(
+        address,
+        None if connected is None else bool(connected),
+        int(metrics.value("edge_mqtt_queue_depth") or 0),
+        int(metrics.value("edge_mqtt_dropped_total") or 0),
+    )
+
+
+def _board(board: Board, metrics: Scrape | None) -> BoardReport:
+    found: dict[str, Any] = {"model": board.model}
+    if (facts := board.facts) is not None:
+        gpu = next((each for each in facts.engines if each.name == "gpu"), None)
+        hottest = facts.heat.hottest
+        modes = facts.power_modes
+        # VDD_IN is the whole of an Orin NX or Nano.
+        whole = [rail for rail in facts.rails if rail.name == "VDD_IN"] or facts.rails
+        found |= {
+            "power_mode": None if modes is None or modes.current is None else modes.current.name,
+            "gpu_load": None if gpu is None else gpu.load,
+            "gpu_hz": None if gpu is None else gpu.now_hz,
+            "hottest": None if hottest is None else hottest.name,
+            "celsius": None if hottest is None else hottest.celsius,
+            "watts": sum(rail.watts for rail in whole) if whole else None,
+            "memory_total_bytes": facts.memory.total_bytes,
+            "memory_available_bytes": facts.memory.available_bytes,
+        }
+    if metrics is not None:
+        conditions = metrics.labels("edge_board_condition", 1)
+        clocks = metrics.labels("edge_board_clock_state", 1)
+        free = metrics.by_label("edge_disk_free_bytes", "directory")
+        found |= {
+            "conditions": tuple(each["reason"] for each in conditions),
+            "clock": clocks[0]["state"] if clocks else "",
+            "cpu_load": metrics.value("nv_cpu_utilization"),
+            "free_bytes": {directory: int(count) for directory, count in free.items()},
+        }
+    return BoardReport(**found)
+
+
+def _plans(backends: Mapping[str, str]) -> PlansReport:
+    models = tuple(name for name, backend in backends.items() if backend == "tensorrt")
+    folders = dict.fromkeys((_INSTALLED_STATE, state_directory()))
+    plans = [path for folder in folders for path in listed(folder / "plans", "*/model.plan")]
+    return PlansReport(models, len(plans), sum(map(_size, plans)))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # removed meanwhile
+        return 0
+
+
+def _recorder(settings: Settings, metrics: Scrape | None) -> RecorderReport:
+    mode = settings.recorder.mode
+    ok = None if metrics is None else metrics.value("edge_recorder_ok")
+    if metrics is None or ok is None:
+        return RecorderReport(mode)
+    counts: Sequence[int] = [
+        int(metrics.value(f"edge_recorder_{name}_total") or 0)
+        for name in ("bytes", "dropped", "lost")
+    ]
+    return RecorderReport(mode, bool(ok), *counts)
+
+
+def _settings(metrics: Scrape | None) -> SettingsReport:
+    reloaded = None if metrics is None else metrics.value("edge_settings_reloaded")
+    if metrics is None or reloaded is None:
+        return SettingsReport()
+    waiting = metrics.value("edge_settings_restart_needed") or 0
+    return SettingsReport(bool(reloaded), int(waiting))

@@ -1,0 +1,178 @@
+"""A DaemonReport as the lines of one screen; each begins with a mark where something is judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.cli.status.report import (
+        BoardReport,
+        CameraReport,
+        DaemonReport,
+        ModelReport,
+    )
+
+OK, WARNING, FAULT = "✔", "‼", "✘"
+_MODELS = ("MODEL", "VERSION", "STATE", "BACKEND", "REQUESTS", "FAILED", "PER S")
+_MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms")
+_CAMERAS = ("CAMERA", "STATE", "MODEL", "FPS", "LANES/S", "LANES", "AGE ms", "MEAN ms", "DROPPED")
+# Beside words that stay: what a first look may find while a camera or a model starts.
+_STARTING = frozenset({"starting", "LOADING", "UNLOADING", "ended", "degraded"})
+
+
+def screen(report: DaemonReport) -> list[str]:
+    """Return the lines; none is empty."""
+    return [
+        _head(report),
+        *(f"{FAULT} {line}" for fault in report.faults for line in fault.splitlines()),
+        *_models(report.models),
+        *_cameras(report.cameras),
+        _broker(report),
+        *_board(report.board),
+        _plans(report),
+        _recorder(report),
+        *_settings(report),
+    ]
+
+
+def _head(report: DaemonReport) -> str:
+    version = report.version or "of an unknown version"
+    up = "" if report.uptime_s is None else f", up {duration_text(report.uptime_s)}"
+    ready = "ready" if report.ready else "not ready"
+    mark = OK if report.ready else FAULT
+    line = f"edge-server {version}{up}, {ready}"
+    if report.version not in (None, report.installed):
+        mark = WARNING if report.ready else FAULT
+        line += f"; {report.installed} is installed: systemctl restart edge-server"
+    return f"{mark} {line}"
+
+
+def _models(models: tuple[ModelReport, ...]) -> Iterator[str]:
+    if not models:
+        yield f"{WARNING} no model is loaded"
+        return
+    rows = [_MODELS + _MODEL_TIMES]
+    for each in models:
+        counts = (UNKNOWN if c is None else str(c) for c in (each.requests, each.failed))
+        times = map(number, (each.per_s, each.mean_ms, each.queue_ms, each.infer_ms))
+        first = (each.name, each.version or UNKNOWN, each.state, each.backend or UNKNOWN)
+        rows.append((*first, *counts, *times))  # type: ignore[arg-type]
+    lines = table(rows, left=range(4))
+    yield f"  {lines[0]}"
+    for each, line in zip(models, lines[1:], strict=True):
+        yield f"{_mark(each.state, 'READY')} {line}"
+        if each.reason:
+            yield f"    {_one_line(each.reason)}"
+
+
+def _cameras(cameras: tuple[CameraReport, ...]) -> Iterator[str]:
+    if not cameras:
+        yield "  no camera"
+        return
+    rows = [_CAMERAS]
+    for each in cameras:
+        counts = [UNKNOWN if c is None else str(c) for c in (each.lanes, each.dropped)]
+        rows.append(
+            (
+                *(each.name, each.state, each.model),
+                *(number(each.fps), number(each.lanes_per_s), counts[0]),
+                *(number(each.age_ms, 0), number(each.mean_ms), counts[1]),
+            )
+        )
+    lines = table(rows, left=range(3))
+    yield f"  {lines[0]}"
+    for each, line in zip(cameras, lines[1:], strict=True):
+        mark = _mark(each.state, "ok")
+        yield f"{WARNING if mark == OK and each.reason else mark} {line}"
+        if each.reason:
+            yield f"    {each.reason}: {_one_line(each.text)}"
+
+
+def _mark(state: str, good: str) -> str:
+    return OK if state == good else WARNING if state in _STARTING else FAULT
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _broker(report: DaemonReport) -> str:
+    broker = report.broker
+    if broker is None:
+        return "  broker: none in the settings"
+    if broker.connected is None:
+        return f"{WARNING} broker {broker.address}: not known"
+    if broker.connected:
+        return f"{OK} broker {broker.address}: connected, {broker.waiting} wait"
+    lost = f"{broker.waiting} wait, {broker.dropped} lane messages were not sent"
+    return f"{FAULT} broker {broker.address}: not connected; {lost}"
+
+
+def _board(board: BoardReport) -> Iterator[str]:
+    parts = [board.model or "no Jetson"]
+    if board.power_mode is not None:
+        parts.append(f"mode {board.power_mode}")
+    if board.cpu_load is not None:
+        parts.append(f"CPU {board.cpu_load:.0%}")
+    if board.gpu_load is not None or board.gpu_hz is not None:
+        load = "" if board.gpu_load is None else f" {board.gpu_load:.0%}"
+        clock = "" if board.gpu_hz is None else f" at {board.gpu_hz / 1e6:.0f} MHz"
+        parts.append(f"GPU{load}{clock}")
+    if board.celsius is not None:
+        parts.append(f"{board.hottest} {board.celsius:.1f} °C")
+    if board.watts is not None:
+        parts.append(f"{board.watts:.1f} W")
+    if board.memory_total_bytes and board.memory_available_bytes is not None:
+        used = board.memory_total_bytes - board.memory_available_bytes
+        parts.append(f"memory {size_text(used)} of {size_text(board.memory_total_bytes)}")
+    if board.clock:
+        parts.append(f"clock {board.clock}")
+    yield f"{FAULT if board.conditions else OK} board: {', '.join(parts)}"
+    if board.conditions:
+        yield f"    {', '.join(board.conditions)}; `edge-server doctor` has the remedies"
+    if board.free_bytes:
+        free = (f"{size_text(n)} in {where}" for where, n in board.free_bytes.items())
+        yield f"  disk: free {', '.join(free)}"
+
+
+def _plans(report: DaemonReport) -> str:
+    plans = report.plans
+    runs = ", ".join(plans.models) or "no model runs one"
+    built = f"{plans.built} built here, {size_text(plans.built_bytes)}" if plans.built else ""
+    return f"  plans: {runs}{'; ' if built else ''}{built}"
+
+
+def _recorder(report: DaemonReport) -> str:
+    recorder = report.recorder
+    if recorder.mode == "off":
+        return "  recorder: off"
+    if recorder.ok is None:
+        return f"{WARNING} recorder: {recorder.mode}, not known"
+    counts = f"{size_text(recorder.written_bytes)} written"
+    if recorder.lost or recorder.dropped:
+        counts += f", {recorder.lost} lost, {recorder.dropped} not encoded"
+    if not recorder.ok:
+        return f"{FAULT} recorder: {recorder.mode}, nothing is recorded now; the journal has why"
+    return f"{OK} recorder: {recorder.mode}, {counts}"
+
+
+def _settings(report: DaemonReport) -> Iterator[str]:
+    settings = report.settings
+    if settings.reloaded is None:
+        return
+    if not settings.reloaded:
+        yield (
+            f"{FAULT} settings: the last reload was refused, and nothing has changed; "
+            "`systemctl status edge-server` has the reason"
+        )
+    elif settings.restart_needed:
+        yield (
+            f"{WARNING} settings: {settings.restart_needed} wait for a restart; "
+            "`systemctl status edge-server` names them"
+        )
+    else:
+        yield f"{OK} settings: as in the file when it was read last"

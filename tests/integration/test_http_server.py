@@ -1,0 +1,213 @@
+"""Several listeners on one thread; what each serves is imported when the first client connects."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge_server.api.http.server import HttpListener, HttpServer
+from edge_server.errors import Unavailable
+from edge_server.settings import Http
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+TIMEOUT_S = 10.0
+
+
+async def _echo(request: Request) -> Response:
+    return JSONResponse(len(await request.body()))
+
+
+async def _fail(_: Request) -> Response:
+    raise ZeroDivisionError("unforeseen")
+
+
+def _routes() -> Sequence[BaseRoute]:
+    return [Route("/length", _echo, methods=["POST"]), Route("/fault", _fail)]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., HttpServer]]:
+    made: list[HttpServer] = []
+
+    def start(*, name: str = "http", **limits: object) -> HttpServer:
+        listener = HttpListener(
+            name,
+            "127.0.0.1",
+            0,
+            _routes,
+            limits=Http(**limits),  # type: ignore[arg-type]
+        )
+        server = HttpServer([listener])
+        made.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in made:
+        server.stop(TIMEOUT_S)
+        assert not server.worker.alive
+        assert server.worker.failure is None
+
+
+def _connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port_of("http")), TIMEOUT_S)
+
+
+def _send_until_cut_off(connection: socket.socket, parts: Iterable[bytes]) -> None:
+    """Fails if the connection stays open, or anything is answered."""
+    try:
+        for part in parts:
+            connection.sendall(part)
+            with suppress(TimeoutError):
+                assert connection.recv(1) == b""
+                return
+    except ConnectionError:
+        return
+    pytest.fail("the connection stayed open")
+
+
+def _call(server: HttpServer, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port_of("http"), timeout=TIMEOUT_S)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    read = response.read()
+    connection.close()
+    return response.status, read
+
+
+def test_errors_are_json_and_a_fault_of_a_handler_ends_nothing(
+    serve: Callable[..., HttpServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+    assert _call(server, "GET", "/nothing") == (404, b'{"error":"Not Found"}')
+    assert _call(server, "GET", "/length") == (405, b'{"error":"Method Not Allowed"}')
+    assert _call(server, "GET", "/fault")[0] == 500
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+    assert "http: /fault failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /length HTTP/1.1\r\n",
+        b"POST /length HTTP/1.1\r\nContent-Length: 9\r\n\r\nhalf",
+        b"POST /length HTTP/1.1\r\nContent-Length: 2\r\n\r\nokPOST /length HTTP/1.1\r\n",
+    ],
+    ids=["silent", "half a header", "half a body", "half a second request"],
+)
+def test_a_client_that_does_not_send_is_cut_off(
+    serve: Callable[..., HttpServer], begun: bytes
+) -> None:
+    server = serve(message_timeout_ms=300)
+    with _connect(server) as connection:
+        connection.sendall(begun)
+        while connection.recv(4096):
+            pass
+
+
+def test_a_slow_client_is_cut_off_although_it_sends(serve: Callable[..., HttpServer]) -> None:
+    server = serve(message_timeout_ms=300)
+    with _connect(server) as connection:
+        connection.settimeout(0.02)
+        _send_until_cut_off(connection, itertools.chain([b"GET /"], itertools.repeat(b"a")))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"A: " + b"x" * (1 << 20), b"A: b\r\n" * 10_000, b""],
+    ids=["a long value", "many", "a long first line"],
+)
+def test_a_header_is_bounded(serve: Callable[..., HttpServer], header: bytes) -> None:
+    server = serve()
+    path = b"/length" if header else b"/" + b"x" * (1 << 20)
+    with _connect(server) as connection:
+        _send_until_cut_off(connection, [b"GET " + path + b" HTTP/1.1\r\n" + header])
+
+
+def test_one_more_connection_ends_the_one_that_has_been_silent_longest(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve(max_connections=4)
+    silent = [_connect(server) for _ in range(4)]
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+    assert silent[0].recv(1) == b""
+    silent[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        silent[1].recv(1)
+    for each in silent:
+        each.close()
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    sent = b"x" * (64 << 20)
+
+    async def much(_: Request) -> Response:
+        return Response(sent)
+
+    listener = HttpListener(
+        "http", "127.0.0.1", 0, lambda: [Route("/", much)], limits=Http(message_timeout_ms=300)
+    )
+    server = HttpServer([listener])
+    server.start()
+    try:
+        with _connect(server) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert connection.recv(1) == b"H"
+            end = time.monotonic() + TIMEOUT_S
+            while server._servers[0].server_state.connections:
+                assert time.monotonic() < end, "the connection stayed open"
+                time.sleep(0.01)
+            received = 1
+            while part := connection.recv(1 << 20):
+                received += len(part)
+            assert received < len(sent)
+    finally:
+        server.stop(TIMEOUT_S)
+
+
+def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
+    taken = serve().port_of("http")
+    listener = HttpListener("http", "127.0.0.1", taken, _routes)
+    with pytest.raises(
+        Unavailable, match=rf"127\.0\.0\.1:{taken}: .*--http-port.*--allow-http=fal"
+    ):
+        HttpServer([listener])
+
+
+def test_a_server_without_listeners_does_nothing() -> None:
+    server = HttpServer([])
+    server.start()
+    server.stop(TIMEOUT_S)
+    assert server.port_of("http") == 0
+
+
+def test_nothing_of_http_is_imported_before_a_client_connects() -> None:
+    code = """
+import sys, time
+from edge_server.api.http.server import HttpListener, HttpServer
+server = HttpServer([HttpListener("http", "127.0.0.1", 0, list)])
+server.start()
+assert not {"uvicorn", "starlette"} & set(sys.modules)
+server.stop(9)
+assert not {"uvicorn", "starlette"} & set(sys.modules)
+assert not server.worker.alive
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)

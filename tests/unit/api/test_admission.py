@@ -1,0 +1,136 @@
+"""A full house turns callers away at once, and a place is free again when its caller leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from edge_server.api.admission import MIB, Admission, ByteBudget
+from edge_server.errors import Unavailable
+
+TIMEOUT_S = 20.0
+
+
+def test_one_too_many_is_turned_away_and_may_come_again() -> None:
+    admission = Admission(2)
+    with admission:
+        with (
+            admission,
+            pytest.raises(Unavailable, match="Exceeds maximum queue size"),
+            admission,
+        ):
+            raise AssertionError("nobody is let in")
+        with admission:
+            pass
+
+
+def test_a_place_is_given_back_when_the_inference_fails() -> None:
+    admission = Admission(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"), admission:
+            raise ValueError("broken")
+
+
+def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> None:
+    admission = Admission(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with admission:
+            entered.set()
+            leave.wait(10)
+
+    inside = threading.Thread(target=stay)
+    inside.start()
+    assert entered.wait(10)
+    admission.close()
+    with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission:
+        raise AssertionError("nobody is let in")
+    admission.wait_until_empty(0.01)
+    assert inside.is_alive()
+    leave.set()
+    admission.wait_until_empty(10)
+    assert admission.inside == 0
+    inside.join(10)
+
+
+def test_streams_have_places_of_their_own_and_are_called_when_the_gate_closes() -> None:
+    admission = Admission(1, streams=1)
+    received = threading.Event()
+    with admission.stream(received.set):
+        with admission:
+            pass
+        with (
+            pytest.raises(Unavailable, match="1 streams are open already"),
+            admission.stream(print),
+        ):
+            raise AssertionError("nobody is let in")
+        assert not received.is_set()
+        admission.close()
+        assert received.is_set()
+    with pytest.raises(Unavailable, match="shutting down"), admission.stream(print):
+        raise AssertionError("nobody is let in")
+
+
+def test_open_streams_take_no_place_and_are_waited_for() -> None:
+    admission = Admission(1)
+    ended = threading.Event()
+
+    def stream() -> None:
+        with admission.stream(print):
+            assert ended.wait(TIMEOUT_S)
+
+    open_stream = threading.Thread(target=stream)
+    open_stream.start()
+    with admission:
+        pass
+    admission.close()
+    admission.wait_until_empty(0.01)
+    assert open_stream.is_alive()
+    ended.set()
+    admission.wait_until_empty(TIMEOUT_S)
+    open_stream.join(TIMEOUT_S)
+
+
+def test_what_does_not_fit_is_turned_away_by_name_and_may_come_again() -> None:
+    budget = ByteBudget(3 * MIB)
+    with budget.hold(2 * MIB):
+        with (
+            pytest.raises(Unavailable, match=r"of 3145728 at most \(grpc.max_pending_bytes\)"),
+            budget.hold(2 * MIB),
+        ):
+            raise AssertionError("it is let in")
+        with budget.hold(MIB):
+            pass
+    with budget.hold(2 * MIB):
+        pass
+
+
+def test_one_request_alone_is_always_taken() -> None:
+    with ByteBudget(MIB).hold(2 * MIB):
+        pass
+
+
+def test_small_requests_are_not_counted() -> None:
+    budget = ByteBudget(MIB)
+    with budget.hold(MIB), budget.hold(1000):
+        pass
+
+
+def test_a_request_that_may_not_be_refused_waits() -> None:
+    budget = ByteBudget(MIB)
+    budget.take(MIB)
+    assert not budget.take_when_it_fits(1, lambda: True)
+    taken = threading.Event()
+
+    def wait() -> None:
+        assert budget.take_when_it_fits(1, lambda: False)
+        taken.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not taken.is_set()
+    budget.give(MIB)
+    assert taken.wait(TIMEOUT_S)
+    waiting.join()

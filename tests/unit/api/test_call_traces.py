@@ -1,0 +1,126 @@
+"""What gRPC itself does with a traced request: reading it, and sending its answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.api.call_threads import CallMoments
+from edge_server.api.call_traces import CallTraces
+from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing.traced_request import TraceRule
+from edge_server.inference.tracing.tracer import Tracer
+from edge_server.requests import InferRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+REQUEST = InferRequest("m", {})
+
+
+class Call:
+    """A call that ends when the test says so."""
+
+    def __init__(self, *, is_over: bool = False) -> None:
+        self._is_over = is_over
+        self._callbacks: list[Callable[[], None]] = []
+
+    def when_over(self, callback: Callable[[], None]) -> bool:
+        self._callbacks.append(callback)
+        return not self._is_over
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+
+class Written:
+    """Traces of every request, and what of them is in the file at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = TraceWriter(TraceFile(str(path)))
+        self._writer.start()
+        self.received = CallMoments()
+        tracer = Tracer(TraceRule(timestamps=True, rate=1), self._writer)
+        self.traces = CallTraces(tracer, self.received)
+
+    def moments(self) -> dict[str, int]:
+        """Those of the one request that is there; none where it is not."""
+        self._writer.stop(30.0)
+        if not self._path.exists():
+            return {}
+        elements: list[dict[str, Any]] = json.loads(self._path.read_text())
+        return {each["name"]: each["ns"] for each in elements[1]["timestamps"]}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path / "trace.json")
+
+
+def run(request: InferRequest) -> None:
+    assert request.trace is not None
+    request.trace.begin(1)
+    request.trace.responded(final=True)
+
+
+def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(
+    written: Written,
+) -> None:
+    call, trace = Call(), written.traces.unary()
+    run(trace.begin(REQUEST, call.when_over))
+    trace.send()
+    call.end()
+    assert list(written.moments()) == [
+        "GRPC_WAITREAD_END",
+        "REQUEST_START",
+        "INFER_RESPONSE_COMPLETE",
+        "REQUEST_END",
+        "GRPC_SEND_START",
+        "GRPC_SEND_END",
+    ]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_nothing_is_sent_to_a_caller_that_has_gone(written: Written, is_over: bool) -> None:
+    call, trace = Call(is_over=is_over), written.traces.unary()
+    request = trace.begin(REQUEST, call.when_over)
+    if not is_over:
+        call.end()
+    run(request)
+    moments = written.moments()
+    assert "REQUEST_END" in moments
+    assert not [name for name in moments if name.startswith("GRPC_SEND")]
+
+
+def test_a_request_is_read_from_when_its_call_was_taken(written: Written) -> None:
+    written.received.taken_ns = taken_ns = time.monotonic_ns()
+    call, trace = Call(), written.traces.unary()
+    run(trace.begin(REQUEST, call.when_over))
+    call.end()
+    moments = written.moments()
+    assert moments["GRPC_WAITREAD_START"] == taken_ns <= moments["GRPC_WAITREAD_END"]
+
+
+def test_a_streams_request_is_read_from_when_it_was_waited_for(written: Written) -> None:
+    reads = written.traces.reads(iter([b"1", b"2"]))
+    assert next(reads) == b"1"
+    between_ns = time.monotonic_ns()
+    assert next(reads) == b"2"
+    run(written.traces.of_stream(REQUEST, reads))
+    moments = written.moments()
+    assert between_ns <= moments["GRPC_WAITREAD_START"] <= moments["GRPC_WAITREAD_END"]
+    assert list(reads) == []
+
+
+def test_without_a_file_nothing_is_looked_at() -> None:
+    traces = CallTraces(Tracer(TraceRule(timestamps=True, rate=1)))
+    requests = iter([b""])
+    assert traces.reads(requests) is requests
+    assert traces.of_stream(REQUEST, requests) is REQUEST

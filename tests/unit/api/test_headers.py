@@ -1,0 +1,36 @@
+"""Headers become parameters where their names match, and never the protocol's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.api.headers import HeaderForwarding
+from edge_server.errors import InvalidRequest
+from edge_server.requests import InferRequest
+
+REQUEST = InferRequest("m", {}, parameters={"own": 1, "my-key": "client"})
+
+
+def test_a_header_is_forwarded_where_the_pattern_matches_anywhere_in_its_name() -> None:
+    headers = [("my-key", "proxy"), ("x-my-trace", b"7"), ("user-agent", "grpc")]
+    read = HeaderForwarding("my-").add(REQUEST, headers)
+    assert read.parameters == {"own": 1, "my-key": "proxy", "x-my-trace": "7"}
+
+
+def test_without_a_match_the_request_stays_as_it_is() -> None:
+    assert HeaderForwarding("(?i)MY_").add(REQUEST, [("user-agent", "grpc")]) is REQUEST
+    assert HeaderForwarding().add(REQUEST, [("my-key", "proxy")]) is REQUEST
+
+
+@pytest.mark.parametrize("name", ["priority", "sequence_id", "triton_final_response", "headers"])
+def test_a_reserved_name_is_refused_with_tritons_text(name: str) -> None:
+    with pytest.raises(
+        InvalidRequest,
+        match=f"^Header '{name}' is reserved for Triton usage and cannot be forwarded.$",
+    ):
+        HeaderForwarding(".*").add(REQUEST, [(name, "1")])
+
+
+def test_a_binary_header_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^Header 'x-bin' is not UTF-8 text"):
+        HeaderForwarding("x").add(REQUEST, [("x-bin", b"\xff")])
