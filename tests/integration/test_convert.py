@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.conftest import SimulatedGpu
 
+SHIPPED = Path(__file__).parents[2] / "models" / "laneDetect_model"
 SHAPE = (3, 24, 32)
 CLASSES = 5
 
@@ -272,3 +274,25 @@ def test_python_packages_of_this_interpreter_stay_out_of_another(
     python.chmod(0o755)
     assert convert(network, repository / "out", "--python", python) == 0
     assert "PYTHONPATH" not in json.loads(record.read_text())
+
+
+@pytest.mark.long
+def test_a_plan_is_built_and_verified_by_the_plan_verbs(
+    simulated_libcuda: SimulatedGpu, repository: Path, tmp_path: Path
+) -> None:
+    """GPU and TensorRT are simulated; tests/integration/test_plan_rtx.py has a real builder."""
+    environment = {**simulated_libcuda.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+    target = repository / "lanes"
+    command = ["convert", str(SHIPPED), str(target), "--to", "plan"]
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_server", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "predict_lanes agrees" in done.stdout
+    assert 'platform: "tensorrt_plan"' in (target / "config.pbtxt").read_text()
+    names = {path.name for path in (target / "1").iterdir()}
+    assert {"model.onnx", "model.plan"} <= names
