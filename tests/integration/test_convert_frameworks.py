@@ -53,6 +53,8 @@ model = keras.Model(images, lanes)
 model.save(sys.argv[1] + "/net.keras")
 model.save(sys.argv[1] + "/net.h5")
 model.export(sys.argv[1] + "/saved", verbose=False)
+doubled = layers.Lambda(lambda tensor: tensor * 2)(images)
+keras.Model(images, doubled).save(sys.argv[1] + "/lambda.keras")
 """
 NET = """
 import torch
@@ -157,6 +159,19 @@ def test_keras_and_saved_models_become_onnx(source: str, tmp_path: Path, reposit
     assert convert(tmp_path / source, repository / "net", "--python", python) == 0
     text = (repository / "net" / "config.pbtxt").read_text()
     assert 'name: "images" data_type: TYPE_FP32 dims: [ 32, 48, 3 ]' in text
+    # Keras' own name, where the file still has it.
+    assert f'name: "{"output_0" if source == "saved" else "lanes"}"' in text
+
+
+def test_code_in_a_keras_file_runs_only_where_it_is_trusted(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = make(TENSORFLOW, KERAS, tmp_path)
+    source = tmp_path / "lambda.keras"
+    assert convert(source, repository / "net", "--python", python) == 78
+    assert "--trust, if you know who wrote it" in capsys.readouterr().err
+    assert list(repository.iterdir()) == []
+    assert convert(source, repository / "net", "--python", python, "--trust") == 0
 
 
 def test_every_file_of_pytorch_becomes_the_same_network(
