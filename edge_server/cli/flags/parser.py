@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # Flags whose values must not appear in the journal.
-_SECRET = frozenset({"grpc-restricted-protocol"})
+_SECRET = frozenset({"grpc-restricted-protocol", "http-restricted-api"})
 
 _EXAMPLES = """\
 examples:
