@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,9 @@ def varied(scene: RoadScene, names: Sequence[str], seed: int) -> RoadScene:
     return scene
 
 
-def _weather(scene: RoadScene, **changes: object) -> RoadScene:
-    return replace(scene, conditions=replace(scene.conditions, **changes))  # type: ignore[arg-type]  # names of fields
+def _weather(scene: RoadScene, **changes: Any) -> RoadScene:
+    """Return the scene with other values of fields of its `Conditions`."""
+    return replace(scene, conditions=replace(scene.conditions, **changes))
 
 
 def _night(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
