@@ -21,7 +21,7 @@
     ├── StageStuck           a part of the daemon never returned; only a restart helps
     └── DeviceLost           every call to a GPU fails; only a restart helps
 
-An error names its cause, never its report: status codes are chosen in `api.grpc`, exit codes in
+An error names its cause, never its report: status codes are chosen in `api`, exit codes in
 `cli`.
 """
 

@@ -113,6 +113,8 @@ _STATES: dict[str, dict[str, Any]] = {
         device=_TEXT,
         version=_TEXT,
         boot_id=_TEXT,
+        client_id=_TEXT,
+        session=_TEXT,
         schemas=_TEXTS,
         payload={"type": "string", "enum": ["json", "protobuf"]},
         cameras={"type": "array", "items": _object("A camera.", name=_TEXT, calib_id=_TEXT)},

@@ -1,4 +1,4 @@
-"""Write docs/reference: settings, flags, topics and exit codes, from the code that has them.
+"""Write docs/reference, from the code: settings, flags, topics, metrics and exit codes.
 
 python scripts/reference_pages.py            # write the pages
 python scripts/reference_pages.py --check    # fail where one is not current
@@ -17,11 +17,17 @@ import asyncapi
 import msgspec
 from msgspec import inspect as types
 
+from edge_server.api.http.board_metrics import BoardMetrics
+from edge_server.api.http.metric_table import TABLE
+from edge_server.api.http.model_metrics import ModelMetrics
+from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.cli.main import EXIT_CODE_MEANINGS
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.inference.statistics import ModelStatistics
 from edge_server.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
@@ -163,6 +169,58 @@ def topics_page() -> str:
     return text + _table(("topic", "message", "how", "when"), rows())
 
 
+def metrics_page() -> str:
+    text = "# Metrics\n\n```\ncurl http://127.0.0.1:8002/metrics\n```\n\n"
+    text += (
+        "The text is OpenMetrics where the client asks for it (`Accept: "
+        "application/openmetrics-text`), and Prometheus' own format otherwise. What has no value "
+        "yet, or is not on this machine, is not exported. [Observe](../observe.md) has alert "
+        "rules, a dashboard and traces.\n\n## The appliance\n\n"
+    )
+    own = [(m.name, m.kind, m.labels, m.unit, m.text) for m in TABLE.values()]
+    text += _metrics(row for row in own if row[0].startswith("edge_"))
+    text += "\n## Triton's\n\n"
+    text += "By Triton's names, for the dashboards that ask for them.\n\n"
+    text += _metrics([*_nv(), *(row for row in own if row[0].startswith("nv_"))])
+    return text + (
+        "\n`process_*` are of the daemon's process, by prometheus_client; models may add metrics "
+        "of their own, see [Python models](../python_models.md).\n"
+    )
+
+
+def _metrics(rows: Iterable[tuple[str, str, str, str, str]]) -> str:
+    cells = (
+        (f"`{name}`", kind, ", ".join(f"`{each}`" for each in labels.split()), unit, about)
+        for name, kind, labels, unit, about in rows
+    )
+    return _table(("metric", "type", "labels", "unit", ""), cells)
+
+
+def _nv() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield what the collectors export of a model that is loaded, and of the processor."""
+    loaded = LoadedModel(None, 1, _Idle(), ModelStatistics())
+    entry = ModelEntry("m", 1, ModelState.READY, loaded=loaded)
+    sources = Sources("", lambda: [entry], [], LaneLatency(), processors=ProcessorUse())
+    for collector in (ModelMetrics(sources), BoardMetrics(sources)):
+        for family in collector.collect():
+            labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
+            unit = {"us": "microseconds", "secs": "seconds", "bytes": "bytes"}
+            last = family.name.rpartition("_")[2]
+            if family.name.startswith("nv_"):
+                kind = "counter" if family.type == "unknown" else family.type
+                yield (
+                    *(family.name, kind, " ".join(labels)),
+                    *(unit.get(last, ""), family.documentation),
+                )
+
+
+class _Idle:
+    """A scheduler that nothing waits for."""
+
+    def pending(self) -> int:
+        return 0
+
+
 def exit_codes_page() -> str:
     text = "# Exit codes\n\n```\nedge-server check --config config.toml; echo $?\n```\n\n"
     rows = ((str(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items())
@@ -185,6 +243,7 @@ def main() -> None:
         ("settings", settings_page()),
         ("flags", flags_page()),
         ("topics", topics_page()),
+        ("metrics", metrics_page()),
         ("exit_codes", exit_codes_page()),
     ):
         page = PAGES / f"{name}.md"

@@ -18,6 +18,9 @@ BACKENDS = {
     "identity": "edge_server.backends.vision.identity",
     "python": "edge_server.backends.python.backend",
     "tensorrt": "edge_server.backends.tensorrt.backend",
+    **dict.fromkeys(
+        ("pytorch", "tensorflow", "openvino", "paddle"), "edge_server.backends.frameworks.backend"
+    ),
 }
 
 

@@ -93,6 +93,9 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
         request: the caller's request: id, parameters, sequence, deadline, cancellation.
         models: the other models, pinned for the life of this request.
         copied: called for each copy between host and device, except those made by `host_inputs`.
+        reschedule: to be called during `execute` where the request shall run again, with what is
+            to be called where it will not; its `respond` stays the same in every run. None where
+            the scheduler runs each request once.
     """
 
     inputs: Tensors
@@ -101,6 +104,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     request: InferRequest
     models: ModelResolver
     copied: Copied = not_counted
+    reschedule: Callable[[Callable[[], None]], None] | None = None
 
     def host_inputs(self) -> Tensors:
         """Return all inputs on the host, for an instance that computes there.

@@ -1,4 +1,7 @@
-"""`onnxruntime`: ONNX models on the CPU.
+"""`onnxruntime`: ONNX models on the CPU, and on what other execution providers it has.
+
+Instances of KIND_GPU run on CUDA; `optimization.execution_accelerators` names other providers, see
+`execution_providers`.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
 `inter_op_thread_count` (default 1), `execution_mode` (default 0: operators run one after the other;
@@ -16,6 +19,7 @@ import ctypes
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -26,7 +30,8 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
-from edge_server.backends.contract import TensorModel, Tensors
+from edge_server.backends.contract import TensorInstance, Tensors
+from edge_server.backends.execution_providers import CPU, Provider, providers_of
 from edge_server.backends.parameters import (
     OF_EVERY_MODEL,
     Parameters,
@@ -36,15 +41,17 @@ from edge_server.backends.parameters import (
 from edge_server.backends.ragged import RaggedInstance
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.model_config.config import ON_CPU
 from edge_server.model_config.files import reading, require_path
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, LoadContext
+    from edge_server.backends.contract import Instance, LoadContext, ModelMetric
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -113,6 +120,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         )
     path = _model_path(files.versions[version], config)
     require_path(path, config.name)
+    for placement in _placements(config):
+        _providers(files.config_path, config, placement)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -151,8 +160,25 @@ def load(context: LoadContext) -> OnnxModel:
         run_options.add_run_config_entry(
             "memory.enable_memory_arena_shrinkage", parameters.arena_shrinkage
         )
-    session = _open_session(_model_path(context.directory, config), options)
-    return OnnxModel(config, session, run_options)
+    path = _model_path(context.directory, config)
+    sessions = {}
+    for placement in _placements(config):
+        providers = _providers(context.directory, config, placement)
+        sessions[placement.gpu] = _open_session(path, options, providers)
+    return OnnxModel(config, sessions, run_options)
+
+
+def _placements(config: ModelConfig) -> list[Placement]:
+    """Return one placement for each device that instances are on."""
+    found = {p.gpu: p for group in config.instance_groups for p in group.placements}
+    return list(found.values()) or [ON_CPU]
+
+
+def _providers(where: Path, config: ModelConfig, placement: Placement) -> list[Provider]:
+    try:
+        return providers_of(config, placement, ort.get_available_providers())
+    except ModelConfigError as error:
+        raise ModelConfigError(f"{where}: model '{config.name}': {error}") from error
 
 
 def _ours(config: ModelConfig) -> ModelConfig:
@@ -162,31 +188,45 @@ def _ours(config: ModelConfig) -> ModelConfig:
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
-class OnnxModel(TensorModel):
-    """One ONNX Runtime session on the CPU; several instances may run it at once.
+class OnnxModel:
+    """One ONNX Runtime session for each device; several instances may run it at once.
 
     A tensor without dimensions has the shape [1] outside, as in Triton.
+
+    Args:
+        sessions: number of the GPU, None for the CPU → the session there.
     """
 
-    def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
-        super().__init__(self._run_session)
+    def __init__(
+        self, config: ModelConfig, sessions: dict[int | None, Any], run_options: Any
+    ) -> None:
         self._config = config
         self._name = config.name
-        self._session = session
+        self._sessions = sessions
         self._run_options = run_options
+        session = next(iter(sessions.values()))
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
+        del name  # all instances of a device are alike
+        run = partial(self._run_session, placement.gpu)
         if self._config.ragged is None:
-            return super().make_instance(name, placement)
-        return RaggedInstance(self._run_session, self._config, self._config.ragged)
+            return TensorInstance(run)
+        return RaggedInstance(run, self._config, self._config.ragged)
+
+    def not_ready_reason(self) -> str:
+        return ""
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        return ()
 
     def close(self) -> None:
-        self._session = None
+        self._sessions.clear()
 
-    def _run_session(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+    def _run_session(self, gpu: int | None, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        session = self._sessions[gpu]
         names = sorted(outputs)
         if self._scalars:
             inputs = {
@@ -196,10 +236,10 @@ class OnnxModel(TensorModel):
         if self._has_bf16:
             # numpy lacks bfloat16, so the tensors travel as OrtValues instead of arrays.
             fed = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
-            run, taken = self._session.run_with_ort_values, _from_value
+            run, taken = session.run_with_ort_values, _from_value
         else:
             fed = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
-            run, taken = self._session.run, _from_runtime
+            run, taken = session.run, _from_runtime
         try:
             made = run(names, fed, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
@@ -251,9 +291,11 @@ def _model_path(directory: Path, config: ModelConfig) -> Path:
         return path / "model.onnx" if path.is_dir() else path
 
 
-def _open_session(path: Path, options: Any) -> Any:
+def _open_session(
+    path: Path, options: Any, providers: Sequence[Provider] = (Provider(CPU, {}),)
+) -> Any:
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(path), options, providers=[tuple(p) for p in providers])
     except MemoryError as error:
         raise ModelLoadError(f"{path}: ONNX Runtime has no memory to load it") from error
     except Exception as error:  # ONNX Runtime's exceptions share no base class
@@ -262,6 +304,16 @@ def _open_session(path: Path, options: Any) -> Any:
             f"{path}: ONNX Runtime cannot load it: {first_line}; export it again, or copy it "
             f"again if the file is cut short ({path.stat().st_size} bytes)"
         ) from error
+    # A provider whose libraries are missing is left out with a line in the log, and one that fails
+    # later is replaced by the CPU's.
+    session.disable_fallback()
+    if absent := [p.name for p in providers if p.name not in session.get_providers()]:
+        raise ModelLoadError(
+            f"{path}: ONNX Runtime cannot use its {absent[0]}: a library that it needs is missing, "
+            "or does not fit; the log has its reason. Without execution accelerators and with "
+            "KIND_CPU the model runs on the CPU"
+        )
+    return session
 
 
 def _spec(path: Path, node: Any, *, default: bool = False) -> TensorSpec:

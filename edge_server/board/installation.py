@@ -53,6 +53,25 @@ def remedy(module: str, *, how: Installation | None = None, machine: str = "") -
     return _OF_A_WHEEL.get(module, "pip install --force-reinstall edge-server")
 
 
+# Frameworks: module → what pip installs. With the package, a framework has a virtual environment of
+# its own.
+_FRAMEWORKS = {
+    "torch": ("pytorch", "torch"),
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "openvino": ("openvino", "openvino"),
+    "paddle": ("paddle", "paddlepaddle"),
+}
+
+
+def _environment_for(backend: str, package: str) -> str:
+    there = f"/opt/edge-server-{backend}"
+    return (
+        f"sudo apt install python3-venv && sudo python3 -m venv {there} && sudo {there}/bin/pip "
+        f"install {package} msgspec numpy, and in edge-server.toml [python] interpreters = "
+        f'{{ {backend} = "{there}/bin/python" }}'
+    )
+
+
 # The names are the same on Debian 12 and on JetPack 6 and 7.
 GSTREAMER_BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
 _FROM_APT = {"cv2": "python3-opencv", "tensorrt": "python3-libnvinfer"}
@@ -67,6 +86,10 @@ _OF_A_WHEEL = {
     "foxglove_schemas_protobuf": "pip install 'edge-server[recorder]'",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}, and make the virtual environment with the "
     "system's own Python and --system-site-packages",
+    **{
+        module: f"pip install 'edge-server[{backend}]'"
+        for module, (backend, _) in _FRAMEWORKS.items()
+    },
 }
 # Of what is not listed, the package has its own.
 _OF_A_PCS_PACKAGE = {
@@ -75,6 +98,7 @@ _OF_A_PCS_PACKAGE = {
     "scripts/install_pycuda runs them on the GPU",
     "cryptography": "sudo apt install python3-cryptography",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}",
+    **{module: _environment_for(*names) for module, names in _FRAMEWORKS.items()},
 }
 _OF_A_BOARDS_PACKAGE = {
     **_OF_A_PCS_PACKAGE,

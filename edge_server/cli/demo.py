@@ -22,8 +22,9 @@ from urllib.parse import quote
 import msgspec
 
 from edge_server.board.identity import Identity
+from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
-from edge_server.cameras.source_uri import masked_uri
+from edge_server.cameras.source_uri import masked_uri, parse_source_uri
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
@@ -58,10 +59,12 @@ def run_demo(
     broker: Mapping[str, Any] | None,
     repositories: Sequence[str] | None,
     as_json: bool,
+    page_port: int | None = None,
 ) -> None:
     """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
 
-    Returns when `frames` messages arrived, the source ended or `stop` was set.
+    Returns when `frames` messages arrived, the source ended or `stop` was set; with a `page_port`
+    at `stop` alone.
 
     Args:
         source: the camera's source; a plain path is played again and again.
@@ -71,6 +74,7 @@ def run_demo(
             installed, else none: the messages are then taken from the daemon directly.
         repositories: paths of repositories; None or empty are the shipped models.
         as_json: print each message instead of the table.
+        page_port: of the page, which is to stay; None takes a free one.
 
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
@@ -80,7 +84,13 @@ def run_demo(
     inbox = Inbox()
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
     with ExitStack() as running:
-        settings = _settings(source, broker or _private_broker(running, stop), repositories)
+        settings = _settings(
+            source,
+            broker or _private_broker(running, stop),
+            repositories,
+            page_port or 0,
+            _calibration_file(source, running),
+        )
         listeners: list[Listener] = [_keep_in(newest)]
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
@@ -92,7 +102,10 @@ def run_demo(
         running.callback(daemon.stop)
         if not stop.is_set():
             print(_heading(source, daemon, settings), file=output, flush=True)
-            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json)
+            keep = page_port is not None
+            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json, keep=keep)
+            if keep:
+                stop.wait()
     if newest:
         _leave_picture(*newest[0], output)
 
@@ -117,7 +130,11 @@ class Inbox(queue.Queue[bytes]):
 
 
 def _settings(
-    source: str, broker: Mapping[str, Any] | None, repositories: Sequence[str] | None
+    source: str,
+    broker: Mapping[str, Any] | None,
+    repositories: Sequence[str] | None,
+    page_port: int,
+    calibration: str | None,
 ) -> Settings:
     if "://" not in source and not is_live(source):
         source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
@@ -126,12 +143,47 @@ def _settings(
         "repository": {"paths": list(repositories or (str(shipped_models()),))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
-        "http": {"enabled": False},
+        "http": {"port": page_port},
         "cameras": {"road": {"uri": source}},
     }
     if broker is not None:
         chosen["mqtt"] = dict(broker)
+    if calibration is not None:
+        chosen["cameras"]["road"]["calibration"] = calibration
     return read_settings(None, chosen)
+
+
+def _calibration_file(source: str, running: ExitStack) -> str | None:
+    """Return a file with the calibration of the camera of a drawn road, which ends with `running`;
+    None for other sources, whose cameras only their owners know."""
+    if not source.startswith("synthetic:"):
+        return None
+    try:
+        # OpenCV takes long to import.
+        from edge_server.cameras.synthetic.road_scene import RoadScene
+    except ModuleNotFoundError:
+        return None  # the camera names what is missing
+    uri = parse_source_uri(source)
+    camera = RoadScene.for_camera(uri.whole("seed", 0, 0, 2**32 - 1)).camera
+    width, height = (
+        uri.whole(name, default, 64, 4096) for name, default in (("width", 1280), ("height", 720))
+    )
+    # The camera is shifted, not tilted: its optical axis is level.
+    lens = LensTable(
+        kind="pinhole",
+        width=width,
+        height=height,
+        fx=camera.focal * width,
+        fy=camera.focal * width,
+        cx=width / 2 - 0.5,
+        cy=camera.horizon * height - 0.5,
+        distortion=(0.0,) * 5,
+    )
+    folder = running.enter_context(tempfile.TemporaryDirectory(prefix="edge-server-demo-"))
+    file = Path(folder, "calibration.toml")
+    mounting = MountingTable(height_m=camera.height_m)
+    file.write_text(text_of(CalibrationTables(lens, mounting)), encoding="utf-8")
+    return str(file)
 
 
 def _keep_in(newest: deque[tuple[LaneFrame, Frame]]) -> Listener:
@@ -159,11 +211,19 @@ def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     mqtt = settings.mqtt
     broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
     shown, port = masked_uri(source), daemon.grpc_port
-    return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}"
+    page = f"http://127.0.0.1:{daemon.http_port}/"
+    return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}; page: {page}"
 
 
 def _show(
-    inbox: Inbox, daemon: Daemon, stop: threading.Event, *, frames: int, source: str, as_json: bool
+    inbox: Inbox,
+    daemon: Daemon,
+    stop: threading.Event,
+    *,
+    frames: int,
+    source: str,
+    as_json: bool,
+    keep: bool,
 ) -> None:
     table = None if as_json else _Table()
     arrived = 0
@@ -171,7 +231,7 @@ def _show(
     give_up = time.monotonic() + _TIMEOUT_S
     while not stop.is_set() and (not frames or arrived < frames):
         # A camera that has been there may come back: the table shows what is wrong meanwhile.
-        if time.monotonic() > give_up and not (arrived and is_live(source)):
+        if time.monotonic() > give_up and not (keep or (arrived and is_live(source))):
             raise Unavailable(no_lanes_text(masked_uri(source), reason))
         try:
             payload = inbox.get(timeout=_REFRESH_S)

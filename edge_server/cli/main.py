@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.bench.verb import add_bench
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.convert.verb import add_convert
@@ -225,6 +226,9 @@ def _parser() -> argparse.ArgumentParser:
     infer = "one request to a model, with a picture or arrays"
     add_infer(verbs.add_parser("infer", help=infer, allow_abbrev=False))
 
+    bench = "how fast a model is, and with which settings it would be fastest"
+    add_bench(verbs.add_parser("bench", help=bench, allow_abbrev=False))
+
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
@@ -242,13 +246,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument(
+        "--serve",
+        nargs="?",
+        type=positive,
+        const=8000,
+        metavar="PORT",
+        help="go on until Ctrl-C, with the page at this port (8000)",
+    )
+    demo.add_argument(
         "--model-repository",
         action="append",
         metavar="DIR",
         help="models in Triton's layout, not the shipped ones; repeatable",
     )
     demo.set_defaults(
-        verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
+        verb=_demo,
+        flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
     )
     return parser
 
@@ -420,5 +433,6 @@ def _demo(arguments: argparse.Namespace) -> int:
         broker=broker,
         repositories=arguments.model_repository,
         as_json=arguments.json,
+        page_port=arguments.serve,
     )
     return OK

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,11 @@ from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.listeners import http_listeners
+from edge_server.api.http.page.pictures import PictureWriter
+from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
@@ -45,6 +49,7 @@ from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed
+from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import free_bytes
@@ -121,6 +126,7 @@ class Daemon:
         self._spans = _span_sender(settings, identity)
         tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
+        requests = RequestMetrics()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -130,6 +136,7 @@ class Daemon:
             client_shared_memory=serving.client_shared_memory,
             tracer=tracer,
             log_switches=log_switches,
+            requests=requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
@@ -137,6 +144,7 @@ class Daemon:
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
         lane_feed = LaneFeed(identity)
+        self._pictures = PictureFeed(PictureWriter(identity))
         latency = LaneLatency()
         lane_rate = LaneRate()
 
@@ -161,6 +169,7 @@ class Daemon:
                 *listeners,
                 lambda lane_frame, _: publisher.publish_lanes(lane_frame),
                 lane_feed,
+                self._pictures,
                 latency,
                 lane_rate,
                 *(() if recorder is None else (recorder,)),
@@ -201,8 +210,21 @@ class Daemon:
             gpu=settings.metrics.gpu,
             settings=self._reload,
             recorder=recorder,
+            requests=requests,
+            events=self.events.counts,
+            ready=self.data_plane.server_ready,
+            spans=self._spans,
         )
-        self._http = HttpServer(http_listeners(settings, self.data_plane, sources))
+        page = PageSources(
+            identity,
+            # How busy the processors are counts from one reading to the next, of one reader.
+            replace(sources, processors=ProcessorUse()),
+            self._pictures,
+            self.events,
+            settings.vehicle.width_m,
+            host_names=settings.http.host_names,
+        )
+        self._http = HttpServer(http_listeners(settings, self.data_plane, sources, page))
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -314,6 +336,7 @@ class Daemon:
         yield self.events.worker.start, self.events.worker.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
+        yield self._pictures.worker.start, self._pictures.worker.stop
         yield self._http.start, lambda: self._http.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
         yield self._publisher.start, self._publisher.stop

@@ -50,7 +50,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     # A process of a model that runs has been closed off already.
     "python": dict.fromkeys(
-        ("sandbox", "readable", "writable", "private", "unix_sockets"), RESTART
+        ("sandbox", "readable", "writable", "private", "unix_sockets", "interpreters"), RESTART
     ),
     "grpc": {
         "max_pending_bytes": "grpc",
@@ -79,7 +79,8 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "http": dict.fromkeys(
         (
-            *("enabled", "host", "port", "insecure", "max_body_bytes", "max_pending_bytes"),
+            *("enabled", "host", "port", "insecure", "host_names"),
+            *("max_body_bytes", "max_pending_bytes"),
             *("message_timeout_ms", "idle_timeout_ms", "max_connections", "max_header_bytes"),
         ),
         RESTART,

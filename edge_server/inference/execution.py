@@ -71,12 +71,19 @@ class Executor:
             self._run_decoupled(instance, jobs)
             return
         began_ns = time.monotonic_ns()
-        executions = [_Execution(job, self.config.name, began_ns) for job in jobs]
+        executions = [self._begun(job, began_ns) for job in jobs]
         failure, phases = self._execute_batch(instance, jobs, executions, began_ns)
         for execution in executions:
-            if not execution.job.padding:
+            job = execution.job
+            if not (job.padding or job.over or (failure is None and job.runs_again)):
                 result = self._result(execution, failure, phases)
-                self.respond(execution.job, result, final=True)
+                self.respond(job, result, final=True)
+
+    def _begun(self, job: Job, began_ns: int) -> _Execution:
+        """Return the execution of `job`: that of its last run, where it runs again."""
+        if not isinstance(job.execution, _Execution):
+            job.execution = _Execution(job, self.config.name, began_ns)
+        return job.execution
 
     def _run_decoupled(self, instance: Instance, jobs: Sequence[Job]) -> None:
         # A request may get its last response, and so lose its lease, while the model is still
@@ -84,7 +91,7 @@ class Executor:
         leases = [job.snapshot.retain() for job in jobs]
         try:
             began_ns = time.monotonic_ns()
-            executions = [_DecoupledExecution(self, job, began_ns) for job in jobs]
+            executions = [self._decoupled(job, began_ns) for job in jobs]
             failure, _ = self._execute_batch(instance, jobs, executions, began_ns)
             for execution in executions:
                 execution.end(failure)
@@ -92,6 +99,11 @@ class Executor:
             for lease in leases:
                 if lease is not None:
                     lease.release()
+
+    def _decoupled(self, job: Job, began_ns: int) -> _DecoupledExecution:
+        if not isinstance(job.execution, _DecoupledExecution):
+            job.execution = _DecoupledExecution(self, job, began_ns)
+        return job.execution
 
     def _execute_batch(
         self,
@@ -132,8 +144,15 @@ class Executor:
                 name: in_shape(tensor, shapes.get(name), job.batch_size)
                 for name, tensor in inputs.items()
             }
-        copied = self.statistics.copied
-        return ExecuteRequest(inputs, job.outputs, respond, job.request, job.snapshot, copied)
+        return ExecuteRequest(
+            inputs,
+            job.outputs,
+            respond,
+            job.request,
+            job.snapshot,
+            self.statistics.copied,
+            job.reschedule if job.iterative else None,
+        )
 
     def _result(
         self, execution: _Execution, failure: InternalError | None, phases: Phases
@@ -158,12 +177,17 @@ class Executor:
         return response
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """Respond with `error` to a job that will not run or has failed, and count it."""
+        """Respond with `error` to a job that will not run or has failed, and count it; without
+        effect where the job has its last response."""
+        if job.over:
+            return
+        job.abandon()
         self.count_failure(job, error)
         self.respond(job, error, final=True)
 
     def respond(self, job: Job, response: ResponseCallback, *, final: bool) -> None:
         """Pass a response to the caller; log what the callback raises, so other jobs go on."""
+        job.over = job.over or final
         try:
             job.respond(response, final)
         except Exception:
@@ -237,6 +261,10 @@ class _Execution(msgspec.Struct, eq=False):
         elif made is not None:
             self._made, self.parameters = made, parameters
 
+    @property
+    def failure(self) -> EdgeServerError | None:
+        return self._made if isinstance(self._made, EdgeServerError) else None
+
     def end(self) -> Tensors | EdgeServerError | None:
         """Take no further response; return the one that came."""
         self._over = True
@@ -293,6 +321,11 @@ class _DecoupledExecution:
         if final:
             executor.count_success(job, self._began_ns, phases)
         executor.respond(job, response, final=final)
+
+    @property
+    def failure(self) -> None:
+        """None: an error goes to the caller at once."""
+        return
 
     def end(self, failure: InternalError | None) -> None:
         """End the job where its instance has failed; otherwise further responses may come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import (
     Cancelled,
@@ -27,6 +27,15 @@ def no_respond(response: ResponseCallback, final: bool) -> None:
     """The `respond` of a job whose response is returned; see `Executor.infer`."""
 
 
+class Execution(Protocol):
+    """What becomes of a job's run, and of those after it."""
+
+    @property
+    def failure(self) -> EdgeServerError | None:
+        """The error that the model gave; None without one."""
+        ...
+
+
 class Job:
     """One checked request on its way to an instance.
 
@@ -38,18 +47,28 @@ class Job:
         made: called with all outputs of the model before the caller gets its response; an
             `EdgeServerError` that it raises becomes the response.
         padding: the job only fills a row of a batch: it has no response and is not counted.
+        iterative: the model may have the job run again.
+        execution: the job's run; it goes on in the next run of an iterative job.
+        turn_ns: when the job queued for its next run.
+        over: the caller has the last response.
     """
 
     __slots__ = (
+        "_again",
+        "_forget",
         "batch_size",
+        "execution",
         "inputs",
+        "iterative",
         "made",
         "outputs",
+        "over",
         "padding",
         "queued_at_ns",
         "request",
         "respond",
         "snapshot",
+        "turn_ns",
     )
 
     def __init__(
@@ -69,12 +88,39 @@ class Job:
         if request.trace is not None:
             request.trace.mark("QUEUE_START", self.queued_at_ns)
         self.made: Callable[[Tensors], None] | None = None
-        self.padding = False
+        self.padding = self.iterative = self.over = self._again = False
+        self.turn_ns = self.queued_at_ns
+        self.execution: Execution | None = None
+        self._forget: Callable[[], None] | None = None
+
+    def reschedule(self, forget: Callable[[], None]) -> None:
+        """Have the job run again; `forget` is called where it will not."""
+        self._again, self._forget = True, forget
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the model wants another run."""
+        return self._again and not self.over
+
+    def queue_again(self, request: InferRequest) -> None:
+        """Queue for another run, as `request`."""
+        self._again = False
+        self.request, self.turn_ns = request, time.monotonic_ns()
+
+    def abandon(self) -> None:
+        """End the job: it will not run again."""
+        self.over = True
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
 
     def death(self) -> EdgeServerError | None:
-        """Return the error of a cancelled or overdue request; None while the caller waits."""
-        if self.request.cancelled:
+        """Return the error of a cancelled or overdue request, or of one whose model failed between
+        two runs; None while the caller waits."""
+        if self.over or self.request.cancelled:
             return Cancelled("")
+        if self.execution is not None and (failure := self.execution.failure) is not None:
+            return failure
         deadline = self.request.deadline
         if deadline is not None and time.monotonic() >= deadline:
             return DeadlineExceeded("the request's deadline passed before an instance was idle")

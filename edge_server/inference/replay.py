@@ -15,6 +15,7 @@ from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Una
 from edge_server.inference.request_check import check_request
 from edge_server.inference.schedulers import ResponseFuture, innermost
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.interface import interface_break
 from edge_server.requests import InferResponse
 from edge_server.tensors import Tensor, is_finite
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 # hide the failures of others.
 WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
 # Backends whose models only calculate: running a request twice does no harm.
-_CALCULATE = frozenset({"onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity"})
+_CALCULATE = FRAMEWORK_BACKENDS | {
+    *("onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity")
+}
 # The deadline of a replay in the predecessor's queue.
 _DEADLINE_S = 10.0
 

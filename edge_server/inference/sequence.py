@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from edge_server.inference.instance_pool import InstancePool
@@ -23,7 +26,7 @@ from edge_server.inference.sequence_book import (
 )
 from edge_server.inference.sequence_tensors import SequenceControls, SequenceStates
 from edge_server.inference.tensor_data import zeros
-from edge_server.requests import InferRequest
+from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
-    from edge_server.requests import InferResponse, Respond, SequencePlace
+    from edge_server.requests import InferResponse, Respond
 
     _Begun = tuple[BookedSequence[Job], WaitingRequest[Job]]
     _Refused = list[tuple[Job, EdgeServerError]]
@@ -58,6 +61,8 @@ class SequenceScheduler:
     the requests before it are over, with END or without; those behind it are refused with
     Cancelled.
     A request that fails leaves its sequence unchanged: the next one gets the state as before.
+    Where sequences are iterative, a request is a sequence of its own: its model has it run again
+    until the request is over.
 
     Args:
         model: each of its instances gets a thread.
@@ -83,6 +88,8 @@ class SequenceScheduler:
         config = executor.config
         slots, self._strategy = _strategy(config, batching)
         self._executor = executor
+        self._iterative = batching.iterative
+        self._generated_ids = itertools.count(1)
         self._states = SequenceStates(config, batching.states, directory)
         self._controls = SequenceControls(config, batching.controls)
         pools = InstancePool.each_of(config, model, limiter)
@@ -110,6 +117,7 @@ class SequenceScheduler:
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
         job.outputs |= self._states.output_names
+        job.iterative = self._iterative
         place = self._place(job)
         now = time.monotonic()
         refused: _Refused = []
@@ -181,6 +189,9 @@ class SequenceScheduler:
                 f"inference request to model '{model}' must specify batch-size 1 due to "
                 "requirements of sequence batcher"
             )
+        if self._iterative and (place is None or not place.id):
+            place = SequencePlace(next(self._generated_ids), start=True)
+            job.request = replace(job.request, sequence=place)
         if place is None or not place.id:
             raise InvalidRequest(
                 f"inference request to model '{model}' must specify a non-zero or non-empty "
@@ -217,8 +228,25 @@ class SequenceScheduler:
         finally:
             now = time.monotonic()
             with self._lock:
-                for sequence in filter(None, batch):
-                    self._book.end(sequence, now)
+                late = [job for each in filter(None, begun) for job in self._end(*each, now)]
+            for job in late:
+                self._executor.refuse(job, stopping(job.request))
+
+    def _end(
+        self, sequence: BookedSequence[Job], waiting: WaitingRequest[Job], now: float
+    ) -> Iterable[Job]:
+        """End a run; yield the job where it should run again and the scheduler is closed."""
+        job = waiting.item
+        if job.runs_again:
+            if self._stopping:
+                yield job
+            else:
+                place = SequencePlace(waiting.place.id)
+                job.queue_again(replace(job.request, sequence=place))
+                self._book.again(sequence, job, place)
+        self._book.end(sequence, now)
+        if self._iterative and not sequence.waiting:
+            self._book.close(sequence)
 
     def _run(self, thread: InstanceThread, begun: Sequence[_Begun | None]) -> None:
         try:
@@ -283,7 +311,7 @@ class SequenceScheduler:
         if not ready:
             return (), _LONGEST_WAIT_S
         heads = [
-            Head(slot, sequence.waiting[0].item.queued_at_ns / 1e9, self._form(sequence))
+            Head(slot, sequence.waiting[0].item.turn_ns / 1e9, self._form(sequence))
             for slot, sequence in ready.items()
         ]
         choice = self._strategy.choose(heads, now)
@@ -308,7 +336,7 @@ class SequenceScheduler:
         if waiting.place.start:
             sequence.states = self._states.initial
         job = waiting.item
-        job.inputs = {**job.inputs, **sequence.states, **self._controls.of(waiting.place)}
+        job.inputs = {**job.request.inputs, **sequence.states, **self._controls.of(waiting.place)}
         if self._states.output_names:
             job.made = partial(self._keep, sequence)
         return job

@@ -138,6 +138,16 @@ class SequenceBook(Generic[T]):
         self.next_expiry = min(self.next_expiry, now + self._max_idle_s)
         self._free_if_over(sequence)
 
+    def again(self, sequence: BookedSequence[T], item: T, place: SequencePlace) -> None:
+        """Let the running request of `sequence` wait for another run, behind the others."""
+        sequence.waiting.append(WaitingRequest(item, place))
+        self.waiting += 1
+
+    def close(self, sequence: BookedSequence[T]) -> None:
+        """Take no further request into `sequence`: it is over once its requests are."""
+        self._shut(sequence)
+        self._free_if_over(sequence)
+
     def waiting_in(self) -> list[BookedSequence[T]]:
         """The sequences with a waiting request, whether they have a slot or not."""
         seated = (s for seats in self._seated for s in seats.values())

@@ -39,6 +39,10 @@ _COSTS = {
     "onnxruntime": _Cost(2.5),
     "tensorrt": _Cost(2.5),
     "python": _Cost(2.0, 64 * _MIB, each_instance=True),
+    "openvino": _Cost(2.0, 160 * _MIB, each_instance=True),
+    "pytorch": _Cost(2.0, 320 * _MIB, each_instance=True),
+    "paddle": _Cost(2.0, 320 * _MIB, each_instance=True),
+    "tensorflow": _Cost(2.0, 640 * _MIB, each_instance=True),
 }
 _OTHERS = _Cost(1.0)
 

@@ -17,6 +17,7 @@ from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
+from edge_server.model_config.fields import PROCESS_BACKENDS
 from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY
 from edge_server.process.threads import Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from edge_server.repository.tree import Fingerprint
 
 # A model of these backends consists of its instances only, each with its whole configuration.
-_ONLY_INSTANCES = frozenset({"python"})
+_ONLY_INSTANCES = PROCESS_BACKENDS
 # Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
 # Longer than the validation itself waits for the response of a model that no longer executes.

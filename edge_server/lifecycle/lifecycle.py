@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.lifecycle.canary import Canary
@@ -65,6 +66,8 @@ class ModelLifecycle:
         self._canary = Canary(table, canary_terms, self.roll_back, on_passed, self.report_canary)
         self._on_rolled_back = on_rolled_back
         self._build = build
+        # What was unloaded while it loaded; the lock of the table guards it.
+        self._unloaded: WeakSet[ModelSpec] = WeakSet()
 
     def begin(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
@@ -109,6 +112,8 @@ class ModelLifecycle:
         Args:
             results: model name → its loaded versions, or the failure of its load.
 
+        What was unloaded meanwhile is closed, and its load has not failed.
+
         Returns:
             The failures of those `results` that were not published; the predecessor of each still
             serves.
@@ -119,9 +124,8 @@ class ModelLifecycle:
         with self._table.lock:
             for name, result in results.items():
                 spec = result.model_spec
-                # Another call's models may have published a waiting ensemble already.
                 if spec is not None and spec not in self._table.get(name).specs:
-                    outdated[name] = LoadFailure(Unavailable(OUTDATED), model_spec=spec)
+                    outdated.update(self._overtaken(spec, result))
                 elif isinstance(result, LoadFailure):
                     failed[name] = result
                 else:
@@ -205,7 +209,7 @@ class ModelLifecycle:
         """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
 
         The ensembles are published again when `name` is loaded again. A load of `name` that is in
-        progress fails.
+        progress goes on, and its result is closed.
 
         Args:
             name: the model to unload.
@@ -213,7 +217,10 @@ class ModelLifecycle:
                 ensemble uses.
         """
         with self._table.lock:
+            coming = {record.name: record.coming for record in self._table}
             gone, changed = self._table.unload(name, with_members=with_members)
+            found = (coming.get(each) for each in gone if self._table.get(each).coming is None)
+            self._unloaded.update(spec for spec in found if spec is not None)
             self._canary.forget(gone)
             for each in changed:
                 log.info("model %s: unloading", each)
@@ -239,6 +246,18 @@ class ModelLifecycle:
             if record.spec is model_spec and record.coming is None:
                 record.reason = news
                 self._table.publish([record.name])
+
+    def _overtaken(
+        self, model_spec: ModelSpec, result: LoadedVersions | LoadFailure
+    ) -> dict[str, LoadFailure]:
+        """Return the failure of a load whose model was unloaded, or loaded again, meanwhile; a load
+        that was only to be closed has not failed."""
+        name = model_spec.name
+        if model_spec not in self._unloaded:
+            # Another call's models may have published a waiting ensemble already.
+            return {name: LoadFailure(Unavailable(OUTDATED), model_spec=model_spec)}
+        log.info("model %s: was unloaded while it loaded", name)
+        return {name: result} if isinstance(result, LoadFailure) else {}
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
         """Return the failures of the offered models that the interface rule refuses."""

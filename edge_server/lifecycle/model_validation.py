@@ -26,6 +26,7 @@ from edge_server.inference.snapshot import Snapshot
 from edge_server.inference.tensor_data import random_data, zeros
 from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
 from edge_server.lifecycle.golden import TOLERANCES, difference, golden_pairs, not_finite
+from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import DataType, Tensor, as_floats, shape_fits, shape_text
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Models of these backends only compute, so made-up data can do no harm.
-_CALCULATE = frozenset({"onnxruntime", "tensorrt"})
+_CALCULATE = FRAMEWORK_BACKENDS | {"onnxruntime", "tensorrt"}
 
 _LATENCY_RUNS = 5
 

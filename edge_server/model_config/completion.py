@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -16,64 +17,46 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
 
-# Backend, its platform, and its file in a version directory, the first that exists wins.
+# Backend, its platform, and its file in a version directory: the first that exists wins, and is the
+# default where none does. Triton does not find Paddle's models by their files.
 _BACKENDS = (
     ("tensorrt", "tensorrt_plan", "model.plan"),
     ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    ("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    ("pytorch", "pytorch_libtorch", "model.pt"),
+    ("pytorch", "torch_aoti", "model.pt2"),
+    ("openvino", "", "model.xml"),
     ("python", "", "model.py"),
+    ("paddle", "", "model.pdmodel"),
+    ("paddle", "", "inference.json"),
+    ("paddle", "", "inference.pdmodel"),
 )
-BACKEND_BY_PLATFORM = {platform: backend for backend, platform, _ in _BACKENDS if platform}
-_PLATFORM_BY_BACKEND = {backend: platform for backend, platform, _ in _BACKENDS}
-_FILE_BY_BACKEND = {backend: file for backend, _, file in _BACKENDS}
+BACKEND_BY_PLATFORM = {platform: backend for backend, platform, _ in _BACKENDS if platform} | {
+    "libtorch": "pytorch"
+}
 # Backends that can use a GPU; the others always run on the CPU.
-GPU_BACKENDS = frozenset({"tensorrt", "image_preprocess"})
+GPU_BACKENDS = frozenset(
+    {"tensorrt", "image_preprocess", "onnxruntime", "pytorch", "tensorflow", "paddle"}
+)
+# Of these, those that use it without being asked: of the others, what pip installs has no GPU on a
+# Jetson.
+_GPU_BY_DEFAULT = frozenset({"tensorrt", "image_preprocess", "pytorch"})
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 # Remedies for models whose backend Triton has and edge_server lacks.
 _THEN = 'put it into the version directory as model.onnx, with backend: "onnxruntime"'
 _WRAP = 'or load it in a model.py, with backend: "python"'
 
-# Names in config.pbtxt (backends, and the platforms of Triton's older configurations), a file in a
-# version directory, and the remedy.
+# Names in config.pbtxt (backends), and the remedy.
 _REMEDIES = (
-    (
-        ("pytorch", "pytorch_libtorch"),
-        "model.pt",
-        'convert it with torch.onnx.export(torch.jit.load("model.pt"), (example,), "model.onnx", '
-        f"dynamo=False) and {_THEN}; {_WRAP}",
-    ),
-    (
-        ("tensorflow", "tensorflow_savedmodel"),
-        "model.savedmodel",
-        "convert it with python -m tf2onnx.convert --saved-model model.savedmodel --output "
-        f"model.onnx and {_THEN}; {_WRAP}",
-    ),
-    (
-        ("tensorflow_graphdef",),
-        "model.graphdef",
-        "convert it with python -m tf2onnx.convert --graphdef model.graphdef --inputs NAME:0 "
-        f"--outputs NAME:0 --output model.onnx and {_THEN}; {_WRAP}",
-    ),
-    (
-        ("openvino",),
-        "model.xml",
-        f"export the model that it was made of to ONNX and {_THEN}; {_WRAP}",
-    ),
-    (
-        ("paddle",),
-        "model.pdmodel",
-        "convert it with paddle2onnx --model_dir DIR --model_filename model.pdmodel "
-        f"--params_filename model.pdiparams --save_file model.onnx and {_THEN}; {_WRAP}",
-    ),
-    (("fil",), "", f"convert it with onnxmltools and {_THEN}; {_WRAP}"),
+    (("fil",), f"convert it with onnxmltools and {_THEN}; {_WRAP}"),
     (
         ("dali",),
-        "",
         'use backend: "image_preprocess" for images, or a model.py with backend: "python"',
     ),
     (
         ("vllm", "tensorrtllm"),
-        "",
         'load it in a model.py, with backend: "python", where the board has room for it',
     ),
 )
@@ -134,14 +117,36 @@ def _complete_backend(message: Any, files: ModelFiles) -> None:
         message.backend = BACKEND_BY_PLATFORM.get(message.platform, "")
     if not message.backend and not message.platform:
         message.backend, message.platform = _backend_of(message.default_model_filename, files)
-    if not message.platform:
-        message.platform = _PLATFORM_BY_BACKEND.get(message.backend, "")
-    if not message.default_model_filename:
-        message.default_model_filename = _FILE_BY_BACKEND.get(message.backend, "")
+    if message.platform == "libtorch":
+        message.platform = "pytorch_libtorch"
+    if not (message.platform and message.default_model_filename):
+        _complete_format(message, files)
+
+
+def _complete_format(message: Any, files: ModelFiles) -> None:
+    """Fill in the platform and the file, which determine each other where a backend reads several
+    formats, and which the files determine where neither is given."""
+    own = [(p, f) for backend, p, f in _BACKENDS if backend == message.backend]
+    own = [each for each in own if message.platform in ("", each[0])]
+    by_name = [
+        (p, f)
+        for p, f in own
+        if message.default_model_filename
+        and PurePath(f).suffix == PurePath(message.default_model_filename).suffix
+    ]
+    on_disk = (
+        each
+        for directory in files.versions.values()
+        for each in own
+        if len(own) > 1 and _exists(directory / each[1])
+    )
+    platform, file = next(iter(by_name), None) or next(on_disk, None) or next(iter(own), ("", ""))
+    message.platform = message.platform or platform
+    message.default_model_filename = message.default_model_filename or file
 
 
 def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
-    by_file = {file: (backend, platform) for backend, platform, file in _BACKENDS}
+    by_file = {f: (backend, platform) for backend, platform, f in _BACKENDS if backend != "paddle"}
     if filename in by_file:
         return by_file[filename]
     for directory in () if filename else files.versions.values():
@@ -154,7 +159,8 @@ def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
     raise ModelConfigError(
         f"{files.config_path}: Invalid model name: Could not determine backend for model "
         f"'{files.name}' with no backend in model configuration. Expected model name of the form "
-        f"'model.<backend_name>'. {_remedy_for_files(files)}"
+        f"'model.<backend_name>'. Name a 'backend' in config.pbtxt, or put one of "
+        f"{', '.join(by_file)} into a version directory."
     )
 
 
@@ -163,18 +169,8 @@ def remedy_for(name: str) -> str:
 
     Empty for a name that is none of Triton's.
     """
-    found = (remedy for names, _, remedy in _REMEDIES if name in names)
+    found = (remedy for names, remedy in _REMEDIES if name in names)
     return next((f"; '{name}' is not built here: {remedy}" for remedy in found), "")
-
-
-def _remedy_for_files(files: ModelFiles) -> str:
-    """The remedy for a model in a file format of none of our backends."""
-    for directory in files.versions.values():
-        for _, file, remedy in _REMEDIES:
-            if file and _exists(directory / file):
-                return f"{file} is of a backend that is not built here: {remedy}"
-    known = ", ".join(file for _, _, file in _BACKENDS)
-    return f"Name a 'backend' in config.pbtxt, or put one of {known} into a version directory."
 
 
 def _exists(path: Path) -> bool:
@@ -184,13 +180,16 @@ def _exists(path: Path) -> bool:
 
 def _complete_instance_groups(message: Any, gpus: int) -> None:
     kind = pb.ModelInstanceGroup
+    accelerators = message.optimization.execution_accelerators
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         if not group.name:
             group.name = f"{message.name}_{index}"
         if group.kind == kind.KIND_AUTO:
-            on_gpu = message.backend in GPU_BACKENDS and gpus and all(g < gpus for g in group.gpus)
+            is_asked = group.gpus or accelerators.gpu_execution_accelerator
+            may = GPU_BACKENDS if is_asked else _GPU_BY_DEFAULT
+            on_gpu = message.backend in may and gpus and all(g < gpus for g in group.gpus)
             group.kind = kind.KIND_GPU if on_gpu else kind.KIND_CPU
         if group.kind == kind.KIND_GPU and not group.gpus:
             group.gpus.extend(range(gpus))

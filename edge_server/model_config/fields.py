@@ -38,6 +38,9 @@ _ACTED_ON = {
     "output": "name data_type dims reshape.shape label_filename is_shape_tensor "
     "is_non_linear_format_io",
     "optimization": "priority graph.level input_pinned_memory.enable output_pinned_memory.enable",
+    "optimization.execution_accelerators": "gpu_execution_accelerator.name "
+    "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
+    "cpu_execution_accelerator.parameters",
     "optimization.cuda": "graphs busy_wait_events output_copy_stream",
     _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
@@ -45,7 +48,7 @@ _ACTED_ON = {
     "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
     "dynamic_batching.priority_queue_policy": _QUEUE_POLICY,
     "sequence_batching": "max_sequence_idle_microseconds direct.max_queue_delay_microseconds "
-    "direct.minimum_slot_utilization control_input.name",
+    "direct.minimum_slot_utilization control_input.name iterative_sequence",
     "sequence_batching.oldest": "max_candidate_sequences preferred_batch_size "
     "max_queue_delay_microseconds preserve_ordering",
     "sequence_batching.control_input.control": "kind int32_false_true fp32_false_true "
@@ -83,9 +86,6 @@ ACCEPTED = {
     "instance_group.host_policy": "instances are not bound to cores or memory nodes",
 }
 REFUSED = {
-    "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
-    "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
-    "model respond to it step by step",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",
 }
@@ -110,16 +110,21 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
     "input.allow_ragged_batch": "an ensemble forms no batches; set it in the member",
     "default_model_filename": "an ensemble has no file of its own",
 }
+# Backends that run the models of other frameworks, each instance in a process of its own.
+FRAMEWORK_BACKENDS = frozenset({"pytorch", "tensorflow", "openvino", "paddle"})
+# Backends whose models consist of such processes only.
+PROCESS_BACKENDS = FRAMEWORK_BACKENDS | {"python"}
 # Path → the backends that act on it; without effect for the others.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
+    "optimization.execution_accelerators": frozenset({"onnxruntime", "paddle"}),
     "optimization.cuda": frozenset({"tensorrt"}),
     "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),
     "batch_input": frozenset({"onnxruntime"}),
     "batch_output": frozenset({"onnxruntime"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
-    "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
+    "default_model_filename": PROCESS_BACKENDS | {"onnxruntime", "tensorrt"},
 }
 
 

@@ -106,6 +106,7 @@ class SequenceBatching:
             longest waiting one first; 0 is direct: a sequence owns a slot of a batch until its end.
         preferred_batch_sizes: of the oldest strategy.
         minimum_slot_utilization: of the direct strategy.
+        iterative: a request is a sequence of runs, which its model ends.
     """
 
     max_sequence_idle_us: int
@@ -115,6 +116,7 @@ class SequenceBatching:
     max_candidate_sequences: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
     minimum_slot_utilization: float = 0.0
+    iterative: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def sequence_batching_of(message: Any) -> SequenceBatching | None:
         max_candidate_sequences=batching.oldest.max_candidate_sequences,
         preferred_batch_sizes=tuple(sorted(batching.oldest.preferred_batch_size)),
         minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+        iterative=batching.iterative_sequence,
     )
 
 

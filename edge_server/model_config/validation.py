@@ -12,7 +12,7 @@ from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS, remedy_for
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.ensemble_graph import ensemble_faults
-from edge_server.model_config.fields import field_faults, list_faults
+from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
 from edge_server.model_config.files import is_file_name, read_labels
 from edge_server.model_config.ragged import ragged_faults
 from edge_server.model_config.sequence_rules import preferred_size_faults, sequence_faults
@@ -32,7 +32,7 @@ _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 # Readable at once; the text goes to every client that reads the index.
 _MOST_FAULTS = 32
 # Backends that complete inputs and outputs from the model's file.
-_COMPLETES_IO = frozenset({"onnxruntime", "tensorrt", "python"})
+_COMPLETES_IO = PROCESS_BACKENDS | {"onnxruntime", "tensorrt"}
 # Each instance holds a thread, a process or a copy of the model; a higher number is a typing error.
 MAX_INSTANCES = 1024
 # A process has an interpreter of its own, of some 30 MB.
@@ -195,7 +195,7 @@ def _instance_group_faults(message: Any, completion: Completion) -> Iterator[str
         if any(not resource.name for resource in group.rate_limiter.resources):
             yield f"{where} has a rate limiter resource without 'name'"
     count = sum(max(group.count, 0) * max(1, len(group.gpus)) for group in groups)
-    most = _MAX_PROCESSES if message.backend == "python" else MAX_INSTANCES
+    most = _MAX_PROCESSES if message.backend in PROCESS_BACKENDS else MAX_INSTANCES
     if count > most:
         yield f"model {model} has {count} instances; at most {most} can be"
     if all(group.passive for group in groups):

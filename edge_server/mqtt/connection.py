@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,6 +55,8 @@ _PUBLISH_HEADER_BYTES: Final = 5 + 2 + 2
 # Temporary CONNACK codes of MQTT 5: unavailable, busy, quota, rate. Every other refusal is
 # permanent until an operator changes the configuration.
 _TEMPORARY: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
+# DISCONNECT's code of MQTT 5.
+_SESSION_TAKEN_OVER: Final = 0x8E
 
 
 class Connection:
@@ -69,10 +72,13 @@ class Connection:
         receive_maximum: number of QoS 1 messages that the broker takes before it acknowledges one.
         end: the reason why the connection ended, for the log; None while it lasts.
         refused: the broker refused this client and will again until an operator intervenes.
+        taken_over: the broker ended the connection because another client with the same id came.
         live_in_flight: number of live messages that paho has not yet written to the socket.
         watched: the broker has answered the last `watch`.
         retained: the topics found by `watch`, a bounded number.
         mark: what the broker retains on the topic `mark` of `watch`; empty where it has nothing.
+        births: what other clients have published on the topic `birth` of `watch`, and whether it
+            was retained; the newest ones.
 
     Args:
         mqtt: the broker and the credentials for it.
@@ -94,12 +100,14 @@ class Connection:
         self.ready = False
         self.end: str | None = None
         self.refused = False
+        self.taken_over = False
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
         self.live_in_flight = 0
         self.watched = False
         self.retained: set[str] = set()
         self.mark = b""
-        self._mark_topic = ""
+        self.births: deque[tuple[bytes, bool]] = deque(maxlen=4)
+        self._mark_topic = self._birth_topic = ""
         self._watch_mid: int | None = None
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
@@ -154,14 +162,17 @@ class Connection:
             mqtt.host, mqtt.port, self._keepalive_s, clean_start=True, properties=limits
         )
 
-    def watch(self, mark: str, *filters: str) -> None:
-        """Subscribe: from now on `retained` gathers the topics with a retained message, and `mark`
-        is that of its topic once the broker has answered."""
+    def watch(self, mark: str, birth: str, *filters: str) -> None:
+        """Subscribe: from now on `retained` gathers the topics with a retained message, `mark` is
+        that of its topic once the broker has answered, and `births` what others publish on
+        `birth`."""
         options = SubscribeOptions(qos=0, noLocal=True)
-        self._mark_topic = mark
+        self._mark_topic, self._birth_topic = mark, birth
         # A broker answers in order: what it retains of the first comes before the second's answer.
         self._client.subscribe([(mark, options)])
-        _, self._watch_mid = self._client.subscribe([(topic, options) for topic in filters])
+        _, self._watch_mid = self._client.subscribe(
+            [(topic, options) for topic in (birth, *filters)]
+        )
 
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LIVE_EXPIRY_S`; return False if the
@@ -290,6 +301,7 @@ class Connection:
         self, _c: Any, _d: Any, flags: paho.DisconnectFlags, reason: ReasonCode, _p: Any
     ) -> None:
         if flags.is_disconnect_packet_from_server:
+            self.taken_over = reason.value == _SESSION_TAKEN_OVER
             self._ended(f"ended by the broker: {reason}")
         else:
             self._ended("connection closed" if reason.value == 0x80 else str(reason))
@@ -307,6 +319,8 @@ class Connection:
     def _on_message(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
         if message.topic == self._mark_topic:
             self.mark = bytes(message.payload)
+        elif message.topic == self._birth_topic:
+            self.births.append((bytes(message.payload), message.retain))
         elif message.retain and message.payload and len(self.retained) < _MAX_RETAINED:
             self.retained.add(message.topic)
 

@@ -17,8 +17,10 @@ from edge_server.lanes.e2e import Envelope, new_session
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.contest import Contest
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.process.backoff import Backoff
+from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.worker import Worker
 from edge_server.settings.text_file import read_text_file
 
@@ -55,6 +57,10 @@ class Feed:
         online: the device serves, and every model and camera that exists has a state.
         published: number of lane messages written to a broker's connection.
         lost: number of lane messages that a link took and did not write.
+        losses: number of open connections that ended without being left.
+        session: of this process, in envelopes and births.
+        contest: with others that publish as this device.
+        latency: (camera,) → the age of lanes when they are written to the connection.
     """
 
     identity: Identity
@@ -66,23 +72,29 @@ class Feed:
     online: bool = False
     published: int = 0
     lost: int = 0
-    _session: str = field(default_factory=new_session)
+    losses: int = 0
+    latency: Histograms = field(default_factory=lambda: Histograms(FRAME_BOUNDS_S))
+    session: str = field(default_factory=new_session)
     _events_of: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.contest = Contest(self.identity, self.session)
+
     def envelope(self, counter: int) -> Envelope:
         """Return the envelope of a message that is published now."""
-        return Envelope(self._session, counter, self.now_ns() // 1_000_000)
+        return Envelope(self.session, counter, self.now_ns() // 1_000_000)
 
     def next_event(self, topic: str) -> int:
         """Count the events of a topic, repeated ones too."""
         return next(self._events_of[topic])
 
-    def count(self, *, published: int = 0, lost: int = 0) -> None:
+    def count(self, *, published: int = 0, lost: int = 0, losses: int = 0) -> None:
         """Two links count at the same time while one takes over from the other."""
         with self._lock:
             self.published += published
             self.lost += lost
+            self.losses += losses
 
 
 class Link:
@@ -182,11 +194,14 @@ class Link:
             if not self._drains:
                 self._say_farewell(connection)
             elif self.connected or self._greet(connection):
+                self._look_for_others(connection)
                 self._drain(connection)
             if leaving and connection.in_flight + self._waiting == 0:
                 return False
         if connection.end is not None:
             self._lose(connection, connection.end)
+        elif self.connected:
+            self._feed.contest.last(now - self._ready_since)
         return self._leave_by is None or time.monotonic() < self._leave_by
 
     @property
@@ -235,8 +250,10 @@ class Link:
         self._feed.outbox.connected()
         self._events = None
         self.connected = True
-        connection.watch(self._feed.topics.acknowledged, *self._feed.topics.states())
-        self._log_once(logging.INFO, f"connected to {self.address}")
+        topics = self._feed.topics
+        connection.watch(topics.acknowledged, topics.meta, *topics.states())
+        if not self._feed.contest.text:
+            self._log_once(logging.INFO, f"connected to {self.address}")
         return True
 
     def _drain(self, connection: Connection) -> None:
@@ -255,7 +272,7 @@ class Link:
         window = min(WINDOW, connection.receive_maximum)
         while self._drains and connection.end is None and connection.in_flight < window:
             if (state := feed.outbox.take_state()) is not None:
-                connection.publish_state(*state)
+                self._publish_state(connection, *state)
                 continue
             if events is not None and (mark := events.take_mark()) is not None:
                 connection.publish_state(feed.topics.acknowledged, payloads.acknowledged(mark))
@@ -267,16 +284,35 @@ class Link:
             if (live := feed.outbox.take_live()) is None:
                 return
             topic, (seq, frame) = live
-            now_ns = feed.now_ns()
-            # That there are no lanes is true at any age of the last frame.
-            if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
-                feed.count(lost=1)
-                continue
-            payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
-            if not connection.publish_live(topic, payload, feed.envelope(seq)):
-                feed.count(lost=1)
-            elif frame.trace is not None:
-                frame.trace.published()
+            self._write_live(connection, topic, seq, frame)
+
+    def _look_for_others(self, connection: Connection) -> None:
+        """Look at the births of others, and let a new one know of this device."""
+        while connection.births:
+            payload, retained = connection.births.popleft()
+            if self._feed.contest.see(payload, retained=retained):
+                self._feed.outbox.repeat_state(self._feed.topics.meta)
+
+    def _publish_state(self, connection: Connection, topic: str, payload: bytes) -> None:
+        connection.publish_state(topic, payload)
+        if topic == self._feed.topics.meta:
+            self._feed.contest.born()
+
+    def _write_live(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> None:
+        feed = self._feed
+        now_ns = feed.now_ns()
+        # That there are no lanes is true at any age of the last frame.
+        if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+            feed.count(lost=1)
+            return
+        payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
+        if not connection.publish_live(topic, payload, feed.envelope(seq)):
+            feed.count(lost=1)
+            return
+        if not frame.failure:
+            feed.latency.observe((frame.camera,), frame.age_ns(now_ns) / 1e9)
+        if frame.trace is not None:
+            frame.trace.published()
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
         topic = self._feed.topics.event(event.kind, event.camera)
@@ -309,6 +345,13 @@ class Link:
         self._close(connection)
         now = time.monotonic()
         self.trouble = reason
+        self._feed.count(losses=was_connected)
+        pause_s = None
+        if was_connected:
+            pause_s = self._feed.contest.lose(taken_over=connection.taken_over)
+        if pause_s is not None:
+            self._retry_at, self.trouble = now + pause_s, self._feed.contest.text
+            return
         if connection.refused:
             self._retry_at = now + random.uniform(*_REFUSED_S)  # noqa: S311
             text = f"{self.address} refuses us: {reason}{self._meanwhile}"

@@ -61,6 +61,12 @@ class Outbox(Generic[Live]):
             self._due[topic] = None
             return True
 
+    def repeat_state(self, topic: str) -> None:
+        """Make the state of a topic due again, if it has one."""
+        with self._lock:
+            if topic in self._state:
+                self._due[topic] = None
+
     def connected(self) -> None:
         """Make all state due again: a new connection's broker may have none of it."""
         with self._lock:

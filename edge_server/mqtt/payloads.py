@@ -94,6 +94,7 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
 
 def meta(
     identity: Identity,
+    session: str = "",
     payload: PayloadFormat = "json",
     cameras: Mapping[str, str] = MappingProxyType({}),
     models: Mapping[str, Sequence[int]] = MappingProxyType({}),
@@ -102,6 +103,7 @@ def meta(
 
     Args:
         identity: of this device.
+        session: of this process.
         payload: the format of lanes and events.
         cameras: the id of each camera's calibration; empty where it has none.
         models: the versions of each model that serve.
@@ -111,6 +113,8 @@ def meta(
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
+            "client_id": identity.client_id,
+            "session": session,
             "schemas": [LANES_SCHEMA, EVENT_SCHEMA],
             "payload": payload,
             "cameras": [{"name": name, "calib_id": id_} for name, id_ in sorted(cameras.items())],
@@ -120,6 +124,21 @@ def meta(
             ],
         }
     )
+
+
+class Birth(msgspec.Struct):
+    """Who has published a `meta`; empty where it does not say so."""
+
+    session: str = ""
+    client_id: str = ""
+
+
+def birth_of(payload: bytes) -> Birth:
+    """Return who has published `payload`, a `meta`."""
+    try:
+        return msgspec.json.decode(payload, type=Birth)
+    except (msgspec.DecodeError, ValueError):
+        return Birth()
 
 
 def calibration(calibration: Calibration) -> bytes:

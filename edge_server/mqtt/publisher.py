@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
+    from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
 
@@ -103,6 +104,8 @@ class Publisher:
         if link is None:
             return "off"
         state = "connected" if link.connected else f"away ({link.trouble or 'connecting'})"
+        if link.connected and (contest := self._feed.contest.text):
+            state += f" ({contest})"
         if following is not None:
             state += f", not yet at {following.address} ({following.trouble or 'connecting'})"
         return state
@@ -111,6 +114,26 @@ class Publisher:
     def published(self) -> int:
         """Number of lane messages written to a broker's connection."""
         return self._feed.published
+
+    @property
+    def losses(self) -> int:
+        """Number of open connections that ended without being left."""
+        return self._feed.losses
+
+    @property
+    def contested(self) -> bool:
+        """Whether another client publishes as this device; the log says which."""
+        return bool(self._feed.contest.text)
+
+    @property
+    def taken_over(self) -> int:
+        """Number of those that another client with this device's client id took over."""
+        return self._feed.contest.taken_over
+
+    @property
+    def latency(self) -> Mapping[tuple[str, ...], Distribution]:
+        """Return (camera,) → the age of lanes when they are written to a broker's connection."""
+        return self._feed.latency.distributions()
 
     @property
     def waiting(self) -> int:
@@ -265,6 +288,7 @@ class Publisher:
     def clear_camera(self, name: str) -> None:
         """Clear the retained states of a camera that was removed."""
         self._put_state(self._topic(self._topics.camera_status, name), b"")
+        self._feed.latency.forget(name)
         cameras = dict(self._cameras)
         calibration = cameras.pop(name, None)
         self._cameras = cameras
@@ -307,7 +331,11 @@ class Publisher:
         mqtt = self._mqtt
         calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
         birth = payloads.meta(
-            self._identity, mqtt.payload if mqtt else "json", calibrations, self._serving
+            self._identity,
+            self._feed.session,
+            mqtt.payload if mqtt else "json",
+            calibrations,
+            self._serving,
         )
         self._put_state(self._topics.meta, birth)
         before, self._discovery = self._discovery, ""

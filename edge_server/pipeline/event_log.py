@@ -7,7 +7,7 @@ import math
 import sqlite3
 import threading
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ class EventLog:
     def __init__(self, path: Path | None = None, *, kept: int = KEPT) -> None:
         self.worker = Worker("events", self._tick, on_end=self._end)
         self.dropped = 0  # events forgotten before any disk or reader had them
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._kept = kept
         self._changed = threading.Condition()
         self._arrived: deque[tuple[Event, Ticket, Ticket | None]] = deque()
@@ -103,8 +104,15 @@ class EventLog:
                 self._arrived.popleft()
                 self.dropped += 1
             self._arrived.append((event, ticket, ends))
+            if event.phase != "end":
+                self._counts[event.kind, event.cause] += 1
             self._changed.notify_all()
         return ticket
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Return (kind, cause) → number of events since the start, without those that end one."""
+        with self._changed:
+            return dict(self._counts)
 
     def after(self, id_: int) -> list[Event]:
         """Return the kept events with greater ids, the oldest first."""

@@ -14,6 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
 EventName = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
+FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -388,7 +389,8 @@ class Metrics(Section, frozen=True):
 
 
 class Python(Section, frozen=True):
-    """`[python]`: what the processes of Python models may access beside their own directory.
+    """`[python]`: the processes of Python models, and of models that a framework runs: what they
+    may access beside their own directory.
 
     Attributes:
         sandbox: `auto` closes off everything that the kernel can close off and logs the rest;
@@ -399,6 +401,8 @@ class Python(Section, frozen=True):
             daemon's own secrets and state always stay closed.
         unix_sockets: whether the models may connect to Unix sockets. By default they may unless
             the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
+        interpreters: backend → the Python that runs its models, which has that framework, msgspec
+            and numpy; without an entry it is the daemon's own.
     """
 
     sandbox: Literal["auto", "require", "off"] = "auto"
@@ -406,3 +410,4 @@ class Python(Section, frozen=True):
     writable: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     unix_sockets: bool | None = None
+    interpreters: dict[FrameworkName, str] = {}

@@ -171,6 +171,8 @@ class Http(Section, frozen=True):
     Attributes:
         port: of TCP; 0 takes a free one.
         insecure: allows another address than the loopback without TLS.
+        host_names: by which browsers may call the page, beside the name of this machine and its
+            addresses; any other name may lead a browser here against its user's will.
         max_body_bytes: of a request; a longer one is refused before it is read.
         max_pending_bytes: of the bodies of all requests in flight.
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
@@ -185,6 +187,7 @@ class Http(Section, frozen=True):
     port: Port = 8000
     insecure: bool = False
     tls: Tls = Tls()
+    host_names: tuple[str, ...] = ()
     max_body_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
     message_timeout_ms: Milliseconds = 3000

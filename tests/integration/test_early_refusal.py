@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from edge_server.api.grpc.call_threads import CallThreads, refusable
+from edge_server.api.call_threads import CallThreads
 from edge_server.api.grpc.methods import unary
+from edge_server.api.grpc.refusable import refusable
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -536,3 +536,43 @@ def test_names_that_no_topic_can_hold_are_logged_not_raised(log: Received) -> No
     publisher.stop()
     assert len(log.matching(line("ERROR", "camera name 'Front Left'"))) == 1
     assert len(log.matching(line("ERROR", "model name 'a b'"))) == 1
+
+
+def wait_until(fits: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not fits():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def started(broker: Mosquitto, identity: Identity) -> Publisher:
+    publisher = Publisher(Mqtt(broker.host, broker.port), identity)
+    publisher.start()
+    publisher.publish_online()
+    return publisher
+
+
+def test_two_with_one_client_id_do_not_fight_for_ever(mosquitto: Mosquitto, log: Received) -> None:
+    both = [started(mosquitto, IDENTITY) for _ in range(2)]
+    try:
+        log.wait_for(lambda entry: "each ends the other's connection" in entry[1])
+        wait_until(lambda: any(each.taken_over for each in both))
+        found = next(each for each in both if each.contested)
+        assert "device.id (--device-id)" in found.state
+    finally:
+        for publisher in both:
+            publisher.stop()
+
+
+def test_two_machines_with_one_name_are_named_by_both(mosquitto: Mosquitto, log: Received) -> None:
+    first = started(mosquitto, IDENTITY)
+    wait_until(lambda: first.connected)
+    second = started(mosquitto, replace(IDENTITY, client_id="edge-other"))
+    try:
+        wait_until(lambda: first.contested and second.contested)
+        assert first.connected
+        assert second.connected
+        assert "another machine publishes as 'truck-7'" in second.state
+    finally:
+        first.stop()
+        second.stop()

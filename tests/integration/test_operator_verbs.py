@@ -1,4 +1,4 @@
-"""The verbs of people who operate a device, against one real daemon: status, top, infer."""
+"""The verbs of people who operate a device, against one real daemon: status, top, infer, bench."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Appliance:
             f'[grpc]\nport = {port}\nsocket = "{folder}/grpc.sock"\n'
             f"[metrics]\nport = {metrics_port}\n"
             f'[mqtt]\nhost = "127.0.0.1"\nport = {broker_port}\n'
-            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=5"\n'
+            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=2"\n'
             f'[cameras.rear]\nuri = "rtsp://127.0.0.1:{broker_port}/none"\n'
         )
         self.addresses = (
@@ -112,7 +112,7 @@ def test_status_names_another_daemon_by_its_addresses(appliance: Appliance) -> N
     assert json.loads(done.stdout)["ready"] is True
 
 
-@pytest.mark.parametrize("verb", ["status", "top", "infer"])
+@pytest.mark.parametrize("verb", ["status", "top", "infer", "bench"])
 def test_a_daemon_that_does_not_run_is_an_error_with_the_remedy(
     appliance: Appliance, verb: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_top_prints_once_in_each_interval_without_a_terminal(appliance: Applianc
     assert "\x1b" not in appliance.run("top", "--interval", "0.2", "--count", "1").stdout
 
 
-@pytest.mark.parametrize("end", ["q", signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", ["q", signal.SIGTERM])
 def test_top_draws_in_place_and_leaves_the_terminal_as_it_was(
     appliance: Appliance, end: str | signal.Signals
 ) -> None:
@@ -210,3 +210,52 @@ def test_infer_says_what_is_wrong_with_its_exit_code(
     done = appliance.run("infer", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert text in done.stderr
+
+
+def test_bench_measures_each_concurrency_and_the_stages_of_an_ensemble(
+    appliance: Appliance,
+) -> None:
+    quick = ("--window", "0.3", "--windows", "3", "--warm-up", "0.1", "--concurrency", "1,2")
+    found = appliance.json("bench", "lane_detection", *quick)
+    assert [each["concurrency"] for each in found["measurements"]] == [1, 2]
+    for each in found["measurements"]:
+        latency = each["latency_ms"]
+        assert 0 < latency["p50"] <= latency["p99"] <= latency["max"]
+        assert each["failed"] == 0
+        stages = {stage["model"]: stage for stage in each["stages"]}
+        assert list(stages) == [
+            *("lane_detection", "lane_preprocess", "laneDetect_model", "lane_decode")
+        ]
+        network = stages["laneDetect_model"]
+        assert 0 < network["compute_infer"] <= network["total"] <= latency["max"]
+    text = appliance.run("bench", "lane_preprocess", *quick).stdout
+    assert "CONCURRENCY  INFER/S  MEAN ms" in text
+    assert "gRPC and client" in text
+
+
+def test_sweep_measures_variants_in_a_daemon_of_its_own_and_recommends(
+    appliance: Appliance, tmp_path: Path
+) -> None:
+    model = tmp_path / "repository/echo"
+    (model / "1").mkdir(parents=True)
+    written = (
+        'backend: "identity" max_batch_size: 4 '
+        'input { name: "x" data_type: TYPE_FP32 dims: -1 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: -1 }'
+    )
+    (model / "config.pbtxt").write_text(written)
+    found = appliance.json(
+        *("bench", "echo", "--sweep", "--model-repository", str(model.parent)),
+        *("--shape", "x:8", "--instances", "1,2", "--delays", "100", "--concurrency", "2"),
+        *("--backends", "identity,nope", "--window", "0.2", "--windows", "3", "--warm-up", "0"),
+    )
+    tried = [(each["backend"], each["instances"], each["delay_us"]) for each in found["variants"]]
+    assert tried == [
+        *((None, None, None), ("identity", 1, 100), ("identity", 2, None)),
+        *(("identity", 2, 100), ("nope", 1, None)),
+    ]
+    assert all(each["measurements"] for each in found["variants"][:-1])
+    assert "unable to find backend library for backend 'nope'" in found["variants"][-1]["failure"]
+    assert found["recommendation"]["per_s"] > 0
+    assert (model / "config.pbtxt").read_text() == written
+    assert "echo" not in {each["name"] for each in appliance.json("status")["models"]}

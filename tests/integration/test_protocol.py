@@ -27,9 +27,9 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from edge_server.api.grpc.admission import Admission
-from edge_server.api.grpc.shared_memory import SharedMemory
+from edge_server.api.admission import Admission
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity

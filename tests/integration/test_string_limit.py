@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.convert import to_infer_request
+from edge_server.api.convert import to_infer_request
 
 
 def test_a_request_with_as_many_strings_as_are_allowed_is_read() -> None:

@@ -13,6 +13,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
 
 from tests.integration.conftest import Process
 
@@ -74,6 +75,97 @@ class TritonPythonModel:
 """
 
 
+COUNT_DOWN = """
+backend: "python"
+input { name: "x" data_type: TYPE_INT32 dims: 1 }
+output { name: "y" data_type: TYPE_INT32 dims: 1 }
+model_transaction_policy { decoupled: true }
+sequence_batching { iterative_sequence: true %s }
+"""
+COUNT_DOWN_PY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+START = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+
+    def execute(self, requests):
+        for request in requests:
+            key = request.correlation_id()
+            if request.flags() & START:
+                self.left[key] = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0]
+            self.left[key] -= 1
+            sender = request.get_response_sender()
+            tensor = pb_utils.Tensor("y", np.array([self.left[key]], np.int32))
+            response = pb_utils.InferenceResponse([tensor])
+            if self.left[key] <= 0:
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+            else:
+                sender.send(response)
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+"""
+
+ADD_LATER = """
+backend: "python"
+input { name: "x" data_type: TYPE_INT32 dims: 1 }
+output { name: "y" data_type: TYPE_INT32 dims: 1 }
+%s
+"""
+ADD_LATER_PY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.runs = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            runs = self.runs[request.request_id()] = self.runs.get(request.request_id(), 0) + 1
+            if x[0] == -1:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+            elif runs <= x[0]:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                responses.append(None)
+            else:
+                tensor = pb_utils.Tensor("y", np.array([runs], np.int32))
+                responses.append(pb_utils.InferenceResponse([tensor]))
+        return responses
+"""
+
+BY_THREAD_PY = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.again = threading.Event()
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            if self.again.is_set():
+                continue
+            self.again.set()
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            value = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0]
+            threading.Thread(target=self.respond, args=(sender, value)).start()
+
+    def respond(self, sender, value):
+        for number in range(value, -1, -1):
+            tensor = pb_utils.Tensor("y", np.array([number], np.int32))
+            sender.send(pb_utils.InferenceResponse([tensor]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 RAGGED = """
 max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
@@ -121,6 +213,13 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     write(repository, "parameters", PARAMETERS, PARAMETERS_PY)
     write(repository, "repeat", REPEAT, REPEAT_PY)
     write_ragged(repository)
+    write(repository, "count_down", COUNT_DOWN % "", COUNT_DOWN_PY)
+    oldest = "oldest { max_candidate_sequences: 4 }"
+    write(repository, "count_down_oldest", COUNT_DOWN % oldest, COUNT_DOWN_PY)
+    write(repository, "by_thread", COUNT_DOWN % "", BY_THREAD_PY)
+    iterative = "sequence_batching { iterative_sequence: true }"
+    write(repository, "add_later", ADD_LATER % iterative, ADD_LATER_PY)
+    write(repository, "not_iterative", ADD_LATER % "", ADD_LATER_PY)
     made = Process(folder, f"--model-repository={repository}", *FLAGS)
     try:
         made.wait_for("READY=1")
@@ -254,3 +353,80 @@ def test_requests_of_different_shapes_run_as_one_batch(
     ends = sorted((one.as_numpy("end").item(), two.as_numpy("end").item()))
     assert ends in ([3, 8], [5, 8])
     assert scrape(process)['nv_inference_exec_count{model="ragged",version="1"}'] == 1
+
+
+def numbers(responses: list[Any]) -> list[int]:
+    return [int(y[0]) for each in responses if (y := each.as_numpy("y")) is not None]
+
+
+@pytest.mark.parametrize("model", ["count_down", "count_down_oldest"])
+@pytest.mark.parametrize("place", [{}, {"sequence_id": 7, "sequence_start": True}])
+def test_a_rescheduled_request_runs_until_its_model_ends_it(
+    connection: triton.InferenceServerClient, model: str, place: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        assert numbers(streamed(connection, model, x(3), **place)) == [2, 1, 0]
+
+
+def test_requests_that_run_again_take_turns(
+    process: Process, connection: triton.InferenceServerClient
+) -> None:
+    responses: queue.Queue[Any] = queue.Queue()
+    connection.start_stream(lambda result, error: responses.put(error or result))
+    try:
+        for request_id in ("a", "b", "c"):
+            connection.async_stream_infer(
+                "count_down_oldest", x(40), request_id=request_id, enable_empty_final_response=True
+            )
+        got = [responses.get(timeout=TIMEOUT_S).get_response() for _ in range(120)]
+    finally:
+        connection.stop_stream()
+    ids = [each.id for each in got]
+    assert all(ids.count(each) == 40 for each in ("a", "b", "c"))
+    # The last one to come gets responses before the first one has all.
+    assert ids.index("c") < max(place for place, each in enumerate(ids) if each == "a")
+
+
+def test_a_thread_responds_while_its_request_waits_for_another_run(
+    connection: triton.InferenceServerClient,
+) -> None:
+    assert numbers(streamed(connection, "by_thread", x(5))) == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_model_that_is_not_decoupled_responds_in_a_later_run(
+    process: Process, connection: triton.InferenceServerClient
+) -> None:
+    result = connection.infer("add_later", x(2), request_id="later")
+    assert result.as_numpy("y").tolist() == [3]
+    found = scrape(process)
+    assert found['nv_inference_request_success{model="add_later",version="1"}'] == 1
+    assert found['nv_inference_exec_count{model="add_later",version="1"}'] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "text"),
+    [
+        (
+            "add_later",
+            -1,
+            "Expected a None object in the execute function return list for reschduled request, "
+            "found type '<class ",
+        ),
+        ("not_iterative", 1, "which needs sequence_batching { iterative_sequence: true }"),
+    ],
+)
+def test_a_request_that_cannot_run_again_fails(
+    connection: triton.InferenceServerClient, model: str, value: int, text: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        connection.infer(model, x(value), request_id="none")
+    assert text in str(caught.value)
+
+
+def test_a_request_that_is_cancelled_between_two_runs_ends(
+    process: Process, connection: triton.InferenceServerClient
+) -> None:
+    with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+        connection.infer("add_later", x(1 << 30), request_id="long", client_timeout=0.5)
+    result = connection.infer("add_later", x(1), request_id="after")
+    assert result.as_numpy("y").tolist() == [2]

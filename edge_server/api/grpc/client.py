@@ -195,7 +195,15 @@ class DaemonClient:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             kind = _ERRORS.get(error.code(), InternalError)
-            raise kind(error.details() or error.code().name) from error
+            raise kind(_text(error)) from error
+
+
+def _text(error: Any) -> str:
+    """Return the server's own text, or why none was reached: without gRPC's list of attempts."""
+    text = str(error.details() or error.code().name)
+    if text.startswith("failed to connect to all addresses"):
+        return text.rpartition(": ")[2]
+    return text
 
 
 def infer_request(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from edge_server.api.grpc.admission import SHUTTING_DOWN
+from edge_server.api.admission import SHUTTING_DOWN
 from edge_server.cameras.status import CameraState
 from edge_server.errors import (
     InvalidRequest,
@@ -30,7 +30,7 @@ from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.admission import Admission
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.board.identity import Identity
     from edge_server.pipeline.event_log import EventLog

@@ -15,34 +15,21 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
-from edge_server.api.grpc.access import TRITON
+from edge_server.api import statuses
+from edge_server.api.access import TRITON
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from edge_server.api.grpc.access import AccessRules
+    from edge_server.api.access import AccessRules
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 log = logging.getLogger(__name__)
 
-STATUS = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ModelConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ModelLoadError: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
-    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
-    errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.Cancelled: grpc.StatusCode.CANCELLED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.InternalError: grpc.StatusCode.INTERNAL,
-    errors.UnknownError: grpc.StatusCode.UNKNOWN,
-}
+STATUS = {error: grpc.StatusCode[status.grpc] for error, status in statuses.STATUS.items()}
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
 
-from edge_server.api.grpc.access import REFLECTION
-from edge_server.api.grpc.admission import SHUTTING_DOWN
+from edge_server.api.access import REFLECTION
+from edge_server.api.admission import SHUTTING_DOWN
 from edge_server.api.grpc.methods import streaming
 from edge_server.api.grpc.traffic import end_call
 from edge_server.errors import InvalidRequest
@@ -18,8 +18,8 @@ from edge_server.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from edge_server.api.grpc.access import AccessRules
-    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.access import AccessRules
+    from edge_server.api.admission import Admission
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.traffic import Traffic
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.grpc.access import AccessRules
-from edge_server.api.grpc.admission import Admission, ByteBudget
-from edge_server.api.grpc.call_threads import CallThreads, refusable
-from edge_server.api.grpc.call_traces import CallTraces
+from edge_server.api.access import AccessRules
+from edge_server.api.admission import Admission, ByteBudget
+from edge_server.api.call_threads import CallThreads
+from edge_server.api.call_traces import CallTraces
 from edge_server.api.grpc.credentials import Certificates
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
@@ -20,13 +20,15 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.refusable import refusable
 from edge_server.api.grpc.self_call import SelfCall
-from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
+from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
@@ -71,6 +73,7 @@ class GrpcServer:
         control, log_switches: see `TritonServicer`.
         client_shared_memory: clients may register regions.
         tracer: traces requests; None traces none.
+        requests: counts inference requests; None counts them for nobody.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -89,6 +92,7 @@ class GrpcServer:
         client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
@@ -101,6 +105,7 @@ class GrpcServer:
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        requests = requests or RequestMetrics()
         pattern = settings.forward_headers
         headers = HeaderForwarding(pattern) if pattern else None
         shared_memory = (
@@ -109,6 +114,13 @@ class GrpcServer:
 
         def side(*, unix: bool) -> _Side:
             made = _Side(settings, AccessRules.of(settings, unix=unix), unix=unix)
+
+            def refusal() -> EdgeServerError | None:
+                reason = made.refusal()
+                if reason is not None:
+                    requests.failed("grpc", status_of(reason).name)
+                return reason
+
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -119,6 +131,7 @@ class GrpcServer:
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
+                requests=requests,
                 headers=headers,
             )
             register(
@@ -127,7 +140,7 @@ class GrpcServer:
                 HealthServicer(data_plane),
                 traffic=made.traffic,
                 rules=made.rules,
-                refused=lambda infer: refusable(infer, made.refusal, made.threads),
+                refused=lambda infer: refusable(infer, refusal, made.threads),
             )
             self._sides.append(made)
             return made

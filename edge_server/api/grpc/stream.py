@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.admission import SHUTTING_DOWN, ByteBudget
-from edge_server.api.grpc.convert import AS_IT_IS, to_response_message
+from edge_server.api.admission import SHUTTING_DOWN, ByteBudget
+from edge_server.api.convert import AS_IT_IS, to_response_message
 from edge_server.api.grpc.traffic import SLOW_READER_S
 from edge_server.api.grpc.wire import write_response, write_stream_response
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
@@ -26,7 +26,7 @@ from edge_server.requests import InferResponse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from edge_server.api.grpc.convert import OutputForm
+    from edge_server.api.convert import OutputForm
     from edge_server.requests import ResponseCallback
 
     # Parses the bytes into the request, gives it its place, and submits it with its `respond`.

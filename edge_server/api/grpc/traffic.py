@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.grpc.admission import COUNTED_FROM_BYTES, MIB, ByteBudget
+from edge_server.api.admission import COUNTED_FROM_BYTES, MIB, ByteBudget
 from edge_server.process.allocator import give_back, resident_bytes
 
 if TYPE_CHECKING:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.grpc.admission import ByteBudget
-from edge_server.api.grpc.call_traces import CallTraces
-from edge_server.api.grpc.control_calls import (
+from edge_server.api.admission import ByteBudget
+from edge_server.api.call_traces import CallTraces
+from edge_server.api.control_calls import (
     load_model,
     refuse_repository_name,
     unload_model,
     update_log_settings,
     update_trace_settings,
 )
-from edge_server.api.grpc.convert import to_infer_request, to_response_message
-from edge_server.api.grpc.methods import CallCancellation, method_handlers, timeout_s
-from edge_server.api.grpc.model_info import server_extensions, statistics_message, tensor_metadata
-from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
-from edge_server.api.grpc.shared_memory import DISABLED
+from edge_server.api.convert import to_infer_request, to_response_message
+from edge_server.api.grpc.methods import CallCancellation, method_handlers, status_of, timeout_s
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
-from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.api.model_info import server_extensions, statistics_message, tensor_metadata
+from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
+from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import DISABLED
+from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.process.logs import LogSwitches
 from edge_server.process.utf8 import as_utf8
@@ -34,13 +36,13 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from edge_server.api.grpc.access import AccessRules
-    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.access import AccessRules
+    from edge_server.api.admission import Admission
     from edge_server.api.grpc.methods import Handler
-    from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.api.headers import HeaderForwarding
+    from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
 
@@ -60,6 +62,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         log_switches: the switches that LogSettings changes; None creates a private set.
         traces: selects the requests to trace; None traces none.
         budget: counts the bytes of streams' requests; None creates a private budget.
+        requests: counts inference requests; None creates a private one.
         headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
@@ -75,6 +78,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         log_switches: LogSwitches | None = None,
         traces: CallTraces | None = None,
         budget: ByteBudget | None = None,
+        requests: RequestMetrics | None = None,
         headers: HeaderForwarding | None = None,
     ) -> None:
         self._data_plane = data_plane
@@ -88,6 +92,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
+        self._requests = requests or RequestMetrics()
         self._headers = headers
 
     def ServerLive(self, request: Any, context: Any) -> Any:
@@ -124,6 +129,16 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return statistics_message(self._data_plane, request.name, request.version)
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
+        began_ns = time.monotonic_ns()
+        try:
+            name, written = self._infer(request, context)
+        except EdgeServerError as error:
+            self._requests.failed("grpc", _code_of(error))
+            raise
+        self._requests.responded("grpc", name, began_ns)
+        return written
+
+    def _infer(self, request: bytes, context: Any) -> tuple[str, bytes]:
         """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
         with self._admission, self._data_plane.lease() as snapshot:
             trace = self._traces.unary() if self._tracer.on else None
@@ -149,7 +164,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         written = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()
-        return written
+        return loaded.name, written
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -169,6 +184,15 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
     ) -> None:
         """Submit one of a stream's requests; see `Submit`."""
+        try:
+            self._read_and_submit(data, stream_request, context, requests)
+        except EdgeServerError as error:
+            self._requests.failed("grpc", _code_of(error))
+            raise
+
+    def _read_and_submit(
+        self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
+    ) -> None:
         message, raw = read_request(data)
         stream_request.id = message.id
         lease = self._data_plane.lease()
@@ -199,7 +223,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         except BaseException:
             lease.release()
             raise
-        self._data_plane.submit(request, stream_request.respond, lease)
+        respond = self._requests.timed("grpc", loaded.name, stream_request.respond, _code_of)
+        self._data_plane.submit(request, respond, lease)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         refuse_repository_name(request)
@@ -273,6 +298,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         if self._shared_memory is None:
             raise Unsupported(DISABLED)
         return self._shared_memory
+
+
+def _code_of(error: EdgeServerError) -> str:
+    return str(status_of(error).name)
 
 
 class HealthServicer:

@@ -7,69 +7,39 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
 from prometheus_client.exposition import choose_encoder
 
 from edge_server.api.http.board_metrics import BoardMetrics
+from edge_server.api.http.metric_table import histogram, info, many, one
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
-from edge_server.api.http.sources import BOUNDS_S
 from edge_server.cameras.status import CameraState
 from edge_server.inference.snapshot import ModelState
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
 
-    from edge_server.api.http.sources import Distribution, Sources
+    from edge_server.api.http.sources import Sources
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 # prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
 
-# Name, help text, value; a camera without a value is left out.
-_OF_CAMERAS: tuple[tuple[Any, str, str, Callable[[LanePipeline], float | None]], ...] = (
-    (CounterMetricFamily, "edge_frames", "Frames that came", lambda p: p.camera.captured),
-    (
-        CounterMetricFamily,
-        "edge_camera_reconnects",
-        "Frames came again after a loss",
-        lambda p: p.camera.reconnects,
-    ),
-    (
-        GaugeMetricFamily,
-        "edge_camera_up",
-        "1 while its frames arrive",
-        lambda p: p.camera.status.arriving,
-    ),
-    (
-        CounterMetricFamily,
-        "edge_camera_frames_corrupt",
-        "Frames that came incomplete",
-        lambda p: p.camera.corrupt,
-    ),
-    (
-        GaugeMetricFamily,
-        "edge_camera_lanes_ok",
-        "1 while the model answers its frames",
-        lambda p: not p.failure,
-    ),
-    (
-        GaugeMetricFamily,
-        "edge_camera_last_frame_age_seconds",
-        "Since its newest frame",
-        lambda p: p.camera.last_frame_age_s(time.monotonic()),
-    ),
+# Name and value; a camera without a value is left out.
+_OF_CAMERAS: tuple[tuple[str, Callable[[LanePipeline], float | None]], ...] = (
+    ("edge_frames_total", lambda p: p.camera.captured),
+    ("edge_camera_reconnects_total", lambda p: p.camera.reconnects),
+    ("edge_camera_up", lambda p: p.camera.status.arriving),
+    ("edge_camera_frames_corrupt_total", lambda p: p.camera.corrupt),
+    ("edge_camera_lanes_ok", lambda p: not p.failure),
+    ("edge_camera_last_frame_age_seconds", lambda p: p.camera.last_frame_age_s(time.monotonic())),
+    ("edge_camera_calibrated", lambda p: p.calibration is not None),
 )
 
 
@@ -114,24 +84,34 @@ class ApplianceMetrics:
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("edge_build", "What runs here", {"version": self._sources.version})
-        yield GaugeMetricFamily(
-            "edge_uptime_seconds",
-            "Since the daemon was started",
-            time.monotonic() - self._sources.started_s,
-        )
+        sources = self._sources
+        yield from info("edge_build_info", {"version": sources.version})
+        yield from one("edge_uptime_seconds", time.monotonic() - sources.started_s)
+        yield from one("edge_ready", None if sources.ready is None else sources.ready())
+        yield from self._requests()
         yield from self._models()
         yield from self._cameras()
-        yield from self._latencies()
+        yield from many("edge_events_total", sorted(sources.events().items()))
         yield from self._broker()
         yield from self._settings()
         yield from self._recorder()
         yield from self._repository()
+        if (spans := sources.spans) is not None:
+            results = ((("sent",), spans.sent), (("dropped",), spans.dropped))
+            yield from many("edge_spans_total", results)
+
+    def _requests(self) -> Iterator[Metric]:
+        requests = self._sources.requests
+        if requests is None:
+            return
+        models = {entry.name for entry in self._sources.models() if entry.loaded is not None}
+        yield from histogram("edge_request_duration_seconds", requests.latencies(models))
+        yield from many("edge_request_failed_total", sorted(requests.failures().items()))
 
     def _models(self) -> Iterator[Metric]:
         entries = self._sources.models()
-        yield _family(
-            GaugeMetricFamily("edge_model_state", "1 for the state it is in", labels=_OF_STATE),
+        yield from many(
+            "edge_model_state",
             (
                 ((entry.name, str(entry.version), state.value), entry.state is state)
                 for entry in entries
@@ -145,67 +125,41 @@ class ApplianceMetrics:
             if entry.loaded is not None
             for direction, copied in entry.loaded.statistics.counts().copies.items()
         ]
-        yield _family(
-            CounterMetricFamily(
-                "edge_tensor_copies", "Tensors copied between host and device", labels=_OF_COPY
-            ),
-            ((labels, copied.count) for labels, copied in copies),
-        )
-        yield _family(
-            CounterMetricFamily(
-                "edge_tensor_copied_bytes", "Bytes copied between host and device", labels=_OF_COPY
-            ),
-            ((labels, copied.n_bytes) for labels, copied in copies),
+        yield from many("edge_tensor_copies_total", ((key, each.count) for key, each in copies))
+        yield from many(
+            "edge_tensor_copied_bytes_total", ((key, each.n_bytes) for key, each in copies)
         )
 
     def _repository(self) -> Iterator[Metric]:
         repository = self._sources.repository
         if repository is None:
             return
-        yield GaugeMetricFamily(
-            "edge_repo_poll_age_seconds",
-            "How long ago the model repositories were looked at",
-            repository.poll_age_s(time.monotonic()),
-        )
-        yield _family(
-            CounterMetricFamily(
-                "edge_model_reload", "Changes of models, by what became of them", labels=("result",)
-            ),
-            (((result,), count) for result, count in repository.outcomes().items()),
-        )
+        yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
+        outcomes = repository.outcomes().items()
+        yield from many("edge_model_reload_total", (((result,), n) for result, n in outcomes))
 
     def _cameras(self) -> Iterator[Metric]:
         pipelines = tuple(self._sources.pipelines)
-        for kind, name, text, read in _OF_CAMERAS:
-            values = [(pipeline.camera.name, read(pipeline)) for pipeline in pipelines]
-            yield _family(
-                kind(name, text, labels=("camera",)),
-                (((camera,), value) for camera, value in values if value is not None),
-            )
-        cameras = [pipeline.camera for pipeline in pipelines]
-        ages_s = [(c.name, self._sources.latency.last_valid_age_s(c.name)) for c in cameras]
-        yield _family(
-            GaugeMetricFamily(
-                "edge_camera_last_lanes_age_seconds",
-                "Since its newest lanes that were not stale",
-                labels=("camera",),
-            ),
-            (((camera,), age_s) for camera, age_s in ages_s if age_s is not None),
+        for name, read in _OF_CAMERAS:
+            yield from many(name, (((p.camera.name,), read(p)) for p in pipelines))
+        cameras, latency = [pipeline.camera for pipeline in pipelines], self._sources.latency
+        yield from many(
+            "edge_camera_last_lanes_age_seconds",
+            (((c.name,), latency.last_valid_age_s(c.name)) for c in cameras),
         )
-        yield _family(
-            GaugeMetricFamily(
-                "edge_camera_state", "1 for the state it is in", labels=("camera", "state")
-            ),
+        lanes = [((c.name,), found) for c in cameras if (found := latency.newest(c.name))]
+        yield from many("edge_lanes", ((key, number) for key, (number, _) in lanes))
+        yield from many("edge_lane_confidence", ((key, score) for key, (_, score) in lanes))
+        yield from many(
+            "edge_camera_state",
             (
                 ((camera.name, state.value), camera.state is state)
                 for camera in cameras
                 for state in CameraState
             ),
         )
-        yield _family(
-            CounterMetricFamily(
-                "edge_camera_faults", "How often a fault began", labels=("camera", "reason")
-            ),
+        yield from many(
+            "edge_camera_faults_total",
             (
                 ((camera.name, reason), count)
                 for camera in cameras
@@ -213,86 +167,46 @@ class ApplianceMetrics:
                 if count
             ),
         )
-        dropped = CounterMetricFamily(
-            "edge_frames_dropped",
-            "Frames without lanes: replaced by a newer one, too old, or the model failed",
-            labels=("camera", "stage", "reason"),
+        yield from many(
+            "edge_frames_dropped_total",
+            (
+                ((pipeline.camera.name, stage, reason), count)
+                for pipeline in pipelines
+                for stage, reason, count in (
+                    ("capture", "stale", pipeline.camera.dropped),
+                    ("infer", "too_old", pipeline.too_old_frames),
+                    ("capture", "unusable", pipeline.unusable_frames),
+                    ("infer", "failed", pipeline.failed_frames),
+                )
+            ),
         )
-        for pipeline in pipelines:
-            name = pipeline.camera.name
-            dropped.add_metric((name, "capture", "stale"), pipeline.camera.dropped)
-            dropped.add_metric((name, "infer", "too_old"), pipeline.too_old_frames)
-            dropped.add_metric((name, "capture", "unusable"), pipeline.unusable_frames)
-            dropped.add_metric((name, "infer", "failed"), pipeline.failed_frames)
-        yield dropped
-
-    def _latencies(self) -> Iterator[Metric]:
-        latency = self._sources.latency
-        yield _histogram(
-            "edge_stage_latency_seconds",
-            "Where a frame's time went",
-            ("camera", "stage"),
-            latency.stages(),
-        )
-        yield _histogram(
-            "edge_end_to_end_latency_seconds",
-            "From capture until the lanes were known",
-            ("camera",),
-            latency.end_to_end(),
-        )
+        yield from histogram("edge_stage_latency_seconds", latency.stages())
+        yield from histogram("edge_end_to_end_latency_seconds", latency.end_to_end())
 
     def _settings(self) -> Iterator[Metric]:
         settings = self._sources.settings
-        if settings is None:
-            return
-        yield GaugeMetricFamily(
-            "edge_settings_reloaded", "0 while the last reload was refused", not settings.fault
-        )
-        yield GaugeMetricFamily(
-            "edge_settings_restart_needed",
-            "Settings that wait for a restart",
-            len(settings.restart_needed),
-        )
+        if settings is not None:
+            yield from one("edge_settings_reloaded", not settings.fault)
+            yield from one("edge_settings_restart_needed", len(settings.restart_needed))
 
     def _broker(self) -> Iterator[Metric]:
         broker = self._sources.broker
         if broker is None or not broker.on:
             return
-        yield GaugeMetricFamily("edge_mqtt_connected", "1 while a broker listens", broker.connected)
-        yield GaugeMetricFamily("edge_mqtt_queue_depth", "Messages that wait", broker.waiting)
-        yield CounterMetricFamily("edge_mqtt_dropped", "Lane messages not sent", broker.dropped)
+        yield from one("edge_mqtt_connected", broker.connected)
+        yield from one("edge_mqtt_queue_depth", broker.waiting)
+        yield from one("edge_mqtt_published_total", broker.published)
+        yield from one("edge_mqtt_dropped_total", broker.dropped)
+        yield from one("edge_mqtt_connection_losses_total", broker.losses)
+        yield from one("edge_mqtt_taken_over_total", broker.taken_over)
+        yield from one("edge_mqtt_contested", broker.contested)
+        yield from histogram("edge_publish_latency_seconds", broker.latency)
 
     def _recorder(self) -> Iterator[Metric]:
         recorder = self._sources.recorder
         if recorder is None:
             return
-        name = "edge_recorder"
-        yield GaugeMetricFamily(f"{name}_ok", "0 while nothing is recorded", not recorder.failure)
-        yield CounterMetricFamily(f"{name}_dropped", "Frames not encoded", recorder.dropped)
-        yield CounterMetricFamily(f"{name}_lost", "Frames and events not written", recorder.lost)
-        yield CounterMetricFamily(f"{name}_bytes", "Of complete files", recorder.written_bytes)
-
-
-_OF_STATE = ("model", "version", "state")
-_OF_COPY = ("model", "version", "direction")
-
-
-def _family(family: Any, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    for labels, value in values:
-        family.add_metric(labels, float(value))
-    filled: Metric = family
-    return filled
-
-
-def _histogram(
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    distributions: Mapping[tuple[str, ...], Distribution],
-) -> Metric:
-    metric = HistogramMetricFamily(name, text, labels=labels)
-    bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
-    for key, found in distributions.items():
-        buckets = list(zip(bounds, found.at_most, strict=True))
-        metric.add_metric(key, buckets=buckets, sum_value=found.sum_s)
-    return metric
+        yield from one("edge_recorder_ok", not recorder.failure)
+        yield from one("edge_recorder_dropped_total", recorder.dropped)
+        yield from one("edge_recorder_lost_total", recorder.lost)
+        yield from one("edge_recorder_bytes_total", recorder.written_bytes)

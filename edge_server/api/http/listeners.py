@@ -15,23 +15,26 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
+    from edge_server.api.http.page.state import PageSources
     from edge_server.api.http.sources import Sources
     from edge_server.inference.data_plane import DataPlane
     from edge_server.settings import Settings
 
 
 def http_listeners(
-    settings: Settings, data_plane: DataPlane, sources: Sources
+    settings: Settings, data_plane: DataPlane, sources: Sources, page: PageSources
 ) -> Sequence[HttpListener]:
     """Return the listeners of `[http]` and `[metrics]`."""
     http, metrics = settings.http, settings.metrics
 
     def everything() -> Sequence[BaseRoute]:
         from edge_server.api.http.metrics import metrics_routes  # noqa: PLC0415 - at first use
+        from edge_server.api.http.page.routes import page_routes  # noqa: PLC0415 - likewise
         from edge_server.api.http.rest.routes import rest_routes  # noqa: PLC0415 - likewise
 
         return [
             *rest_routes(data_plane),
+            *page_routes(page),
             *(metrics_routes(sources) if metrics.enabled else ()),
         ]
 

@@ -3,27 +3,24 @@ which loads at the first scrape."""
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.board.resources import BoardMemory, read_memory
+from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from edge_server.api.request_metrics import RequestMetrics
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import LanePipeline
-
-# 1 ms … 500 ms: a camera delivers 10 to 60 frames/s, and lanes older than 0.2 s are stale.
-BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+    from edge_server.process.histogram import Distribution
 
 
 class Broker(Protocol):
@@ -43,6 +40,21 @@ class Broker(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+    @property
+    def published(self) -> int: ...
+
+    @property
+    def losses(self) -> int: ...
+
+    @property
+    def taken_over(self) -> int: ...
+
+    @property
+    def contested(self) -> bool: ...
+
+    @property
+    def latency(self) -> Mapping[tuple[str, ...], Distribution]: ...
 
 
 class SettingsState(Protocol):
@@ -71,6 +83,16 @@ class Recording(Protocol):
     def written_bytes(self) -> int: ...
 
 
+class Spans(Protocol):
+    """What became of the spans of traces."""
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+
 class FollowedRepository(Protocol):
     """The state of the repository poll."""
 
@@ -94,6 +116,10 @@ class Sources:
         gpu: Triton's metrics of the GPU are on.
         settings: None if settings are never read again.
         recorder: None if it is off.
+        requests: of clients; None if nobody serves them.
+        events: returns (kind, cause) → number of events.
+        ready: returns whether the server is ready; None where nobody asks for that.
+        spans: None if none are sent.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 
@@ -109,19 +135,11 @@ class Sources:
     gpu: bool = True
     settings: SettingsState | None = None
     recorder: Recording | None = None
+    requests: RequestMetrics | None = None
+    events: Callable[[], Mapping[tuple[str, str], int]] = dict
+    ready: Callable[[], bool] | None = None
+    spans: Spans | None = None
     started_s: float = field(default_factory=time.monotonic)
-
-
-class Distribution(NamedTuple):
-    """Number of observations up to each bound; cumulative, the last one is all of them.
-
-    Attributes:
-        at_most: one per bound of `BOUNDS_S`, and one for the rest.
-        sum_s: of all observations, in seconds.
-    """
-
-    at_most: tuple[int, ...]
-    sum_s: float
 
 
 class LaneLatency:
@@ -133,10 +151,12 @@ class LaneLatency:
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
-        self._lock = threading.Lock()
-        # By camera and stage, or by camera alone: a count per bound and one for the rest, the sum.
-        self._counts: dict[tuple[str, ...], tuple[list[int], float]] = {}
-        self._valid_ns: dict[str, int] = {}  # by camera: when its newest valid lanes came
+        self._stages = Histograms(FRAME_BOUNDS_S)
+        self._end_to_end = Histograms(FRAME_BOUNDS_S)
+        # By camera: when its newest valid lanes came; the number of its newest lanes and the
+        # highest confidence. Single steps on a dict need no lock.
+        self._valid_ns: dict[str, int] = {}
+        self._newest: dict[str, tuple[int, float]] = {}
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Takes some microseconds; safe from any thread."""
@@ -145,47 +165,38 @@ class LaneLatency:
             return
         now_ns = self._now_ns()
         age_s = lane_frame.age_ns(now_ns) / 1e9
-        camera, latency_us = lane_frame.camera, lane_frame.latency_us
-        with self._lock:
-            if 1e3 * age_s <= lane_frame.max_age_ms:
-                self._valid_ns[camera] = now_ns
-            for stage in ("queue", "preprocess", "infer", "postprocess"):
-                self._add((camera, stage), getattr(latency_us, stage) / 1e6)
-            self._add((camera,), age_s)
+        camera, latency_us, lanes = lane_frame.camera, lane_frame.latency_us, lane_frame.lanes
+        if 1e3 * age_s <= lane_frame.max_age_ms:
+            self._valid_ns[camera] = now_ns
+        self._newest[camera] = len(lanes), max((lane.score for lane in lanes), default=0.0)
+        for stage in ("queue", "preprocess", "infer", "postprocess"):
+            self._stages.observe((camera, stage), getattr(latency_us, stage) / 1e6)
+        self._end_to_end.observe((camera,), age_s)
 
-    def stages(self) -> dict[tuple[str, ...], Distribution]:
+    def stages(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera, stage) → latency distribution."""
-        return self._distributions(2)
+        return self._stages.distributions()
 
-    def end_to_end(self) -> dict[tuple[str, ...], Distribution]:
+    def end_to_end(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera,) → distribution of a frame's age when its lanes were detected."""
-        return self._distributions(1)
+        return self._end_to_end.distributions()
 
     def last_valid_age_s(self, camera: str) -> float | None:
         """Return the time since lanes came that were not stale; None before the first ones."""
-        with self._lock:
-            valid_ns = self._valid_ns.get(camera)
+        valid_ns = self._valid_ns.get(camera)
         return None if valid_ns is None else (self._now_ns() - valid_ns) / 1e9
+
+    def newest(self, camera: str) -> tuple[int, float] | None:
+        """Return how many lanes the newest frame has, and the highest confidence; None before the
+        first ones."""
+        return self._newest.get(camera)
 
     def forget(self, camera: str) -> None:
         """Drop the counts of a camera that was removed."""
-        with self._lock:
-            self._valid_ns.pop(camera, None)
-            for key in [key for key in self._counts if key[0] == camera]:
-                del self._counts[key]
-
-    def _add(self, key: tuple[str, ...], seconds: float) -> None:
-        counts, sum_s = self._counts.get(key) or ([0] * (len(BOUNDS_S) + 1), 0.0)
-        counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self._counts[key] = counts, sum_s + seconds
-
-    def _distributions(self, labels: int) -> dict[tuple[str, ...], Distribution]:
-        with self._lock:
-            return {
-                key: Distribution(tuple(accumulate(counts)), sum_s)
-                for key, (counts, sum_s) in self._counts.items()
-                if len(key) == labels
-            }
+        self._valid_ns.pop(camera, None)
+        self._newest.pop(camera, None)
+        self._stages.forget(camera)
+        self._end_to_end.forget(camera)
 
 
 class ProcessorUse:

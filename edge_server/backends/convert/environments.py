@@ -33,7 +33,7 @@ _PROBE = (
 
 
 @dataclass(frozen=True)
-class Framework:
+class FrameworkPackages:
     """Packages that a step needs together.
 
     Attributes:
@@ -55,41 +55,45 @@ class Framework:
         return [f"pip install {' '.join(map(_quoted, line))}" for line in self.requirements]
 
 
+# So that the environment can be one of `[python] interpreters`, too.
+_TO_SERVE = "msgspec>=0.19,<1"
 _IS_PC = platform.machine() == "x86_64"
 # PyPI's PyTorch for PCs comes with CUDA, some gigabytes that no conversion uses. Of one version pip
 # prefers the one for CPUs, 2.13.0+cpu.
 _CPU_WHEELS = ("--extra-index-url", "https://download.pytorch.org/whl/cpu") if _IS_PC else ()
 
-ONNX = Framework(
+ONNX = FrameworkPackages(
     "onnx",
     ("onnx", "onnxruntime", "onnxsim"),
     (("onnx>=1.17,<2", "onnxruntime>=1.20,<2", "onnxsim>=0.4.36,<0.9"),),
     220,
     is_ours=True,
 )
-TENSORFLOW = Framework(
+TENSORFLOW = FrameworkPackages(
     "tensorflow",
     ("tensorflow", "tf2onnx"),
     # tensorflow-cpu has no wheels for ARM, where tensorflow has no CUDA either.
-    ((f"tensorflow{'-cpu' if _IS_PC else ''}>=2.18,<2.22", "tf2onnx>=1.17,<1.18"),),
+    ((f"tensorflow{'-cpu' if _IS_PC else ''}>=2.18,<2.22", "tf2onnx>=1.17,<1.18", _TO_SERVE),),
     1650,
 )
-TORCH = Framework(
+TORCH = FrameworkPackages(
     "torch",
     ("torch", "onnxscript", "onnx"),
     (
         (*_CPU_WHEELS, "torch>=2.6,<3"),
-        ("onnx>=1.17,<2", "onnxscript>=0.5,<0.8", "numpy>=1.26,<3"),
+        ("onnx>=1.17,<2", "onnxscript>=0.5,<0.8", "numpy>=1.26,<3", _TO_SERVE),
     ),
     1100,
 )
-PADDLE = Framework(
+PADDLE = FrameworkPackages(
     "paddle",
     ("paddle", "paddle2onnx"),
-    (("paddlepaddle>=3.2,<3.4", "paddle2onnx>=2.1,<2.2"),),
+    (("paddlepaddle>=3.2,<3.4", "paddle2onnx>=2.1,<2.2", _TO_SERVE),),
     1000,
 )
-OPENVINO = Framework("openvino", ("openvino",), (("openvino>=2025.0,<2027",),), 200)
+OPENVINO = FrameworkPackages(
+    "openvino", ("openvino",), (("openvino>=2025.0,<2027", _TO_SERVE),), 200
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Interpreters:
     isolated: bool
     progress: Callable[[str], None]
 
-    def having(self, framework: Framework) -> Path:
+    def having(self, framework: FrameworkPackages) -> Path:
         """Return an interpreter that has `framework`.
 
         Raises:
@@ -114,7 +118,7 @@ class Interpreters:
             SettingsError: an interpreter that the user names is none.
         """
         for python in self.pythons:
-            if not _lacks(python, framework.modules):
+            if not lacks(python, framework.modules):
                 return python
         here = [name for name in framework.modules if importlib.util.find_spec(name) is None]
         if not here and (framework.is_ours or not self.isolated):
@@ -135,7 +139,7 @@ def environments_directory() -> Path:
 
 
 def make_environment(
-    framework: Framework, directory: Path, progress: Callable[[str], None]
+    framework: FrameworkPackages, directory: Path, progress: Callable[[str], None]
 ) -> Path:
     """Return the interpreter of the environment for `framework` in `directory`; make it once.
 
@@ -205,7 +209,12 @@ def foreign_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
-def _lacks(python: Path, modules: Sequence[str]) -> list[str]:
+def lacks(python: Path, modules: Sequence[str]) -> list[str]:
+    """Return those of `modules` that `python` cannot import.
+
+    Raises:
+        SettingsError: it is no Python.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - the interpreter that the user names
             [python, "-c", _PROBE, *modules],

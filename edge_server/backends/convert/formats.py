@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from edge_server.backends.convert.environments import Framework
+    from edge_server.backends.convert.environments import FrameworkPackages
 
 _TENSORFLOW = "tensorflow_models"
 
@@ -32,7 +32,7 @@ class SourceFormat:
     """
 
     text: str
-    framework: Framework
+    framework: FrameworkPackages
     module: str
     functions: Mapping[str, str]
     runs_code: bool = False
@@ -51,7 +51,7 @@ class Destination:
 
     file: str
     fields: Mapping[str, str]
-    framework: Framework
+    framework: FrameworkPackages
     runner: tuple[str, str]
 
 

@@ -34,7 +34,13 @@ import msgspec
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.child import sandbox
-from edge_server.backends.python.context import ModelContext, PythonParameters, start_message
+from edge_server.backends.python.context import (
+    USERS_PROGRAM,
+    ModelContext,
+    ModelProgram,
+    PythonParameters,
+    start_message,
+)
 from edge_server.backends.python.model import PythonModel
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
@@ -70,8 +76,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             "of the version directory that can be imported, such as model.py"
         )
     require_path(directory / filename, config.name)
-    parameters = _checked_parameters(files, config)
-    if config.completion.auto and (completed := _auto_complete(directory, config, parameters)):
+    parameters = checked_parameters(files, config)
+    if config.completion.auto and (completed := run_for_completion(directory, config, parameters)):
         config = _merged(files, config, completed)
     if config.max_batch_size > 0 and not config.inputs:
         raise ModelConfigError(
@@ -85,10 +91,19 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
-    for line in _lacking_sandbox(directory / config.default_model_filename, config):
-        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
+    warn_of_sandbox(directory / config.default_model_filename, config)
     parameters = PythonParameters.of(config)
     return PythonModel(ModelContext(directory, config, parameters, context.server))
+
+
+def warn_of_sandbox(path: Path, config: ModelConfig) -> None:
+    """Log what the kernel cannot enforce.
+
+    Raises:
+        ModelConfigError: the settings require it.
+    """
+    for line in _lacking_sandbox(path, config):
+        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
 
 
 def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
@@ -107,7 +122,7 @@ def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
     return lacking
 
 
-def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
+def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
     """Return the backend's parameters.
 
     Raises:
@@ -137,13 +152,24 @@ def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamet
     return parameters
 
 
-def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParameters) -> str:
-    """Return the completed configuration as JSON; empty when the model does not complete it."""
+def run_for_completion(
+    directory: Path,
+    config: ModelConfig,
+    parameters: PythonParameters,
+    program: ModelProgram = USERS_PROGRAM,
+) -> str:
+    """Return as JSON what the model makes of its configuration, in a process of its own: a user's
+    model the completed one, empty where it has no function for that; a framework's its signature.
+
+    Raises:
+        ModelLoadError: the process failed; the text gives the reason.
+    """
     path = directory / config.default_model_filename
     _lacking_sandbox(path, config)
     within_s = parameters.initialize_timeout_s
     try:
-        process = ChildProcess(config.name, parameters.arena_bytes, ModelLog(config.name))
+        model_log = ModelLog(config.name)
+        process = ChildProcess(config.name, parameters.arena_bytes, model_log, program.interpreter)
     except OSError as error:
         raise ModelLoadError(f"{path}: no process can be started: {error}") from error
 
@@ -153,7 +179,7 @@ def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParam
             process.channel.send(m.QueryResult(message.number, failure=failure))
 
     try:
-        start = start_message(directory, config, complete=True)
+        start = start_message(directory, config, complete=True, program=program)
         started = process.start(start, within_s, take=refuse)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None

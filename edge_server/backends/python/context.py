@@ -15,10 +15,13 @@ from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.backends.python.shared_memory import MIB
+from edge_server.model_config.config import ON_CPU
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from edge_server.backends.server_context import ServerContext
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.config import ModelConfig, Placement
 
 # Protobuf writes 64-bit integers as strings. For these fields Triton converts them back to numbers,
 # so that a model may use `dims` directly.
@@ -59,6 +62,31 @@ class PythonParameters(Parameters, frozen=True):
         return self.shared_memory_limit_mib * MIB
 
 
+def not_checked(completed: str) -> None:
+    """Accept every process: for models that say nothing of themselves."""
+
+
+@dataclass(frozen=True)
+class ModelProgram:
+    """What a model's processes run.
+
+    Attributes:
+        interpreter: a Python that has what the model imports; empty is the daemon's own.
+        runner: see `Start`.
+        arguments: more arguments of `initialize`.
+        check: called with what a started process says of itself; raises an EdgeServerError for a
+            process that must not serve.
+    """
+
+    interpreter: str = ""
+    runner: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[str], None] = not_checked
+
+
+USERS_PROGRAM = ModelProgram()
+
+
 @dataclass(frozen=True)
 class ModelContext:
     """One version of a model, as its instances know it.
@@ -68,6 +96,7 @@ class ModelContext:
         config: the complete configuration.
         server_context: resolves and loads other models for this model.
         metrics: the model's own.
+        program: what its processes run.
     """
 
     directory: Path
@@ -75,6 +104,7 @@ class ModelContext:
     parameters: PythonParameters
     server_context: ServerContext
     metrics: MetricBook = field(default_factory=MetricBook)
+    program: ModelProgram = USERS_PROGRAM
 
     @property
     def version(self) -> str:
@@ -89,20 +119,26 @@ class ModelContext:
 
 
 def start_message(
-    directory: Path, config: ModelConfig, instance: str = "", *, complete: bool = False
+    directory: Path,
+    config: ModelConfig,
+    instance: str = "",
+    *,
+    complete: bool = False,
+    program: ModelProgram = USERS_PROGRAM,
+    placement: Placement = ON_CPU,
 ) -> Start:
     """Build the first message to a process; as in Triton, the arguments of `initialize` are all
     strings."""
     directory = directory.resolve()
-    kind = config.instance_groups[0].kind if config.instance_groups else "CPU"
     arguments = {
         "model_config": json.dumps(config_json(config.message)),
-        "model_instance_kind": kind,
+        "model_instance_kind": placement.kind,
         "model_instance_name": instance,
-        "model_instance_device_id": "0",
+        "model_instance_device_id": str(placement.gpu or 0),
         "model_repository": str(directory.parent),
         "model_version": directory.name,
         "model_name": config.name,
+        **program.arguments,
     }
     return Start(
         complete,
@@ -112,6 +148,7 @@ def start_message(
         str(Path.cwd()),
         config.decoupled,
         sandbox.rules_of(config.completion.python),
+        program.runner,
     )
 
 

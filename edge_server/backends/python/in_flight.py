@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.messages import MOST_UNDELIVERED, error_of, shortened
@@ -55,18 +56,25 @@ class InFlight:
 
     Args:
         name: of the instance, for error texts.
+        forget: called with the number of a request that will not run again.
         pump: None where the model is not decoupled. Responses of a decoupled model may follow after
             the execution; `pump` returns the receiver of those to a request, by its number.
     """
 
     def __init__(
-        self, name: str, pump: Callable[[int, ExecuteRequest], RespondTensors] | None = None
+        self,
+        name: str,
+        pump: Callable[[int, ExecuteRequest], RespondTensors] | None = None,
+        forget: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._name = name
+        self._forget = forget
         self._pump = pump
         self._lock = threading.Lock()
         self._batches: dict[int, ExecuteBatch] = {}
         self._requests: dict[int, _Request] = {}
+        # Number of each request that runs again, by the request's own `respond`.
+        self._again: dict[RespondTensors, int] = {}
         # Why no further requests are accepted; empty while requests are accepted.
         self.why_over = ""
 
@@ -80,9 +88,25 @@ class InFlight:
                 return None
             self._batches[number] = batch
             for one, request in zip(numbers, requests, strict=True):
-                respond = request.respond if self._pump is None else self._pump(one, request)
+                before = self._requests.get(one)
+                if before is not None:
+                    respond = before.respond
+                else:
+                    respond = request.respond if self._pump is None else self._pump(one, request)
                 self._requests[one] = _Request(request, batch, respond)
         return batch
+
+    def number_again(self, request: ExecuteRequest) -> int | None:
+        """Return the number of a request that runs again; None in its first run."""
+        with self._lock:
+            return self._again.pop(request.respond, None)
+
+    def forget(self, number: int) -> None:
+        """Drop a request that was to run again and will not; its caller has another response."""
+        with self._lock:
+            request = self._requests.pop(number, None)
+            if request is not None:
+                self._again.pop(request.request.respond, None)
 
     def waits(self, number: int) -> bool:
         """Return whether the request still lacks its last response."""
@@ -103,6 +127,7 @@ class InFlight:
             request = self._requests.get(message.number)
             if request is not None and final:
                 del self._requests[message.number]
+                self._again.pop(request.request.respond, None)
         if request is None:
             return False
         if failure is not None:
@@ -123,6 +148,8 @@ class InFlight:
             return
         batch.execute_ns = message.execute_ns
         batch.executed = True
+        for number in message.rescheduled:
+            self._reschedule(number, batch)
         if message.failure:
             with self._lock:
                 left = [self._requests.pop(n) for n in batch.unfinished if n in self._requests]
@@ -134,6 +161,26 @@ class InFlight:
                 request.respond(InternalError(shortened(message.failure)), True)
         self._check_done(batch)
 
+    def _reschedule(self, number: int, batch: ExecuteBatch) -> None:
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None or number not in batch.unfinished:
+                return
+            batch.unfinished.discard(number)
+            reschedule = request.request.reschedule
+            if reschedule is None:
+                del self._requests[number]
+            else:
+                self._again[request.request.respond] = number
+        if reschedule is None:
+            text = (
+                f"instance '{self._name}' wants to run a request again, which needs "
+                "sequence_batching { iterative_sequence: true } in the model's configuration"
+            )
+            request.respond(InternalError(text), True)
+        else:
+            reschedule(partial(self._forget, number))
+
     def end(self, why: str) -> None:
         """Fail all requests with `why`, once. A request whose deadline has passed gets
         DeadlineExceeded instead."""
@@ -142,6 +189,7 @@ class InFlight:
                 return
             self.why_over = why
             requests, self._requests = self._requests, {}
+            self._again.clear()
             batches, self._batches = self._batches, {}
         now = time.monotonic()
         for one in requests.values():

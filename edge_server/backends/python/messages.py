@@ -160,6 +160,8 @@ class Start(Message, frozen=True):
         working_directory: the working directory of the process.
         decoupled: the model may send any number of responses, at any time.
         rules: the sandbox rules of the process.
+        runner: the module of edge_server with the model's class; empty where the class is in the
+            model's own Python file.
     """
 
     complete: bool
@@ -169,6 +171,7 @@ class Start(Message, frozen=True):
     working_directory: str
     decoupled: bool
     rules: SandboxRules = SandboxRules()
+    runner: str = ""
 
 
 class Execute(Message, frozen=True):
@@ -205,9 +208,11 @@ FromDaemon = Start | Execute | Cancel | Delivered | CheckReady | Responded | Que
 
 
 class Started(Message, frozen=True):
-    """`initialize` has returned or failed; `completed` is the result of `auto_complete_config`.
+    """`initialize` has returned or failed.
 
     Attributes:
+        completed: the result of `auto_complete_config`; of a framework's model, the signature of
+            its file, after `initialize` too.
         checks_ready: the model defines `is_ready`.
     """
 
@@ -217,12 +222,17 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one."""
+    """`execute` has returned `responses`; a failure goes to each request without a last one.
+
+    Attributes:
+        rescheduled: numbers of the requests that shall run again.
+    """
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""
     responses: list[Responded] = []
+    rescheduled: list[int] = []
 
 
 class Ready(Message, frozen=True):

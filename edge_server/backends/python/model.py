@@ -13,6 +13,7 @@ from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
 from edge_server.backends.python.session import ChildSession, latest_deadline, unhealthy
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
+from edge_server.model_config.config import ON_CPU
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
@@ -51,8 +52,7 @@ class PythonModel:
         Raises:
             ModelConfigError: the process does not start, or `initialize` fails.
         """
-        del placement  # the model itself chooses its device
-        instance = PythonInstance(name, self._context, self._arbiter)
+        instance = PythonInstance(name, self._context, self._arbiter, placement)
         instance.open()
         self._arbiter.add(instance)
         return instance
@@ -84,9 +84,16 @@ class PythonInstance:
         name: of the instance.
         context: of the model.
         arbiter: of the model's instances.
+        placement: what the model learns of its device, which it chooses itself.
     """
 
-    def __init__(self, name: str, context: ModelContext, arbiter: InstanceArbiter) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: ModelContext,
+        arbiter: InstanceArbiter,
+        placement: Placement = ON_CPU,
+    ) -> None:
         self._name = name
         self._context = context
         self._arbiter = arbiter
@@ -94,7 +101,9 @@ class PythonInstance:
         # When the session last looked after the execution; see `InstancePool.longest_run_s`.
         self.progressed_at = 0.0
         self._model = context.config.name
-        self._start = start_message(context.directory, context.config, name)
+        self._start = start_message(
+            context.directory, context.config, name, program=context.program, placement=placement
+        )
         self._log = ModelLog(self._model)
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
@@ -190,7 +199,8 @@ class PythonInstance:
         self._started_s = None
         arena_bytes = self._context.parameters.arena_bytes
         try:
-            process = ChildProcess(self._name, arena_bytes, self._log)
+            interpreter = self._context.program.interpreter
+            process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
         except OSError as error:
             self._why_down = f"its process cannot be started: {error}"
         else:

@@ -31,6 +31,21 @@ _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
 # systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
+_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+# Another Python gets the package edge_server, and nothing else of the directory that it is in,
+# which may be the daemon's site-packages.
+_IN_ANOTHER_PYTHON = """
+import importlib.util, sys
+sys.path.pop(0)
+package = sys.argv.pop(1)
+spec = importlib.util.spec_from_file_location(
+    "edge_server", package + "/__init__.py", submodule_search_locations=[package]
+)
+sys.modules["edge_server"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["edge_server"])
+from edge_server.backends.python.child.__main__ import main
+main(sys.argv[1:])
+"""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A crashed process may write a core dump before it ends.
 _END_S = 5.0
@@ -48,12 +63,13 @@ class ChildProcess:
         name: of the instance, for the list of processes.
         arena_bytes: size limit of the shared memory of each direction.
         log: receives the lines that the model logs and prints.
+        interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
 
     Raises:
         OSError: the system cannot start another process.
     """
 
-    def __init__(self, name: str, arena_bytes: int, log: ModelLog) -> None:
+    def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
         self._log = log
         self._killing = threading.Lock()
         self._closed = False
@@ -75,14 +91,20 @@ class ChildProcess:
                 self.outbox = ArenaWriter(outbox)
                 self.inbox = ArenaReader(inbox, writable=False)
                 inherited = (theirs.fileno(), inbox, outbox, lifeline_end)
-                self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-m", _CHILD, name, *map(str, inherited)],
+                program = (
+                    [interpreter, "-c", _IN_ANOTHER_PYTHON, *edge_server.__path__]
+                    if interpreter
+                    else [sys.executable, "-m", _CHILD]
+                )
+                not_inherited = _NOT_INHERITED + bool(interpreter) * _OF_OUR_PYTHON
+                self._popen = subprocess.Popen(  # noqa: S603 - our own module
+                    [*program, name, *map(str, inherited)],
                     cwd=_ROOT,
                     env={
                         # ONNX Runtime in a model sends telemetry only where the user has asked for
                         # it.
                         "ORT_DISABLE_TELEMETRY": "1",
-                        **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                        **{k: v for k, v in os.environ.items() if k not in not_inherited},
                         "TMPDIR": self._scratch.path,
                     },
                     stdin=subprocess.DEVNULL,

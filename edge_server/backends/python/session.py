@@ -61,7 +61,9 @@ class ChildSession:
         self._model = context.config.name
         self._outputs = context.outputs
         self._process = process
-        self._in_flight = InFlight(name, self._pump if context.config.decoupled else None)
+        self._in_flight = InFlight(
+            name, self._pump if context.config.decoupled else None, self._forget
+        )
         self._calls = ModelCalls(name, context, process, self._in_flight.callers)
         self._numbers = itertools.count(1)
         self._is_started = self._checks_ready = False
@@ -230,19 +232,31 @@ class ChildSession:
                 f"it was killed: 'initialize' did not return within {within_s:g} s; "
                 f"{_ALLOWS_MORE % 'initialize_timeout_s'}{self._calls.loading()}"
             )
-        elif response.failure:
-            self.end(m.shortened(response.failure))
+        elif failure := response.failure or self._disagreement(response.completed):
+            self.end(m.shortened(failure))
         else:
             self._checks_ready = response.checks_ready
             self._is_started = True
             started()
 
+    def _disagreement(self, completed: str) -> str:
+        """Return why the started process must not serve; empty where it may."""
+        try:
+            self._context.program.check(completed)
+        except EdgeServerError as error:
+            return str(error)
+        return ""
+
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
         """Send the batch; return None where every request already has its last response."""
         messages: list[m.ChildRequest] = []
         error: EdgeServerError | None = None
+        again = [self._in_flight.number_again(request) for request in requests]
         try:
-            messages.extend(self._message(next(self._numbers), request) for request in requests)
+            messages.extend(
+                self._message(number or next(self._numbers), request)
+                for number, request in zip(again, requests, strict=True)
+            )
         except ArenaFull as full:
             error = InternalError(
                 f"Failed to process the request(s) for model instance '{self._name}', message: the "
@@ -265,7 +279,8 @@ class ChildSession:
             self._process.kill()
             return batch
         for message, request in zip(messages, requests, strict=True):
-            self._pass_on_cancellation(message.number, request)
+            if message.number not in again:
+                self._pass_on_cancellation(message.number, request)
         return batch
 
     def _message(self, number: int, request: ExecuteRequest) -> m.ChildRequest:
@@ -316,6 +331,11 @@ class ChildSession:
         delivered = self._in_flight.responded(message, tensors)
         if self._context.config.decoupled and not (delivered or message.final):
             self._delivered(message.number, 1)
+
+    def _forget(self, number: int) -> None:
+        self._in_flight.forget(number)
+        with suppress(ChannelClosed):
+            self._process.channel.send(m.Cancel(number))
 
     def _is_ready(self, message: m.Ready) -> None:
         # The process may send it unasked.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.convert.environments import lacks
 from edge_server.cli.check import check
 from edge_server.cli.models.push import read_model
 from edge_server.cli.plan.building import build_for_people
@@ -17,28 +19,41 @@ from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from edge_server.backends.convert.environments import Framework
+    from edge_server.backends.convert.environments import FrameworkPackages
 
 
-def accept(directory: Path, framework: Framework, show: Callable[[str], None]) -> None:
+def accept(
+    directory: Path, framework: FrameworkPackages, python: Path, show: Callable[[str], None]
+) -> None:
     """Return if the daemon would load the model in `directory`, whose parent has no other.
 
-    Where this Python lacks the model's framework, only configuration and files are checked.
+    Args:
+        directory: of the model.
+        framework: what runs it.
+        python: an interpreter that has it. Without msgspec, which the processes of models need
+            there, only configuration and files are checked.
+        show: called with each step.
 
     Raises:
         ModelConfigError: it would not load it; with check's own text.
         Unavailable: it cannot load it now.
     """
     read_model(directory)
-    lacking = [name for name in framework.modules if importlib.util.find_spec(name) is None]
-    if lacking and not framework.is_ours:
-        show(f"not loaded, as {lacking[0]} is not installed here: `edge-server check` where it is")
-        return
+    interpreters = {}
+    if not framework.is_ours and python != Path(sys.executable):
+        if lacks(python, ("msgspec",)):
+            show(f"not loaded: {python} lacks msgspec, which serving a model there needs")
+            return
+        interpreters = {framework.name: str(python)}
     show("checking the model's directory")
     off = {"enabled": False}
-    chosen = {"repository": {"paths": [str(directory.parent)]}, "grpc": off, "metrics": off}
+    chosen: dict[str, Any] = {
+        "repository": {"paths": [str(directory.parent)]},
+        "grpc": off,
+        "metrics": off,
+    }
+    chosen["python"] = {"interpreters": interpreters}
     findings = check(read_settings(None, chosen))
     if findings.faults:
         raise ModelConfigError("\n".join(findings.faults))

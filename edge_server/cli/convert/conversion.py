@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-    from edge_server.backends.convert.environments import Framework
+    from edge_server.backends.convert.environments import FrameworkPackages
     from edge_server.backends.convert.formats import SourceFormat
     from edge_server.repository.transfer.entries import Entry
 
@@ -77,7 +77,7 @@ def convert(arguments: argparse.Namespace) -> int:
         directory = conversion.write(made, target.name)
         if arguments.to == "plan":
             build_plan(directory, arguments.version, strongly_typed=conversion.precision != "fp32")
-        accept(directory, DESTINATIONS[arguments.to].framework, _show)
+        conversion.accept(directory)
         print(f"{target}: {_place(directory, target, arguments.version)}")
     return OK
 
@@ -183,7 +183,12 @@ class _Conversion:
             shutil.move(path, version / path.name)
         return directory
 
-    def _stages(self) -> Iterator[tuple[Framework, tuple[str, str], dict[str, Any]]]:
+    def accept(self, directory: Path) -> None:
+        """Hold the model's directory to what `check` asks of it. Raises: see `acceptance`."""
+        framework = self._destination.framework
+        accept(directory, framework, self._pythons[framework.name], self._show)
+
+    def _stages(self) -> Iterator[tuple[FrameworkPackages, tuple[str, str], dict[str, Any]]]:
         """Yield what is done to the ONNX file of the source."""
         arguments = self._arguments
         if arguments.simplify:
@@ -245,7 +250,9 @@ class _Conversion:
     def _run(self, source_format: SourceFormat, function: str, **how: Any) -> dict[str, Any]:
         return self._step(source_format.framework, (source_format.module, function), **how)
 
-    def _step(self, framework: Framework, step: tuple[str, str], **how: Any) -> dict[str, Any]:
+    def _step(
+        self, framework: FrameworkPackages, step: tuple[str, str], **how: Any
+    ) -> dict[str, Any]:
         python = self._pythons[framework.name]
         return run_step(python, step, how, self._show, verbose=self._arguments.verbose)
 

@@ -117,7 +117,7 @@ def _pull_url(arguments: argparse.Namespace) -> int:
             arguments.to,
             progress,
             name=arguments.rename,
-            sha256=arguments.sha256,
+            sha256=arguments.sha256 or "",
         )
     print_delivery(done, arguments.to)
     return OK

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.models.push import pack
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.repository.manifest import ABOUT_CONTENT
+from edge_server.repository.manifest import ABOUT_CONTENT, NAME
 from edge_server.repository.remote.archive import archive_entries
 from edge_server.repository.remote.download import download
 from edge_server.repository.remote.origin import open_origin
@@ -50,7 +51,19 @@ def pull_url(
         ModelConfigError: the content is not as its digest says, or no model that loads.
         EdgeServerError: the origin cannot be reached, or `directory` refuses the model.
     """
-    origin = open_origin(url, sha256)
+    with closing(open_origin(url, sha256)) as origin:
+        return _pull(origin, url, directory, progress, name=name, sha256=sha256)
+
+
+def _pull(
+    origin: Origin,
+    url: str,
+    directory: Path,
+    progress: Callable[[int], None],
+    *,
+    name: str,
+    sha256: str,
+) -> Delivery:
     model = name or origin.name
     if not is_model_name(model):
         raise ModelConfigError(f"{url}: '{model[:200]}' is no model's name: {NAME_RULE}; --name N")
@@ -79,7 +92,7 @@ def pull_url(
 def _entries(
     origin: Origin, paths: dict[RemoteFile, Path], *, keep_manifest: bool
 ) -> Iterator[Entry]:
-    for file in origin.files:
+    for file in sorted(origin.files, key=lambda each: each.path != NAME):
         if file.unpack:
             for entry in archive_entries(paths[file]):
                 if keep_manifest or entry.path not in ABOUT_CONTENT:

@@ -80,7 +80,6 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     pull.takes(
         "--sha256",
         type=_sha256,
-        default="",
         metavar="D",
         help="of a URL's archive, or of its manifest: nothing else is taken",
     )

@@ -64,11 +64,11 @@ def archive_entries(path: Path) -> Iterator[Entry]:
             root = _root(path, members)
             for member in sorted(members, key=lambda each: each.path != f"{root}{NAME}"):
                 inside = member.path.removeprefix(root)
-                if member.is_directory:
-                    yield from [Entry(inside)] if inside and member.path != inside + root else []
-                    continue
-                with read(member) as file:
-                    yield Entry(inside, file.read, member.size, 0, member.executable)
+                if not member.is_directory:
+                    with read(member) as file:
+                        yield Entry(inside, file.read, member.size, 0, member.executable)
+                elif member.path.startswith(root):
+                    yield Entry(inside)
     except _BROKEN as error:
         raise BrokenArchive(f"{path.name}: is damaged: {error}; fetch it again") from error
     except (RuntimeError, NotImplementedError) as error:

@@ -14,7 +14,8 @@ from edge_server.repository.remote.origin import Body, ConnectionCut
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PIECE_BYTES = 1 << 20
+# What of a piece has come when the connection breaks is lost.
+PIECE_BYTES = 1 << 16
 # Connect, and read: a server that sends nothing for that long counts as gone.
 TIMEOUT_S = (10.0, 60.0)
 
@@ -25,6 +26,7 @@ class HttpsStore:
     def __init__(self, root: str) -> None:
         self._root = root
         self._session = requests.Session()
+        self.close = self._session.close
 
     def open(self, path: str, offset: int, tag: str) -> Body:
         url = f"{self._root}/{path}"

@@ -46,6 +46,7 @@ class _Registry:
         self._registry = oras.provider.Registry(self._container.registry)
         self._registry.session.mount("https://", _WithTimeout())
         self._registry.auth.load_configs(self._container)
+        self.close = self._registry.session.close
 
     @property
     def name(self) -> str:
@@ -88,6 +89,14 @@ def open_origin(url: str, sha256: str) -> Origin:
         registry = _Registry(reference)
     except ValueError as error:
         raise SettingsError(f"{url}: {error}; give it as oci://REGISTRY/REPOSITORY:TAG") from error
+    try:
+        return _artifact(registry, url, sha256)
+    except BaseException:
+        registry.close()
+        raise
+
+
+def _artifact(registry: _Registry, url: str, sha256: str) -> Origin:
     data = small_file(registry.manifest, url)
     found = f"sha256:{hashlib.sha256(data).hexdigest()}"
     for wanted in (registry.digest, f"sha256:{sha256}" if sha256 else ""):
@@ -101,7 +110,7 @@ def open_origin(url: str, sha256: str) -> Origin:
             f"{url}: is no image manifest ({error}); of an index of several platforms, give the "
             "digest of one"
         ) from error
-    return Origin(registry.name, tuple(layers))
+    return Origin(registry.name, tuple(layers), registry.close)
 
 
 def _layer(registry: _Registry, layer: Mapping[str, Any], url: str) -> RemoteFile:

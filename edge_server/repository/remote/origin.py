@@ -73,14 +73,18 @@ class Origin:
     Attributes:
         name: the model, as the origin calls it.
         files: all of it.
+        close: closes the connections.
     """
 
     name: str
     files: tuple[RemoteFile, ...]
+    close: Callable[[], object]
 
 
 class Store(Protocol):
     """A place that has files by name."""
+
+    def close(self) -> object: ...
 
     def open(self, path: str, offset: int, tag: str) -> Body: ...
 
@@ -128,9 +132,11 @@ def open_origin(url: str, sha256: str) -> Origin:
         return origin
     store: Store = module.open_store(url)
     path = parts.path.lstrip("/")
-    if path.endswith("/"):
-        return _directory(store, path, url, sha256)
-    return _archive(store, path, url, sha256)
+    try:
+        return (_directory if path.endswith("/") else _archive)(store, path, url, sha256)
+    except BaseException:
+        store.close()
+        raise
 
 
 def _archive(store: Store, path: str, url: str, sha256: str) -> Origin:
@@ -148,7 +154,7 @@ def _archive(store: Store, path: str, url: str, sha256: str) -> Origin:
         )
     name = file.removesuffix(suffix)
     one = RemoteFile(file, digest, None, partial(store.open, path), unpack=True)
-    return Origin(name, (one,))
+    return Origin(name, (one,), store.close)
 
 
 def _directory(store: Store, path: str, url: str, sha256: str) -> Origin:
@@ -164,7 +170,7 @@ def _directory(store: Store, path: str, url: str, sha256: str) -> Origin:
     files = [remote(name) for name in sorted(manifest.files) if name not in ABOUT_CONTENT]
     digest = hashlib.sha256(data).hexdigest()
     about = RemoteFile(NAME, digest, len(data), partial(store.open, path + NAME))
-    return Origin(manifest.model, (about, *_signature(store, path, url), *files))
+    return Origin(manifest.model, (about, *_signature(store, path, url), *files), store.close)
 
 
 def _signature(store: Store, path: str, url: str) -> list[RemoteFile]:

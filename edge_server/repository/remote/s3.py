@@ -17,7 +17,8 @@ from edge_server.repository.remote.origin import Body, ConnectionCut
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PIECE_BYTES = 1 << 20
+# What of a piece has come when the connection breaks is lost.
+_PIECE_BYTES = 1 << 16
 _NOT_FOUND = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _REFUSED = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _CHANGED = {"412", "PreconditionFailed", "InvalidRange"}
@@ -36,6 +37,7 @@ class S3Store:
             self._client = boto3.client("s3", config=config)
         except botocore.exceptions.BotoCoreError as error:
             raise SettingsError(f"s3://{bucket}: {error}; see ~/.aws/config") from error
+        self.close = self._client.close
 
     def open(self, path: str, offset: int, tag: str) -> Body:
         resumes = offset > 0 and bool(tag)

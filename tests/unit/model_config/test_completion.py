@@ -30,6 +30,11 @@ def completed(
     [
         (["model.plan", "model.onnx", "model.py"], "tensorrt", "tensorrt_plan"),
         (["model.onnx", "model.py"], "onnxruntime", "onnxruntime_onnx"),
+        (["model.savedmodel"], "tensorflow", "tensorflow_savedmodel"),
+        (["model.graphdef"], "tensorflow", "tensorflow_graphdef"),
+        (["model.pt", "model.pt2"], "pytorch", "pytorch_libtorch"),
+        (["model.pt2"], "pytorch", "torch_aoti"),
+        (["model.xml"], "openvino", ""),
         (["model.py"], "python", ""),
     ],
 )
@@ -57,6 +62,34 @@ def test_the_first_known_file_of_the_version_directory_determines_the_backend(
             "lane.onnx",
         ),
         ('backend: "identity"', "identity", "", ""),
+        ('backend: "pytorch"', "pytorch", "pytorch_libtorch", "model.pt"),
+        ('platform: "libtorch"', "pytorch", "pytorch_libtorch", "model.pt"),
+        ('platform: "torch_aoti"', "pytorch", "torch_aoti", "model.pt2"),
+        (
+            'backend: "pytorch" default_model_filename: "lane.pt2"',
+            "pytorch",
+            "torch_aoti",
+            "lane.pt2",
+        ),
+        (
+            'platform: "tensorflow_graphdef"',
+            "tensorflow",
+            "tensorflow_graphdef",
+            "model.graphdef",
+        ),
+        (
+            'backend: "tensorflow" default_model_filename: "frozen.graphdef"',
+            "tensorflow",
+            "tensorflow_graphdef",
+            "frozen.graphdef",
+        ),
+        (
+            'backend: "openvino" default_model_filename: "model.onnx"',
+            "openvino",
+            "",
+            "model.onnx",
+        ),
+        ('backend: "paddle"', "paddle", "", "model.pdmodel"),
     ],
 )
 def test_backend_platform_and_file_name_determine_each_other(
@@ -65,6 +98,47 @@ def test_backend_platform_and_file_name_determine_each_other(
     message = completed(tmp_path, text)
     assert (message.backend, message.platform) == (backend, platform)
     assert message.default_model_filename == filename
+
+
+@pytest.mark.parametrize(
+    ("backend", "file", "platform"),
+    [
+        ("tensorflow", "model.graphdef", "tensorflow_graphdef"),
+        ("pytorch", "model.pt2", "torch_aoti"),
+        ("paddle", "inference.json", ""),
+    ],
+)
+def test_of_the_formats_of_a_backend_the_one_on_disk_is_meant(
+    tmp_path: Path, backend: str, file: str, platform: str
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / file).touch()
+    message = completed(tmp_path, f'backend: "{backend}"')
+    assert (message.default_model_filename, message.platform) == (file, platform)
+
+
+def test_paddles_files_alone_determine_no_backend(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.pdmodel").touch()
+    with pytest.raises(ModelConfigError, match="Could not determine backend"):
+        completed(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('backend: "pytorch"', "KIND_GPU"),
+        ('backend: "tensorflow"', "KIND_CPU"),
+        ('backend: "tensorflow" instance_group { gpus: 0 }', "KIND_GPU"),
+        ('backend: "paddle"', "KIND_CPU"),
+        ('backend: "openvino"', "KIND_CPU"),
+    ],
+)
+def test_of_a_framework_that_pip_installs_only_pytorchs_has_a_gpu_on_a_board(
+    tmp_path: Path, text: str, kind: str
+) -> None:
+    (group,) = completed(tmp_path, text, completion=Completion(gpus=1)).instance_group
+    assert pb.ModelInstanceGroup.Kind.Name(group.kind) == kind
 
 
 def test_a_name_may_end_in_its_backend(tmp_path: Path) -> None:
@@ -79,24 +153,6 @@ def test_without_any_hint_the_error_names_the_remedy(tmp_path: Path, text: str) 
         "Invalid model name: Could not determine backend for model 'm' with no backend in model "
         "configuration. Expected model name of the form 'model.<backend_name>'."
     ) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("filename", "expected"),
-    [
-        ("model.pt", "torch.onnx.export"),
-        ("model.savedmodel", "tf2onnx"),
-        ("model.xml", "export the model that it was made of to ONNX"),
-    ],
-)
-def test_a_file_for_a_backend_that_is_not_built_has_a_remedy(
-    tmp_path: Path, filename: str, expected: str
-) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / filename).write_bytes(b"")
-    with pytest.raises(ModelConfigError, match=f"{filename} is of a backend") as caught:
-        completed(tmp_path, "")
-    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

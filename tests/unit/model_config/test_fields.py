@@ -61,14 +61,6 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
     ("text", "expected"),
     [
         (
-            "sequence_batching { iterative_sequence: true }",
-            "field 'sequence_batching.iterative_sequence' is not supported by this server: a",
-        ),
-        (
-            'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" } } }',
-            "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
-        ),
-        (
             'model_repository_agents { agents { name: "checksum" } }',
             "field 'model_repository_agents' is not supported by this server",
         ),

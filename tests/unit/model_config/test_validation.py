@@ -43,10 +43,11 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         ('backend: "identity" max_batch_size: -1', "must be non-negative value for m"),
         ('backend: "nonsense"', "unable to find backend library for backend 'nonsense'"),
         ('platform: "nonsense"', "unexpected platform type 'nonsense' for m"),
-        ('backend: "openvino"', "'openvino' is not built here: export the model that it was made"),
-        ('platform: "pytorch_libtorch"', "not built here: convert it with torch.onnx.export("),
-        ('platform: "tensorflow_savedmodel"', "convert it with python -m tf2onnx.convert --saved"),
-        ('platform: "tensorflow_graphdef"', "tf2onnx.convert --graphdef model.graphdef"),
+        ('backend: "fil"', "'fil' is not built here: convert it with onnxmltools"),
+        (
+            'platform: "pytorch_libtorch" backend: "tensorflow"',
+            "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, tensorflow",
+        ),
         ('name: "other" backend: "identity"', "unexpected directory name 'm' for model 'other'"),
         (
             'backend: "identity" instance_group { kind: KIND_GPU }',

@@ -57,7 +57,8 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
 
         ready = True
         end = None
-        refused = False
+        refused = taken_over = False
+        births: tuple[()] = ()
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()

@@ -213,11 +213,15 @@ def test_state_payloads() -> None:
         "version": "0.1.0",
     }
     assert json.loads(
-        payloads.meta(IDENTITY, "protobuf", {"rear": "", "front": "ab12"}, {"lanes": [10, 9]})
+        payloads.meta(
+            IDENTITY, "abc", "protobuf", {"rear": "", "front": "ab12"}, {"lanes": [10, 9]}
+        )
     ) == {
         "device": "truck-7",
         "version": "0.1.0",
         "boot_id": IDENTITY.boot_id,
+        "client_id": IDENTITY.client_id,
+        "session": "abc",
         "schemas": ["edge.lanes/1", "edge.event/1"],
         "payload": "protobuf",
         "cameras": [{"name": "front", "calib_id": "ab12"}, {"name": "rear", "calib_id": ""}],

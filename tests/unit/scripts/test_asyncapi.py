@@ -77,7 +77,7 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
     [
         ("Status", payloads.status(IDENTITY, "online", no_lanes=["front"], restart_needed=["x"])),
         ("Status", payloads.status(IDENTITY, "offline")),
-        ("Meta", payloads.meta(IDENTITY, "json", {"front": "ab12"}, {"lanes": [1]})),
+        ("Meta", payloads.meta(IDENTITY, "abc", "json", {"front": "ab12"}, {"lanes": [1]})),
         ("Update", payloads.update(IDENTITY, UpdateRecord())),
         ("Acknowledged", payloads.acknowledged(7)),
         ("ModelState", payloads.model_state("lanes", "READY", "")),

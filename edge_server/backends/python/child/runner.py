@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.link import here
 from edge_server.backends.python.pb_utils.model_config import AutoCompleteConfig
 from edge_server.backends.python.pb_utils.requests import InferenceRequest
-from edge_server.backends.python.pb_utils.responses import InferenceResponse
+from edge_server.backends.python.pb_utils.responses import (
+    InferenceResponse,
+    InferenceResponseSender,
+)
 from edge_server.backends.python.pb_utils.server import Logger
 from edge_server.backends.python.pb_utils.values import TritonModelException, printable
 from edge_server.backends.python.shared_memory import take_back
@@ -27,7 +31,7 @@ from edge_server.backends.python.shared_memory import take_back
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
 
@@ -62,6 +66,8 @@ class ModelRunner:
         self._model: Any = None
         self._decoupled = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The senders of the requests that run again, by the requests' numbers.
+        self._senders: dict[int, InferenceResponseSender] = {}
 
     def run(self) -> None:
         """Process messages until `Finish`.
@@ -92,7 +98,9 @@ class ModelRunner:
         try:
             model_class = getattr(_import(start), _CLASS)
             if start.complete:
-                return m.Started(completed=_completed(model_class, start.arguments["model_config"]))
+                complete = model_class.auto_complete_config if start.runner else None
+                complete = complete or partial(_completed, model_class)
+                return m.Started(completed=complete(start.arguments))
             self._link.may_load = True
             self._model = model_class()
             if hasattr(self._model, "initialize"):
@@ -101,17 +109,21 @@ class ModelRunner:
             return m.Started(failure=self._text_of(error))
         if not hasattr(self._model, "execute"):
             return m.Started(failure=f"class {_CLASS} has no method 'execute'")
-        return m.Started(checks_ready=hasattr(self._model, "is_ready"))
+        completed = self._model.signature if start.runner else ""
+        return m.Started(checks_ready=hasattr(self._model, "is_ready"), completed=completed)
 
     def _execute(self, message: m.Execute) -> None:
         link = self._link
         requests = [
-            InferenceRequest.of(request, link, decoupled=self._decoupled)
+            InferenceRequest.of(
+                request, link, self._senders.pop(request.number, None), decoupled=self._decoupled
+            )
             for request in message.requests
         ]
         numbers = [request.number for request in message.requests]
         failure = ""
         responses: list[m.Responded] = []
+        rescheduled: list[int] = []
         link.executing = True
         began_ns = time.monotonic_ns()
         try:
@@ -124,6 +136,7 @@ class ModelRunner:
             execute_ns = time.monotonic_ns() - began_ns
             if not continues:
                 responses = self._responses(requests, returned)
+            rescheduled = self._rescheduled(requests, numbers)
         except BaseException as error:  # noqa: BLE001 - the model may raise any exception
             execute_ns = time.monotonic_ns() - began_ns
             failure = self._failure(error)
@@ -134,7 +147,7 @@ class ModelRunner:
         # A faulty model may keep the traceback, and with it the inputs, for long.
         del requests
         try:
-            link.send(m.Executed(message.batch, execute_ns, failure, responses))
+            link.send(m.Executed(message.batch, execute_ns, failure, responses, rescheduled))
         except MessageTooLong as error:
             for response in responses:
                 take_back(response.places, link.outbox)
@@ -193,7 +206,12 @@ class ModelRunner:
                 f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) "
                 f"size is:{len(returned)}\n"
             )
-        for response in returned:
+        for request, response in zip(requests, returned, strict=True):
+            if response is not None and request.rescheduled:
+                raise _Refused(
+                    "Expected a None object in the execute function return list for reschduled "
+                    f"request, found type '{type(response)}'."
+                )
             if response is not None and not isinstance(response, InferenceResponse):
                 raise _Refused(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
@@ -202,6 +220,15 @@ class ModelRunner:
         pairs = zip(requests, returned, strict=True)
         messages = [request.last_response(response) for request, response in pairs]
         return [message for message in messages if message is not None]
+
+    def _rescheduled(
+        self, requests: Sequence[InferenceRequest], numbers: Sequence[int]
+    ) -> list[int]:
+        """Return the numbers of the requests that shall run again, and keep their senders."""
+        pairs = zip(requests, numbers, strict=True)
+        again = {n: sender for request, n in pairs if (sender := request.runs_again) is not None}
+        self._senders |= again
+        return list(again)
 
     def _failure(self, error: BaseException) -> str:
         text = str(error) if isinstance(error, _Refused) else self._text_of(error)
@@ -250,20 +277,23 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _import(start: m.Start) -> Any:
-    """Import the model's module, as part of the package formed by its version directory."""
+    """Import the module with the model's class: a user's is part of the package formed by its
+    version directory."""
     os.chdir(start.working_directory)
     version_directory = Path(start.directory)
     here.model_directory = start.directory
+    if start.runner:
+        return importlib.import_module(start.runner)
     sys.path += [str(version_directory), str(version_directory.parent)]
     return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
 
 
-def _completed(model_class: Any, model_config: str) -> str:
+def _completed(model_class: Any, arguments: Mapping[str, str]) -> str:
     """Return the configuration after `auto_complete_config`, as JSON; empty where the model
     lacks that function."""
     if not hasattr(model_class, "auto_complete_config"):
         return ""
-    completed = model_class.auto_complete_config(AutoCompleteConfig(model_config))
+    completed = model_class.auto_complete_config(AutoCompleteConfig(arguments["model_config"]))
     if not isinstance(completed, AutoCompleteConfig):
         raise TritonModelException(
             f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"

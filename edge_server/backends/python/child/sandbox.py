@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import edge_server
 from edge_server.backends.python.child import seccomp
 from edge_server.backends.python.child.system_calls import system_call
 from edge_server.backends.python.messages import SandboxRules
@@ -120,7 +121,7 @@ def close_off(rules: SandboxRules, model_directory: str) -> list[int]:
 
 def _openings(rules: SandboxRules, model_directory: str) -> Iterator[tuple[str, int]]:
     private = [os.path.realpath(path) for path in (*_PRIVATE, *rules.private)]
-    interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path}
+    interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *edge_server.__path__}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for path in (*_SYSTEM, *_ALSO, *interpreter, *libraries, *rules.readable):
         if path and os.path.realpath(path) != "/":

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.python.child.link import DaemonLink
 
-RELEASE_ALL = 1
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 _MOST_KEPT = 64
 _HIGHEST_VERSION = -1
 
@@ -80,13 +80,25 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._sender: InferenceResponseSender | None = None
+        self._release_flags = RELEASE_ALL
 
     @classmethod
-    def of(cls, message: m.ChildRequest, link: DaemonLink, *, decoupled: bool) -> InferenceRequest:
-        """Return the daemon's request; its inputs lie in the daemon's arena."""
+    def of(
+        cls,
+        message: m.ChildRequest,
+        link: DaemonLink,
+        sender: InferenceResponseSender | None = None,
+        *,
+        decoupled: bool,
+    ) -> InferenceRequest:
+        """Return the daemon's request; its inputs lie in the daemon's arena.
+
+        Args:
+            sender: the request's, where it runs again.
+        """
         request = cls(inputs=_tensors(message.inputs, link))
         request._message = message
-        request._sender = InferenceResponseSender(
+        request._sender = sender or InferenceResponseSender(
             link, message.number, frozenset(message.outputs), decoupled=decoupled
         )
         return request
@@ -144,14 +156,29 @@ class InferenceRequest:
         `last`."""
         if self._sender is None:
             raise TritonModelException("only a request given to 'execute' gets a response")
+        if self.rescheduled:
+            return None
         return self._sender.last(response)
 
     def set_release_flags(self, flags: int) -> None:
-        """Accept the flags without effect: a request is always released with its last response."""
-        if flags != RELEASE_ALL:
+        """Say what becomes of the request after `execute`: with
+        TRITONSERVER_REQUEST_RELEASE_RESCHEDULE it comes again, unless it has its last response."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
-                "this server supports no release flags but TRITONSERVER_REQUEST_RELEASE_ALL"
+                "the release flags are TRITONSERVER_REQUEST_RELEASE_ALL or "
+                "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE"
             )
+        self._release_flags = flags
+
+    @property
+    def rescheduled(self) -> bool:
+        return self._release_flags == RELEASE_RESCHEDULE
+
+    @property
+    def runs_again(self) -> InferenceResponseSender | None:
+        """The sender of a rescheduled request that has no last response yet; None of any other."""
+        sender = self._sender
+        return sender if self.rescheduled and sender is not None and not sender.closed else None
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run this request on its model, and wait for the response; an error is in the response.

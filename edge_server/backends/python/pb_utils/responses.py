@@ -79,6 +79,7 @@ class InferenceResponseSender:
 
     Attributes:
         taken: the model has taken the sender, so it may respond at any time.
+        closed: the last response has been sent.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class InferenceResponseSender:
             link.open_window(number)
         self._lock = threading.Lock()
         self._sent = 0
-        self._closed = False
+        self.closed = False
 
     def is_cancelled(self) -> bool:
         """Return whether the request's client is gone."""
@@ -104,7 +105,7 @@ class InferenceResponseSender:
 
         The call waits while too many earlier responses are undelivered, because the client is slow.
         """
-        if self._decoupled and flags == 0 and not self._closed:
+        if self._decoupled and flags == 0 and not self.closed:
             self._link.wait_for_window(self._number)
         with self._lock:
             message = self._message(response, flags)
@@ -139,12 +140,12 @@ class InferenceResponseSender:
         return m.Responded(self._number, message, final=False)
 
     def _last(self, message: m.ChildResponse | None) -> m.Responded:
-        self._closed = True
+        self.closed = True
         self._link.forget(self._number)
         return m.Responded(self._number, message, final=True)
 
     def _check(self, response: InferenceResponse | None) -> None:
-        if self._closed:
+        if self.closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         if self._decoupled:
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.api.grpc.admission import Admission
+from edge_server.api.admission import Admission
 from edge_server.api.grpc.lane_service import LaneServicer, LaneSources, too_many_lane_streams
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.identity import Identity

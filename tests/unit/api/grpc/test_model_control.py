@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.control_calls import load_model, unload_model
+from edge_server.api.control_calls import load_model, unload_model
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.api.grpc.admission import MIB, ByteBudget
+from edge_server.api.admission import MIB, ByteBudget
 from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
 from edge_server.errors import Unavailable
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.admission import Admission
+from edge_server.api.admission import Admission
 from edge_server.api.grpc.methods import STATUS
-from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.triton import TritonServicer
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry

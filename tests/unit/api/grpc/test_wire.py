@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.convert import to_infer_request
 from edge_server.api.grpc import wire
-from edge_server.api.grpc.convert import to_infer_request
 from edge_server.api.grpc.wire import (
     read_load_request,
     read_request,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from boards import plant
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from edge_server.api.http.exposition import Exposition
+from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.request_metrics import RequestMetrics
 from edge_server.backends.contract import Phases
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
@@ -21,11 +26,15 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import FailureReason, ModelStatistics
+from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.process.histogram import Histograms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from edge_server.process.histogram import Distribution
 
 # What dashboards of Triton ask for, as far as it is counted here.
 TRITON = {
@@ -59,11 +68,16 @@ OWN = {
     "edge_camera_up",
     "edge_camera_state",
     "edge_camera_frames_corrupt_total",
+    "edge_camera_calibrated",
     "edge_camera_lanes_ok",
     "edge_camera_reconnects_total",
     "edge_mqtt_connected",
     "edge_mqtt_queue_depth",
     "edge_mqtt_dropped_total",
+    "edge_mqtt_published_total",
+    "edge_mqtt_connection_losses_total",
+    "edge_mqtt_taken_over_total",
+    "edge_mqtt_contested",
     "edge_settings_reloaded",
     "edge_settings_restart_needed",
     "edge_recorder_ok",
@@ -78,6 +92,18 @@ class Broker:
     connected = True
     dropped = 7
     waiting = 2
+    published = 100
+    losses = 3
+    taken_over = 2
+    contested = False
+
+    def __init__(self) -> None:
+        self.latency: dict[tuple[str, ...], Distribution] = {}
+
+
+class Spans:
+    sent = 6
+    dropped = 1
 
 
 class Recording:
@@ -285,6 +311,56 @@ def test_a_boards_numbers_arrive_in_units_of_prometheus(tmp_path: Path) -> None:
     assert value("edge_board_power_mode_info", id="3", name="25W") == 1
     assert value("edge_board_condition", reason="throttled") == 0
     assert value("edge_disk_free_bytes", directory="/var/lib/edge_server") == 1 << 30
+
+
+class FollowedRepository:
+    def poll_age_s(self, now: float) -> float:
+        return 1.0
+
+    def outcomes(self) -> dict[str, int]:
+        return {"rolled_back": 1}
+
+
+def lane_frame() -> LaneFrame:
+    now_ns = time.monotonic_ns()
+    lane = Lane(np.zeros((2, 2), np.float32), 0.75)
+    return LaneFrame("front", 1, 0, now_ns, 0, 1, 1, "m", lanes=(lane,))
+
+
+def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Path) -> None:
+    statistics = ModelStatistics()
+    statistics.copied("to_device", 100)
+    requests, latency, histograms = RequestMetrics(), LaneLatency(), Histograms((0.1,))
+    requests.responded("grpc", "m", time.monotonic_ns())
+    requests.failed("grpc", "UNAVAILABLE")
+    latency(lane_frame(), None)
+    histograms.observe(("front",), 0.05)
+    broker = Broker()
+    broker.latency = histograms.distributions()
+    parts = sources(
+        [ready("m", statistics)],
+        broker=broker,
+        requests=requests,
+        events=lambda: {("model", "rolled_back"): 1},
+        ready=lambda: True,
+        spans=Spans(),
+        repository=FollowedRepository(),
+    )
+    front = parts.pipelines[0].camera
+    front.faults["lost"] += 1
+    front._last_mono_ns = time.monotonic_ns()
+    labels: dict[str, set[str]] = {}
+    for board in ("orin_nx_jetpack6", "agx_orin_jetpack7"):
+        root = plant(board, tmp_path / board)
+        watch = BoardWatch(root, ClockWatch(root, synchronized=lambda: True))
+        watch.sample()
+        watch.check()
+        given = replace(parts, latency=latency, board=watch, free_bytes=lambda: {"/": 1})
+        for name, found in samples(given):
+            base = re.sub(r"_(bucket|count|sum)$", "", name)
+            if base in TABLE or base.startswith("edge_"):
+                labels.setdefault(base, set()).update({key for key, _ in found} - {"le"})
+    assert labels == {row.name: set(row.labels.split()) for row in TABLE.values()}
 
 
 def test_what_throttles_and_what_the_supply_did_is_counted(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.api.http.sources import BOUNDS_S, LaneLatency, ProcessorUse
+from edge_server.api.http.sources import LaneLatency, ProcessorUse
 from edge_server.board.resources import BoardMemory
 from edge_server.lanes.types import LaneFrame, StageLatency
+from edge_server.process.histogram import FRAME_BOUNDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_stage_is_counted_in_each_bucket_that_is_long_enough() -> None:
     latency(lane_frame(infer=20_000), NO_FRAME)  # exactly a bound: at most so long
     latency(lane_frame(infer=700_000), NO_FRAME)
     found = latency.stages()["front", "infer"]
-    at = dict(zip(BOUNDS_S, found.at_most, strict=False))
+    at = dict(zip(FRAME_BOUNDS_S, found.at_most, strict=False))
     assert (at[0.01], at[0.02], at[0.5], found.at_most[-1]) == (0, 1, 1, 2)
     assert found.sum_s == 0.72
 

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,6 +32,8 @@ from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edge_server.backends.contract import RespondTensors, Tensors
     from edge_server.requests import Parameters
 
@@ -115,6 +118,54 @@ def test_a_decoupled_batch_is_done_when_it_is_executed() -> None:
     in_flight.executed(Executed(1, 5))
     assert batch.done.is_set()
     assert in_flight.waits(2)
+
+
+class Rescheduled(Caller):
+    """A request of a scheduler that runs requests again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forget: list[Callable[[], None]] = []
+        self.request = msgspec.structs.replace(self.request, reschedule=self.forget.append)
+
+
+def test_a_rescheduled_request_keeps_its_number_and_its_batch_is_done() -> None:
+    in_flight, caller = InFlight("m_0"), Rescheduled()
+    first = in_flight.add(1, [11], [caller.request])
+    assert first is not None
+    in_flight.executed(Executed(1, 5, rescheduled=[11]))
+    assert first.done.is_set()
+    assert not caller.responses
+    assert in_flight.number_again(caller.request) == 11
+    assert in_flight.number_again(caller.request) is None
+    second = in_flight.add(2, [11], [caller.request])
+    assert second is not None
+    in_flight.executed(Executed(2, 5))
+    assert not second.done.is_set()
+    assert in_flight.responded(Responded(11, ChildResponse(), final=True), {})
+    assert second.done.is_set()
+    assert caller.last == {}
+
+
+def test_a_rescheduled_request_that_will_not_run_again_is_forgotten() -> None:
+    forgotten: list[int] = []
+    in_flight, caller = InFlight("m_0", forget=forgotten.append), Rescheduled()
+    in_flight.add(1, [11], [caller.request])
+    in_flight.executed(Executed(1, 5, rescheduled=[11]))
+    caller.forget[0]()
+    assert forgotten == [11]
+    in_flight.forget(11)
+    assert not in_flight.responded(Responded(11, ChildResponse(), final=True), {})
+    assert not in_flight.waits(11)
+    assert not caller.responses
+
+
+def test_a_request_that_no_scheduler_runs_again_fails_when_it_is_rescheduled() -> None:
+    in_flight, caller = InFlight("m_0"), Caller()
+    in_flight.add(1, [11], [caller.request])
+    in_flight.executed(Executed(1, 5, rescheduled=[11, 12]))
+    assert isinstance(caller.last, InternalError)
+    assert "iterative_sequence: true" in str(caller.last)
 
 
 def test_a_deadline_that_has_passed_goes_before_the_reason() -> None:

@@ -326,7 +326,7 @@ function freshen() {
   say($("stage-rate"), camera && camera.rates.frames !== null ? `${camera.rates.frames.toFixed(1)} fps` : "");
   let why = "";
   if (!camera) why = device ? text : "";
-  else if (!fresh && !paused && now - (camera.at || camera.since) > STALE_MS) {
+  else if (!fresh && !paused && (level !== "good" || now - (camera.at || camera.since) > STALE_MS)) {
     why = offlineWhy ? `${offlineWhy}. Reconnecting …` : level === "good" ? "No picture for 2 s" : `${word[0].toUpperCase()}${word.slice(1)}: ${text}`;
   }
   say($("stage-why"), why);
@@ -484,8 +484,10 @@ function drawTiming() {
       for (const path of svg.children) path.setAttribute("d", "");
       return;
     }
-    const top = 1.15 * Math.max(1, ...points.map((each) => each[key]));
-    const line = points.map((each) => `${(100 - (100 * (now - each.at)) / HISTORY_MS).toFixed(2)} ${(29 - (28 * each[key]) / top).toFixed(1)}`);
+    // One that is much higher than the others would flatten them all; it is cut off.
+    const sorted = points.map((each) => each[key]).sort((a, b) => a - b);
+    const top = Math.max(0.5, Math.min(sorted.at(-1), 2 * sorted[Math.floor(0.95 * (sorted.length - 1))]));
+    const line = points.map((each) => `${(100 - (100 * (now - each.at)) / HISTORY_MS).toFixed(2)} ${(29 - (26 * Math.min(each[key], top)) / top).toFixed(1)}`);
     svg.lastElementChild.setAttribute("d", `M${line.join("L")}`);
     svg.firstElementChild.setAttribute("d", `M${line[0].split(" ")[0]} 30L${line.join("L")}L${line.at(-1).split(" ")[0]} 30Z`);
     const last = points.slice(-15).map((each) => each[key]).sort((a, b) => a - b);

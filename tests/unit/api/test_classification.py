@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.api.grpc.convert import Classification
+from edge_server.api.convert import Classification
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType, Tensor
 

@@ -1,34 +1,50 @@
-"""Traces of requests on their way through gRPC: receive, read and send times."""
+"""Traces of requests on their way through gRPC or HTTP: receive, read and send times."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.api.grpc.call_threads import CallMoments
+    from edge_server.api.call_threads import CallMoments
     from edge_server.inference.tracing.spans import Headers
     from edge_server.inference.tracing.traced_request import ModelTrace
     from edge_server.inference.tracing.tracer import Tracer
     from edge_server.requests import InferRequest
 
 
-class UnaryTrace:
-    """A ModelInfer call that may be traced; made after its request has been read.
+class Marks(NamedTuple):
+    """Triton's names of the moments of a call."""
 
-    Reading begins with the call's headers, and includes waiting for a thread.
+    read_start: str
+    read_end: str
+    send_start: str
+    send_end: str
+
+
+GRPC = Marks("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
+HTTP = Marks("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+
+
+class UnaryTrace:
+    """A call with one request that may be traced; made after its request has been read.
+
+    Reading begins with the call's headers, and over gRPC includes waiting for a thread.
     """
 
-    __slots__ = ("_read_ns", "_sends", "_taken_ns", "_trace", "_tracer")
+    __slots__ = ("_marks", "_read_ns", "_sends", "_taken_ns", "_trace", "_tracer")
 
-    def __init__(self, tracer: Tracer, taken_ns: int) -> None:
+    def __init__(
+        self, tracer: Tracer, taken_ns: int, marks: Marks = GRPC, read_ns: int = 0
+    ) -> None:
         self._tracer = tracer
         self._taken_ns = taken_ns
-        self._read_ns = time.monotonic_ns()
+        self._read_ns = read_ns or time.monotonic_ns()
+        self._marks = marks
         self._trace: ModelTrace | None = None
         self._sends = False
 
@@ -48,22 +64,22 @@ class UnaryTrace:
         if trace is None:
             return request
         self._trace = trace
-        _mark_reading(trace, self._taken_ns, self._read_ns)
+        _mark_reading(trace, self._marks, self._taken_ns, self._read_ns)
         trace.request.hold()
         if not when_over(self._end):
             self._end()
         return msgspec.structs.replace(request, trace=trace)
 
     def send(self) -> None:
-        """Mark the moment at which gRPC takes over the response."""
+        """Mark the moment at which the response is on its way."""
         if self._trace is not None:
-            self._trace.mark("GRPC_SEND_START")
+            self._trace.mark(self._marks.send_start)
             self._sends = True
 
     def _end(self) -> None:
         if self._trace is not None:
             if self._sends:
-                self._trace.mark("GRPC_SEND_END")
+                self._trace.mark(self._marks.send_end)
             self._trace.request.release()
 
 
@@ -112,11 +128,11 @@ class CallTraces:
         if trace is None:
             return request
         if isinstance(reads, StreamReads):
-            _mark_reading(trace, reads.began_ns, reads.read_ns)
+            _mark_reading(trace, GRPC, reads.began_ns, reads.read_ns)
         return msgspec.structs.replace(request, trace=trace)
 
 
-def _mark_reading(trace: ModelTrace, began_ns: int, read_ns: int) -> None:
+def _mark_reading(trace: ModelTrace, marks: Marks, began_ns: int, read_ns: int) -> None:
     if began_ns:
-        trace.mark("GRPC_WAITREAD_START", began_ns)
-    trace.mark("GRPC_WAITREAD_END", read_ns)
+        trace.mark(marks.read_start, began_ns)
+    trace.mark(marks.read_end, read_ns)

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.admission import ByteBudget
-from edge_server.api.grpc.parameters import region_of
-from edge_server.api.grpc.shared_memory import SharedMemory
+from edge_server.api.admission import ByteBudget
+from edge_server.api.parameters import region_of
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.errors import (
     AlreadyExists,
     EdgeServerError,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.parameters import typed_value
+from edge_server.api.parameters import typed_value
 from edge_server.errors import InvalidRequest, Unavailable, Unsupported
 from edge_server.inference.control import NOT_ALLOWED, path_in_model
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.access import OPEN, PROTOCOLS, UPDATES, AccessRules
+from edge_server.api.access import OPEN, PROTOCOLS, UPDATES, AccessRules
 from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.settings import read_settings
 

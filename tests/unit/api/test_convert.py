@@ -14,9 +14,9 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from edge_server.api.grpc.convert import output_forms, to_infer_request, to_response_message
-from edge_server.api.grpc.shared_memory import RegionSlice, SharedMemory
+from edge_server.api.convert import output_forms, to_infer_request, to_response_message
 from edge_server.api.grpc.wire import read_request
+from edge_server.api.shared_memory import RegionSlice, SharedMemory
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse

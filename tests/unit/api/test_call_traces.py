@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.api.grpc.call_threads import CallMoments
-from edge_server.api.grpc.call_traces import CallTraces
+from edge_server.api.call_threads import CallMoments
+from edge_server.api.call_traces import CallTraces
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.api.grpc.call_threads import CallThreads
+from edge_server.api.call_threads import CallThreads
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:

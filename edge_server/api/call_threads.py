@@ -1,4 +1,4 @@
-"""CallThreads: the threads that run gRPC's calls; and the refusal of calls before they take one."""
+"""CallThreads: the threads that run calls."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import logging
 import threading
 import time
 from collections import deque
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from edge_server.api.grpc.methods import status_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from edge_server.errors import EdgeServerError
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +36,20 @@ class CallThreads(Executor):
         self._most = most
         self._name = name
         self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[_Task | None]] = []
-        self._waiting: deque[_Task] = deque()
+        self._idle: list[SimpleQueue[CallTask | None]] = []
+        self._waiting: deque[CallTask] = deque()
         self._started = 0
         self._ended = False
 
     def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
         self, call: Callable[..., object], /, *args: Any, **kwargs: Any
-    ) -> _Task:
+    ) -> CallTask:
         """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
 
         Raises:
             RuntimeError: the executor has been shut down.
         """
-        task = _Task(call, args, kwargs)
+        task = CallTask(call, args, kwargs)
         with self._lock:
             if self._ended:
                 raise RuntimeError("no call is run after the shutdown")
@@ -64,7 +58,7 @@ class CallThreads(Executor):
             elif self._started == self._most:
                 self._waiting.append(task)
             else:
-                tasks: SimpleQueue[_Task | None] = SimpleQueue()
+                tasks: SimpleQueue[CallTask | None] = SimpleQueue()
                 tasks.put(task)
                 name = f"{self._name}_{self._started}"
                 # `start` may raise; the thread is counted only afterwards.
@@ -85,7 +79,7 @@ class CallThreads(Executor):
                 tasks.put(None)
             self._idle.clear()
 
-    def _work(self, tasks: SimpleQueue[_Task | None]) -> None:
+    def _work(self, tasks: SimpleQueue[CallTask | None]) -> None:
         while (task := tasks.get()) is not None:
             self.moments.taken_ns = task.taken_ns
             task.run()
@@ -100,7 +94,7 @@ class CallThreads(Executor):
                     self._idle.append(tasks)
 
 
-class _Task:
+class CallTask:
     """A call and its done callbacks: the part of a Future that grpc uses."""
 
     __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over", "taken_ns")
@@ -112,7 +106,7 @@ class _Task:
         self._args = args
         self._kwargs = kwargs
         self._lock = threading.Lock()
-        self._when_over: list[Callable[[_Task], object]] = []
+        self._when_over: list[Callable[[CallTask], object]] = []
         self._over = False
         self.taken_ns = time.monotonic_ns()
 
@@ -121,85 +115,16 @@ class _Task:
         try:
             self._call(*self._args, **self._kwargs)
         except Exception:
-            log.exception("grpc: a call raised an error that has no status")
+            log.exception("a call raised an error that has no status")
         with self._lock:
             self._over = True
         for callback in self._when_over:
             callback(self)
 
-    def add_done_callback(self, callback: Callable[[_Task], object]) -> None:
+    def add_done_callback(self, callback: Callable[[CallTask], object]) -> None:
         """Call `callback` after the call has ended, at once if it already has."""
         with self._lock:
             if not self._over:
                 self._when_over.append(callback)
                 return
         callback(self)
-
-
-def refusable(
-    handler: grpc.RpcMethodHandler[Any, Any],
-    refusal: Callable[[], EdgeServerError | None],
-    threads: CallThreads,
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return a handler like `handler`, whose calls end at once while `refusal` returns a reason.
-
-    A call is refused without a thread and without its message, at half the processor time: at ten
-    times the load that can be served, the remaining time decides the throughput.
-
-    Args:
-        handler: of a method that reads its requests itself, like those of `unary` and `streaming`.
-        refusal: called on the one thread that receives all calls.
-        threads: the executor of admitted calls.
-    """
-    if handler.stream_unary is not None:
-        method = _Refusable(handler.stream_unary, refusal, threads)
-        return grpc.stream_unary_rpc_method_handler(method)
-    if handler.stream_stream is not None:
-        method = _Refusable(handler.stream_stream, refusal, threads)
-        return grpc.stream_stream_rpc_method_handler(method)
-    raise TypeError("the method reads no stream")
-
-
-class _Reason(threading.local):
-    error: EdgeServerError | None = None
-
-
-class _Refusable(ThreadPoolExecutor):
-    """A method, and the executor that grpc runs it on: refused calls on the thread that receives
-    them, the others on `threads`.
-
-    Attributes:
-        experimental_thread_pool: grpc runs the call on it; a grpc that does not know the attribute
-            uses a thread of the server's, and then only the method itself refuses calls.
-    """
-
-    def __init__(
-        self,
-        method: Callable[[Iterator[bytes], Any], Any],
-        refusal: Callable[[], EdgeServerError | None],
-        threads: CallThreads,
-    ) -> None:
-        super().__init__(max_workers=1)
-        self.experimental_thread_pool = self
-        self._method = method
-        self._refusal = refusal
-        self._call_threads = threads
-        self._reason = _Reason()
-
-    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        error = self._reason.error
-        if error is not None:
-            context.abort(status_of(error), str(error))
-        return self._method(requests, context)
-
-    def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
-        self, call: Callable[..., object], /, *args: Any, **kwargs: Any
-    ) -> _Task:
-        error = self._refusal()
-        if error is None:
-            return self._call_threads.submit(call, *args, **kwargs)
-        task = _Task(call, args, kwargs)
-        self._reason.error = error
-        task.run()
-        self._reason.error = None
-        return task

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.contents import Declared, from_contents, from_raw, to_raw
-from edge_server.api.grpc.parameters import (
+from edge_server.api.contents import Declared, from_contents, from_raw, to_raw
+from edge_server.api.parameters import (
     RequestParameters,
     read_parameters,
     region_of,
     typed_value,
     write_parameter,
 )
-from edge_server.api.grpc.shared_memory import DISABLED, RegionSlice
+from edge_server.api.shared_memory import DISABLED, RegionSlice
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.inference.request_check import (
     check_batch_sizes,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.api.shared_memory import SharedMemory
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Cancellation
 

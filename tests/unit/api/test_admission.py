@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from edge_server.api.grpc.admission import MIB, Admission, ByteBudget
+from edge_server.api.admission import MIB, Admission, ByteBudget
 from edge_server.errors import Unavailable
 
 TIMEOUT_S = 20.0

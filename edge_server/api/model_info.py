@@ -12,7 +12,7 @@ from edge_server.inference.request_check import parse_version
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.snapshot import LoadedModel

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.api.grpc.admission import MIB, ByteBudget
+from edge_server.api.admission import MIB, ByteBudget
 from edge_server.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.parameters import read_parameters, write_parameter
+from edge_server.api.parameters import read_parameters, write_parameter
 from edge_server.errors import InvalidRequest
 from edge_server.requests import SequencePlace
 

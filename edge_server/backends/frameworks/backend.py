@@ -1,0 +1,261 @@
+"""`pytorch`, `tensorflow`, `openvino`, `paddle`: models of these frameworks, each instance in a
+process of its own.
+
+A process that crashes or hangs costs the requests that it executes, as with Python models. Where a
+framework's file declares its tensors, the configuration is completed from it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edge_server.backends.frameworks.model_file import FileSignature
+from edge_server.backends.frameworks.parameters import (
+    OpenVinoParameters,
+    PaddleParameters,
+    PyTorchParameters,
+    TensorFlowParameters,
+)
+from edge_server.backends.parameters import OF_EVERY_MODEL, Parameters, check_parameters
+from edge_server.backends.python.backend import (
+    checked_parameters,
+    run_for_completion,
+    warn_of_sandbox,
+)
+from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
+from edge_server.backends.python.model import PythonModel
+from edge_server.board.installation import remedy
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.model_config.config import Completion, ModelConfig
+from edge_server.model_config.files import ModelFiles, reading
+from edge_server.model_config.validation import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from edge_server.backends.contract import LoadContext
+
+log = logging.getLogger(__name__)
+
+_RUNNER = "edge_server.backends.frameworks.runner"
+_FIND_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework as the daemon knows it.
+
+    Attributes:
+        module: what a Python imports that has it.
+        package: what pip installs for that.
+        parameters: those of its models.
+        beside: the suffixes of what a model's file is read with, in place of the file's own.
+        unsigned: suffixes of the files that do not declare their tensors.
+    """
+
+    module: str
+    package: str
+    parameters: type[Parameters]
+    beside: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
+
+
+FRAMEWORKS = {
+    "pytorch": Framework("torch", "torch", PyTorchParameters, unsigned=(".pt", ".pth", "")),
+    "tensorflow": Framework("tensorflow", "tensorflow", TensorFlowParameters),
+    "openvino": Framework("openvino", "openvino", OpenVinoParameters),
+    "paddle": Framework("paddle", "paddlepaddle", PaddleParameters, beside=(".pdiparams",)),
+}
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """Complete names, types, shapes and the batch size from the model's file; see `complete_from`.
+
+    The file is read in a process of its own, within `initialize_timeout_s`.
+    """
+    framework = FRAMEWORKS[config.backend]
+    directory = files.versions[version]
+    parameters = checked_parameters(files, config)
+    ours = _ours(config, framework)
+    check_parameters(files, ours, framework.parameters)
+    for name in sorted(_unknown(config, framework)):
+        log.warning(
+            "model %s: parameter '%s' has no effect here: backend '%s' knows: %s",
+            config.name,
+            name,
+            config.backend,
+            ", ".join(framework.parameters.__struct_fields__) or "none",
+        )
+    _check_accelerators(files, config)
+    path = directory / config.default_model_filename
+    _require(path, framework, config.name)
+    program = _program(framework, config, path)
+    if path.suffix in framework.unsigned:
+        _require_tensors(files, config, path)
+    elif _is_complete(config):
+        # An import of the framework less; each instance checks the configuration when it starts.
+        config = complete_from(files, config, _configured(config))
+    else:
+        found = run_for_completion(directory, config, parameters, program)
+        if (signature := _decoded(found)) is None:
+            _require_tensors(files, config, path)
+        else:
+            config = complete_from(files, config, signature)
+    validate(config.message, files, frozenset({config.backend}), Completion(auto=False))
+    return config
+
+
+def load(context: LoadContext) -> PythonModel:
+    """Return the model; no process starts before its first instance is made."""
+    directory, config = context.directory, context.config
+    path = directory / config.default_model_filename
+    warn_of_sandbox(path, config)
+    program = _program(FRAMEWORKS[config.backend], config, path)
+    files = ModelFiles(config.name, directory.parent, {})
+
+    def check(found: str) -> None:
+        if (signature := _decoded(found)) is not None:
+            _check_agreement(files, config, signature)
+
+    return PythonModel(
+        ModelContext(
+            directory,
+            config,
+            PythonParameters.of(config),
+            context.server,
+            program=replace(program, check=check),
+        )
+    )
+
+
+def _decoded(found: str) -> Signature | None:
+    signature = msgspec.json.decode(found, type=FileSignature | None)
+    return None if signature is None else Signature(signature.inputs, signature.outputs)
+
+
+def _is_complete(config: ModelConfig) -> bool:
+    """Return whether the model's file could add nothing to the configuration."""
+    message = config.message
+    return bool(
+        config.max_batch_size > 0
+        and message.input
+        and message.output
+        and all(t.data_type and t.dims for t in (*message.input, *message.output))
+    )
+
+
+def _configured(config: ModelConfig) -> Signature:
+    """Return the signature of a file that agrees with a configuration, which batches."""
+    inputs, outputs = (
+        tuple(replace(spec, shape=(-1, *config.model_shape(spec))) for spec in specs)
+        for specs in (config.inputs, config.outputs)
+    )
+    return Signature(inputs, outputs)
+
+
+def _check_agreement(files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
+    """Raises: ModelConfigError: the configuration does not agree with the model's file."""
+    completed = complete_from(files, config, signature)
+    if missing := sorted(completed.input_names - config.input_names):
+        raise ModelConfigError(
+            f"{files.config_path}: model '{config.name}' has an input '{missing[0]}' that the "
+            "configuration does not name; add it"
+        )
+
+
+def _ours(config: ModelConfig, framework: Framework) -> ModelConfig:
+    known = framework.parameters.__struct_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
+
+
+def _unknown(config: ModelConfig, framework: Framework) -> set[str]:
+    known = {*framework.parameters.__struct_fields__, *PythonParameters.__struct_fields__}
+    return config.parameters.keys() - known - OF_EVERY_MODEL
+
+
+def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: Paddle is to use an accelerator that is not passed on to it."""
+    chosen = config.message.optimization.execution_accelerators
+    for kind, known in (("gpu", ()), ("cpu", ("mkldnn",))):
+        for each in getattr(chosen, f"{kind}_execution_accelerator"):
+            if config.backend == "paddle" and each.name not in known:
+                raise ModelConfigError(
+                    f"{files.config_path}: model '{config.name}': {kind}_execution_accelerator "
+                    f"'{each.name}' is not passed on to Paddle; remove it"
+                )
+
+
+def _require(path: Path, framework: Framework, model: str) -> None:
+    """Raises: ModelConfigError: the model's file, or one that is read with it, is missing."""
+    for needed in (path, *(path.with_suffix(suffix) for suffix in framework.beside)):
+        with reading(needed):
+            if not needed.exists():
+                raise ModelConfigError(f"{needed}: missing; model '{model}' is loaded from it")
+
+
+def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None:
+    for kind in ("input", "output"):
+        if not getattr(config.message, kind):
+            raise ModelConfigError(
+                f"{files.config_path}: model '{config.name}' has no {kind}s, and {path.name} does "
+                "not declare them: name them in config.pbtxt"
+            )
+
+
+def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProgram:
+    """Return what the model's processes run.
+
+    Raises:
+        ModelConfigError: the interpreter lacks the framework; the text has the command that
+            installs it.
+    """
+    interpreters: Mapping[Any, str] = config.completion.python.interpreters
+    interpreter = interpreters.get(config.backend, "")
+    modules = (framework.module, *("msgspec", "numpy") * bool(interpreter))
+    if missing := _missing(modules, interpreter, config.backend):
+        packages = [framework.package if each == framework.module else each for each in missing]
+        how = (
+            f"{interpreter} -m pip install {' '.join(packages)}"
+            if interpreter
+            else remedy(framework.module)
+        )
+        raise ModelConfigError(
+            f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
+            f"{interpreter or sys.executable} has not: {how}"
+        )
+    return ModelProgram(interpreter, _RUNNER, {"framework": config.backend})
+
+
+def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:
+    """Return which of the modules the interpreter cannot import; nothing is imported for that.
+
+    Raises:
+        ModelConfigError: there is no such interpreter.
+    """
+    if not interpreter:
+        return [each for each in modules if importlib.util.find_spec(each) is None]
+    find = (
+        "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if not u.find_spec(n)))"
+    )
+    try:
+        ran = subprocess.run(  # noqa: S603 - the operator's own choice
+            [interpreter, "-c", find, *modules],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_FIND_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ModelConfigError(
+            f"[python] interpreters: {backend}: {interpreter} is no Python that runs: {error}"
+        ) from error
+    return ran.stdout.split()

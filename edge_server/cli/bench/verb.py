@@ -1,0 +1,168 @@
+"""`edge-server bench`: its arguments; what it does is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from edge_server.cli.health import seconds
+from edge_server.cli.infer.verb import named_file
+from edge_server.cli.running_daemon import add_address_flags
+from edge_server.cli.verbs import INTERRUPTED, OK, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ABOUT = """\
+Measures a model of the running daemon over gRPC: percentiles of the latency, throughput by the
+number of requests at a time, and where the time goes in the server. As perf_analyzer does, it
+measures in windows until three in a row agree. Inputs are made up; a model that takes pictures, or
+is in an ensemble that does, gets a drawn road through the real preprocessing.
+
+--sweep starts a daemon of its own on the same model files, loads the model there with other
+instance counts, batching delays and backends, measures each, and recommends one; the running
+daemon and the repository stay as they are. Stop the running daemon first: both would share the
+processors and the GPU.
+"""
+_EXAMPLES = """\
+examples:
+  edge-server bench lane_detection
+  edge-server bench laneDetect_model --concurrency 1:4 --json > bench.json
+  edge-server bench my_model --batch 8 --shape text:128 --window 5
+  edge-server bench laneDetect_model --sweep --instances 1,2 --latency-budget 40
+  edge-server bench laneDetect_model --sweep --backends onnxruntime,tensorrt
+
+exit codes: 0 done, 1 no request succeeded, or there is no such model, 2 usage, 69 the daemon, the
+model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
+"""
+_FLAGS = (
+    *("--concurrency", "--batch", "--image", "--input", "--shape", "--window", "--windows"),
+    *("--stability", "--warm-up", "--json", "--sweep", "--instances", "--delays", "--backends"),
+    *("--vary", "--latency-budget", "--model-repository", "--config", "--grpc", "--metrics"),
+)
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `bench`."""
+    parser.description, parser.epilog = _ABOUT, _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("model", metavar="MODEL")
+    add(
+        "--concurrency",
+        type=numbers(1),
+        default=(1, 2, 4),
+        metavar="N,…",
+        help="requests at a time, like 1,2,4 or 1:4; default: 1,2,4",
+    )
+    add("--batch", type=positive, default=1, metavar="N", help="elements of a request; default: 1")
+    add("--image", metavar="FILE", help="a picture, in place of a drawn road")
+    add(
+        "--input",
+        action="append",
+        default=[],
+        type=named_file,
+        metavar="NAME=FILE.npy",
+        help="an input as numpy saves arrays, in place of a made-up one; repeatable",
+    )
+    add(
+        "--shape",
+        action="append",
+        default=[],
+        type=_shape,
+        metavar="NAME:N,…",
+        help="of a made-up input whose shape is open, without the batch; repeatable",
+    )
+    add("--window", type=_window, default=2.0, metavar="S", help="length; default: %(default)g")
+    add("--windows", type=positive, default=10, metavar="N", help="at most; default: %(default)s")
+    add(
+        "--stability",
+        type=positive,
+        default=10,
+        metavar="%",
+        help="three windows in a row differ from their mean by so much; default: %(default)s",
+    )
+    add("--warm-up", type=seconds, default=1.0, metavar="S", help="default: %(default)g")
+    add("--json", action="store_true", help="one object")
+    sweep = parser.add_argument_group("sweep")
+    sweep.add_argument("--sweep", action="store_true", help="measure other settings of the model")
+    sweep.add_argument(
+        "--instances", type=numbers(1), default=(1, 2), metavar="N,…", help="default: 1,2"
+    )
+    sweep.add_argument(
+        "--delays",
+        type=numbers(0),
+        default=(0, 1000),
+        metavar="US,…",
+        help="of a batch, where the model batches, in microseconds; default: 0,1000",
+    )
+    sweep.add_argument(
+        "--backends", type=_words, metavar="NAME,…", help="default: the one of the model"
+    )
+    sweep.add_argument(
+        "--vary", metavar="MODEL", help="the member of an ensemble; default: its slowest one"
+    )
+    sweep.add_argument(
+        "--latency-budget", type=seconds, metavar="MS", help="recommend only what has its P99 below"
+    )
+    sweep.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="default: as the settings have it; the shipped models without a settings file",
+    )
+    add_address_flags(parser)
+    parser.set_defaults(verb=_bench, flags=_FLAGS)
+
+
+def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """Return a parser of `1,2,4` and `1:4` (from, to), of numbers from `least` on."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        try:
+            if ":" in text:
+                first, last = map(int, text.split(":"))
+                found = tuple(range(first, last + 1))
+            else:
+                found = tuple(map(int, text.split(",")))
+        except ValueError:
+            found = ()
+        if not found or min(found) < least or len(found) > 64:
+            raise argparse.ArgumentTypeError(
+                f"{text}: give whole numbers, {least} or above, like 1,2,4 or 1:4"
+            )
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def _window(text: str) -> float:
+    value = seconds(text)
+    if value < 0.1:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0.1 or above")
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, text.split(","))))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition(":")
+    try:
+        shape = tuple(map(int, sizes.split(",")))
+    except ValueError:
+        shape = (-1,)
+    if not name or min(shape) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: give it as NAME:720,1280,3")
+    return name, shape
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.bench.run import run_bench
+
+    try:
+        run_bench(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return OK

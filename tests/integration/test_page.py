@@ -1,0 +1,289 @@
+"""The page in a real browser: lanes move over the picture, and it comes back after a restart."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from edge_server.api.http.page.live import MOST_PAGES, TRY_LATER
+from edge_server.api.http.page.pictures import PictureWriter
+from edge_server.api.http.page.routes import page_routes
+from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.server import HttpListener, HttpServer
+from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.board.identity import Identity
+from edge_server.cli.demo import _calibration_file
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.picture_feed import PictureFeed
+from tests.integration.conftest import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+MODELS = Path(__file__).parents[2] / "models"
+FRONT = "synthetic://road?seed=7&fps=5&width=640&height=360&manoeuvres=true"
+TIMEOUT_MS = 30_000
+# Of a lane that bounds the ego lane, BGR.
+LANE = np.array([0xD4, 0xEA, 0x5E])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip("no browser on this machine: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+class Seen:
+    """A page, and what its browser noticed."""
+
+    def __init__(self, browser: Browser, width: int = 1280, **options: Any) -> None:
+        context = browser.new_context(viewport={"width": width, "height": 844}, **options)
+        self.page = context.new_page()
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on(
+            "console", lambda m: m.type in {"error", "warning"} and self.errors.append(m.text)
+        )
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("websocket", lambda one: self.requests.append(one.url))
+
+    def open(self, port: int) -> Page:
+        self.page.goto(f"http://127.0.0.1:{port}/")
+        return self.page
+
+    def close(self) -> None:
+        self.page.context.close()
+
+
+@pytest.fixture
+def see(browser: Browser) -> Iterator[Callable[..., Seen]]:
+    """Opens a page of its own session: `see(width=390)`."""
+    with ExitStack() as opened:
+
+        def make(**options: Any) -> Seen:
+            return opened.enter_context(closing(Seen(browser, **options)))
+
+        yield make
+
+
+def flags_of(folder: Path, **cameras: str) -> list[str]:
+    lines = ["[lane_departure]", "min_speed_mps = 0"]
+    for name, uri in cameras.items():
+        lines += [f"[cameras.{name}]", f'uri = "{uri}"', "max_age_ms = 1000"]
+        if uri == FRONT:
+            lines.append(f'calibration = "{folder / "front.toml"}"')
+    with ExitStack() as short:
+        made = _calibration_file(FRONT, short)
+        assert made is not None
+        (folder / "front.toml").write_bytes(Path(made).read_bytes())
+    (folder / "edge.toml").write_text("\n".join(lines))
+    return [f"--config={folder / 'edge.toml'}", f"--model-repository={MODELS}"]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("page")
+    ended = "synthetic://road?seed=8&fps=5&width=320&height=180&frames=5"
+    process = Process(folder, *flags_of(folder, front=FRONT, rear=ended))
+    try:
+        process.wait_for("READY=1")
+        process.drain()
+        yield process
+    finally:
+        process.close()
+
+
+def wait_for(page: Page, expression: str) -> None:
+    # Playwright's own wait evaluates text later on, which the page's policy forbids.
+    end = time.monotonic() + TIMEOUT_MS / 1e3
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"{expression}; {page.inner_text('#stage')}"
+        page.wait_for_timeout(50)
+
+
+LIVE = "document.querySelector('#stage').dataset.state === 'live'"
+ON_THE_ROAD = "/^[2-9] lane/.test(document.querySelector('#road').getAttribute('aria-label'))"
+
+
+def lane_pixels(page: Page) -> NDArray[np.bool_]:
+    """Where the picture of the chosen camera has the colour of a lane."""
+    png = np.frombuffer(page.locator("#picture").screenshot(), np.uint8)
+    return (np.abs(cv2.imdecode(png, cv2.IMREAD_COLOR).astype(int) - LANE) < 12).all(axis=2)
+
+
+def test_lanes_move_over_the_picture_and_nothing_leaves_the_host(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    seen = see()
+    page = seen.open(daemon.http_port)
+    wait_for(page, LIVE)
+    wait_for(page, ON_THE_ROAD)
+    before = lane_pixels(page)
+    assert before.sum() > 500, "two lines of some pixels' width"
+    end = time.monotonic() + 20
+    while (before != lane_pixels(page)).sum() < 200:
+        assert time.monotonic() < end, "the lanes stand still"
+    assert page.inner_text("#device") != "edge-server", "the device's own name"
+    assert "laneDetect_model" in page.inner_text("#models")
+    assert not seen.errors
+    assert {url.partition("://")[2].partition("/")[0] for url in seen.requests} == {
+        f"127.0.0.1:{daemon.http_port}"
+    }
+
+
+def test_the_keyboard_chooses_cameras_and_an_ended_one_says_so(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    page = see().open(daemon.http_port)
+    wait_for(page, LIVE)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "pause"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText").startswith("front")
+    page.keyboard.press("2")
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+    assert page.inner_text("#stage-why") == "Ended: it ended after 5 frames"
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, LIVE)
+    page.keyboard.press("p")
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'paused'")
+    assert page.get_attribute("#pause", "aria-pressed") == "true"
+    page.keyboard.press("p")
+    wait_for(page, LIVE)
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_it_fits_a_phone_and_every_text_can_be_read(
+    daemon: Process, see: Callable[..., Seen], scheme: str
+) -> None:
+    page = see(width=390, color_scheme=scheme, device_scale_factor=2).open(daemon.http_port)
+    wait_for(page, LIVE)
+    wait_for(page, ON_THE_ROAD)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(CONTRASTS) == []
+
+
+# Texts whose contrast is below 4.5 : 1 on the surface behind them, by WCAG 2.2; those on the
+# picture have a dark gradient below them, which no style says.
+CONTRASTS = """() => {
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = (rgb) => {
+    const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    const [r, g, b] = rgb.map((v) => linear(v / 255));
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = numbers(getComputedStyle(node).backgroundColor);
+      if ((colour[3] ?? 1) === 1) return colour.slice(0, 3);
+    }
+  };
+  const low = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+    if (!own || !node.checkVisibility() || node.closest('figcaption, .why')) continue;
+    const [a, b] = [numbers(getComputedStyle(node).color).slice(0, 3), behind(node)].map(luminance);
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) low.push(`${node.textContent.trim()}: ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+def test_it_comes_back_after_a_restart_without_a_reload(
+    tmp_path: Path, start: Callable[..., Process], see: Callable[..., Seen]
+) -> None:
+    flags = flags_of(tmp_path, front=FRONT)
+    first = start(*flags)
+    page = see().open(first.http_port)
+    wait_for(page, LIVE)
+    page.evaluate("window.sameDocument = true")
+    first.terminate()
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+    assert "Reconnecting" in page.inner_text("#stage-why")
+    assert page.inner_text("#link") == "reconnecting"
+    second = start(*flags, f"--http-port={first.http_port}")
+    second.drain()
+    wait_for(page, LIVE)
+    assert page.inner_text("#link") == "live"
+    assert page.evaluate("window.sameDocument")
+
+
+def test_more_sockets_than_pages_are_refused_and_everything_else_goes_on(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    url = f"ws://127.0.0.1:{daemon.http_port}/page/live"
+    first, second = see(), see()
+    for each in (first, second):
+        wait_for(each.open(daemon.http_port), LIVE)
+    refused = 0
+    with ExitStack() as opened:
+        # These take nothing and acknowledge nothing, as a laptop does that has fallen asleep.
+        asleep = [
+            opened.enter_context(connect(url, max_queue=1, close_timeout=0.1)) for _ in range(50)
+        ]
+        for each in asleep:
+            try:
+                each.send('{"look_at": {"front": "large"}}')
+                each.recv(timeout=10)
+            except ConnectionClosed as closed:
+                refused += closed.rcvd is not None and closed.rcvd.code == TRY_LATER
+        assert refused == 50 - (MOST_PAGES - 2)
+        health = f"http://127.0.0.1:{daemon.http_port}/v2/health/ready"
+        with urllib.request.urlopen(health, timeout=10) as answer:
+            assert answer.status == 200
+        for each in (first, second):
+            before = lane_pixels(each.page)
+            end = time.monotonic() + 20
+            while (before == lane_pixels(each.page)).all():
+                assert time.monotonic() < end, "the picture stands still"
+        assert not first.errors
+
+
+def test_with_tokens_the_page_takes_one_and_keeps_it(see: Callable[..., Seen]) -> None:
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    parts = Sources("0.1.0", list, [], LaneLatency())
+    feed = PictureFeed(PictureWriter(identity))
+    sources = PageSources(
+        identity,
+        parts,
+        feed,
+        EventLog(),
+        may_read=lambda token: token == "right",  # noqa: S105  # a test's own
+    )
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    try:
+        seen = see()
+        page = seen.open(server.port_of("http"))
+        page.fill("#token", "wrong")
+        page.keyboard.press("Enter")
+        wait_for(page, "document.querySelector('#login-fault').textContent.includes('not let you')")
+        page.fill("#token", "right")
+        page.keyboard.press("Enter")
+        wait_for(page, "document.querySelector('#link').textContent === 'live'")
+        assert page.inner_text("#device") == "truck-7"
+        assert page.evaluate("document.cookie") == "", "no script reads the token"
+        page.reload()
+        wait_for(page, "document.querySelector('#link').textContent === 'live'")
+    finally:
+        server.stop(1.0)
