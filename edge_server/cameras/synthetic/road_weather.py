@@ -153,7 +153,9 @@ def _shine(picture: Floats, view: View, weather: Conditions) -> None:
     light = weather.ambient + weather.beam * (1.0 - weather.ambient) * beam.astype(np.float32)
     light = cv2.resize(light.astype(np.float32), (view.width, view.height))[..., None]
     # Paint has glass beads in it that send light back to where it comes from.
-    bright = np.clip((picture.max(axis=2, keepdims=True) - 150.0) / 60.0, 0.0, 1.0)
+    blue, green, red = cv2.split(picture)
+    brightest = cv2.max(cv2.max(blue, green), red)[..., None]
+    bright = np.clip((brightest - 150.0) / 60.0, 0.0, 1.0)
     picture *= light * (1.0 + 0.9 * bright * (light > weather.ambient + 0.02))
     if weather.ambient < 0.5:
         picture *= np.array((0.92, 0.98, 1.05), np.float32)
