@@ -54,8 +54,11 @@ class Served:
         self.repository = folder / "models"
         write_onnx(folder)
         self.make(backend)
+        if backend == "paddle":
+            self.make(backend, "old")
         settings = folder / "edge-server.toml"
-        settings.write_text(f'[python]\ninterpreters = {{ {backend} = "{self.python}" }}\n')
+        other = f'{backend} = "{self.python}"' if self.python != sys.executable else ""
+        settings.write_text(f"[python]\ninterpreters = {{ {other} }}\n")
         repositories = [self.repository, *folder.glob("tutorial_*")]
         self.process = Process(
             folder,
@@ -180,20 +183,17 @@ def graph_of(nodes: list[Any], x: list[Any], y: list[Any], weights: list[Any]) -
     return helper.make_graph(nodes, "g", [given], [made], weights)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "openvino",
-        *(
-            pytest.param(each, marks=pytest.mark.long)
-            for each in ("pytorch", "tensorflow", "paddle")
-        ),
-    ],
-)
+def params(*backends: str) -> list[Any]:
+    """The frameworks as parameters; those whose environments are large are for the long tests."""
+    return [
+        pytest.param(each, marks=() if each == "openvino" else pytest.mark.long)
+        for each in backends
+    ]
+
+
+@pytest.fixture(scope="module", params=params(*MODULES))
 def served(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Served]:
     made = Served(request.param, tmp_path_factory.mktemp(request.param))
-    if request.param == "paddle":
-        made.make("paddle", "old")
     yield made
     made.close()
 

@@ -13,10 +13,20 @@ from paddle.nn import functional
 old = sys.argv[2:] == ["old"]
 
 
+def parameters(layer: Any, weights: list[Any]) -> list[Any]:
+    """The weights as parameters of the layer, which alone are saved."""
+    made = []
+    for index, weight in enumerate(weights):
+        value = paddle.nn.initializer.Assign(weight)
+        made.append(layer.create_parameter(weight.shape, default_initializer=value))
+        layer.add_parameter(f"w{index}", made[-1])
+    return made
+
+
 class Net(paddle.nn.Layer):
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = (paddle.to_tensor(w) for w in networks.net_weights())
+        self.weight, self.bias = parameters(self, networks.net_weights())
 
     def forward(self, x: Any) -> Any:
         return functional.relu(functional.conv2d(x, self.weight, self.bias, padding=1))
@@ -25,7 +35,7 @@ class Net(paddle.nn.Layer):
 class Lane(paddle.nn.Layer):
     def __init__(self) -> None:
         super().__init__()
-        self.weights = [paddle.to_tensor(w) for w in networks.lane_weights()]
+        self.weights = parameters(self, networks.lane_weights())
 
     def forward(self, x: Any) -> Any:
         for at in (0, 2, 4):

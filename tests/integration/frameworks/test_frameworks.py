@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from edge_server.backends.frameworks.backend import complete
+from edge_server.errors import ModelConfigError
+from edge_server.model_config import completion
+from edge_server.model_config.config import Completion, ModelConfig
+from edge_server.model_config.files import ModelFiles
+from edge_server.settings import Python
 from tests.integration.frameworks import networks
+from tests.integration.frameworks.conftest import params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.integration.frameworks.conftest import Served
+
+
+def of(*backends: str) -> Any:
+    """The test is for these frameworks: the others have no such models."""
+    return pytest.mark.parametrize("served", params(*backends), indirect=True, scope="module")
+
 
 CLIENTS, REQUESTS = 4, 30
 
@@ -30,11 +47,6 @@ def close(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and bool(
         np.abs(made - expected).max() <= networks.TOLERANCE * max(1.0, np.abs(expected).max())
     )
-
-
-def only_for(served: Served, *backends: str) -> None:
-    if served.backend not in backends:
-        pytest.skip(f"{served.backend} has no such models")
 
 
 @pytest.fixture
@@ -132,8 +144,8 @@ def test_a_reload_under_load_fails_no_request(
     assert before.isdisjoint(served.wait_for_children("net_", 2))
 
 
+@of("openvino", "pytorch", "tensorflow")
 def test_a_file_that_declares_its_tensors_completes_the_configuration(served: Served) -> None:
-    only_for(served, "openvino", "pytorch", "tensorflow")
     model = "lane" if served.backend == "tensorflow" else "completed"
     config = served.load(model)
     assert config.max_batch_size == 4
@@ -150,8 +162,8 @@ def test_a_file_that_declares_its_tensors_completes_the_configuration(served: Se
     served.client.unload_model(model)
 
 
+@of("openvino", "tensorflow")
 def test_a_configuration_that_the_file_does_not_agree_with_is_refused(served: Served) -> None:
-    only_for(served, "openvino", "tensorflow")
     path = served.repository / "net" / "config.pbtxt"
     good = path.read_text()
     path.write_text(good.replace('name: "x"', 'name: "other"'))
@@ -162,8 +174,8 @@ def test_a_configuration_that_the_file_does_not_agree_with_is_refused(served: Se
         path.write_text(good)
 
 
+@of("pytorch", "tensorflow")
 def test_texts_pass_as_they_are(served: Served) -> None:
-    only_for(served, "pytorch", "tensorflow")
     texts = np.array(["Straße".encode(), b"", b"x" * 1000], np.object_)
     if served.backend == "pytorch":
         served.load("texts")
@@ -180,8 +192,8 @@ def test_texts_pass_as_they_are(served: Served) -> None:
     served.client.unload_model("simple_identity")
 
 
+@of("pytorch", "tensorflow")
 def test_tritons_documented_repositories_load_unchanged(served: Served) -> None:
-    only_for(served, "pytorch", "tensorflow")
     if served.backend == "pytorch":
         x = np.full((3, 224, 224), 0.5, np.float32)
         served.load("resnet50")
@@ -207,3 +219,26 @@ def test_tritons_documented_repositories_load_unchanged(served: Served) -> None:
     made = served.only("inception_graphdef", np.zeros((1, 299, 299, 3), np.float32))
     assert np.allclose(made.sum(), 1, atol=1e-3)
     served.client.unload_model("inception_graphdef")
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "fault"),
+    [
+        (sys.executable, f"{sys.executable} -m pip install paddlepaddle"),
+        ("/bin/false", "/bin/false is no Python that runs"),
+        ("/nowhere/python", "/nowhere/python is no Python that runs"),
+    ],
+)
+def test_a_python_without_the_framework_is_named_with_what_mends_it(
+    tmp_path: Path, interpreter: str, fault: str
+) -> None:
+    (tmp_path / "1").mkdir()
+    for name in ("model.pdmodel", "model.pdiparams"):
+        (tmp_path / "1" / name).touch()
+    files = ModelFiles("m", tmp_path, {1: tmp_path / "1"})
+    message = text_format.Parse('backend: "paddle" ' + networks.config("x", "y"), pb.ModelConfig())
+    chosen = Completion(python=Python(interpreters={"paddle": interpreter}))
+    completion.complete(message, files, chosen)
+    with pytest.raises(ModelConfigError) as caught:
+        complete(files, 1, ModelConfig.of(message, chosen))
+    assert fault in str(caught.value)
