@@ -43,6 +43,7 @@ class Admission:
     Args:
         limit, streams: see above.
         too_many: returns the error where so many streams are open.
+        stopping: the text for callers after `close`.
 
     Attributes:
         inside: the number of callers inside.
@@ -53,7 +54,9 @@ class Admission:
         limit: int,
         streams: int = 8,
         too_many: Callable[[int], EdgeServerError] = _too_many_streams,
+        stopping: str = SHUTTING_DOWN,
     ) -> None:
+        self._stopping = stopping
         self._limit = limit
         self._streams = streams
         self._too_many = too_many
@@ -67,7 +70,7 @@ class Admission:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
             if self._closed or self.inside == self._limit:
-                raise self.refusal() or Unavailable(SHUTTING_DOWN)
+                raise self.refusal() or Unavailable(self._stopping)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +82,7 @@ class Admission:
     def refusal(self) -> Unavailable | None:
         """Return the error that a caller would get now; None if it would be admitted."""
         if self._closed:
-            return Unavailable(SHUTTING_DOWN)
+            return Unavailable(self._stopping)
         if self.inside == self._limit:
             return Unavailable(
                 f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
@@ -96,7 +99,7 @@ class Admission:
         """
         with self._changed:
             if self._closed:
-                raise Unavailable(SHUTTING_DOWN)
+                raise Unavailable(self._stopping)
             if len(self._open_streams) == self._streams:
                 raise self._too_many(self._streams)
             self._open_streams.append(when_closed)
@@ -128,13 +131,17 @@ class ByteBudget:
 
     Args:
         limit_bytes: of all messages together.
+        setting: the name of that limit, for error texts.
 
     Attributes:
         used_bytes: of the messages in flight.
     """
 
-    def __init__(self, limit_bytes: int = 192 * MIB) -> None:
+    def __init__(
+        self, limit_bytes: int = 192 * MIB, setting: str = "grpc.max_pending_bytes"
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self._setting = setting
         self._changed = threading.Condition()
         self.used_bytes = 0
 
@@ -156,7 +163,7 @@ class ByteBudget:
             if not self._fits(size_bytes):
                 raise Unavailable(
                     f"Exceeds maximum queue size: messages of {self.used_bytes} bytes are in "
-                    f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
+                    f"flight already, and of {self.limit_bytes} at most ({self._setting}); "
                     f"this one has {size_bytes}"
                 )
             self.used_bytes += size_bytes
@@ -186,7 +193,7 @@ class ByteBudget:
             if size_bytes > request_bytes and others and others + size_bytes > self.limit_bytes:
                 raise Unavailable(
                     f"Exceeds maximum queue size: messages of {others} bytes are in flight "
-                    f"already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); the "
+                    f"already, and of {self.limit_bytes} at most ({self._setting}); the "
                     f"response has {size_bytes}"
                 )
             self.used_bytes += size_bytes

@@ -234,10 +234,18 @@ def to_response_message(
         output = outputs.add(name=name, datatype=value.datatype.value, shape=array.shape)
         data = to_raw(array)
         if isinstance(form, RegionSlice):
-            form.write(name, memoryview(data), output.parameters)
+            form.write(name, memoryview(data))
+            _name_region(output.parameters, form, len(data))
             data = b""
         raw.append(data)
     return message, raw
+
+
+def _name_region(parameters: Any, place: RegionSlice, written_bytes: int) -> None:
+    parameters["shared_memory_region"].string_param = place.region.name
+    parameters["shared_memory_byte_size"].int64_param = written_bytes
+    if place.offset:
+        parameters["shared_memory_offset"].int64_param = place.offset
 
 
 def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:

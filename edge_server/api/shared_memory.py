@@ -16,7 +16,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -118,8 +118,8 @@ class RegionSlice:
         """
         return self.of.copy_of(self)
 
-    def write(self, name: str, data: memoryview, parameters: Any) -> None:
-        """Write the output `name` to the slice, and record the region in its `parameters`.
+    def write(self, name: str, data: memoryview) -> None:
+        """Write the output `name` to the slice.
 
         Raises:
             InternalError: the output does not fit.
@@ -131,10 +131,6 @@ class RegionSlice:
                 "results"
             )
         self.region.write(self.offset, data)
-        parameters["shared_memory_region"].string_param = self.region.name
-        parameters["shared_memory_byte_size"].int64_param = data.nbytes
-        if self.offset:
-            parameters["shared_memory_offset"].int64_param = self.offset
 
 
 class SharedMemory:

@@ -12,15 +12,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.api.access import AccessRules
 from edge_server.api.grpc.credentials import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
+from edge_server.api.headers import HeaderForwarding
 from edge_server.api.http.listeners import http_listeners
 from edge_server.api.http.page.pictures import PictureWriter
 from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
@@ -39,6 +43,7 @@ from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_per
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, SettingsError, StageStuck
 from edge_server.gpu.devices import Devices
+from edge_server.inference.control import BoundedControl
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.otlp import SpanSender
@@ -126,6 +131,7 @@ class Daemon:
         self._spans = _span_sender(settings, identity)
         tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
+        tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
         requests = RequestMetrics()
         self._grpc = GrpcServer(
             self.data_plane,
@@ -136,7 +142,21 @@ class Daemon:
             client_shared_memory=serving.client_shared_memory,
             tracer=tracer,
             log_switches=log_switches,
+            tokens=tokens,
             requests=requests,
+        )
+        rest = RestApi(
+            self.data_plane,
+            serving.name,
+            VERSION,
+            AccessRules.of_http(settings.http, settings.grpc, tokens),
+            tracer,
+            log_switches,
+            BoundedControl(self.control, LOADS_AT_ONCE),
+            self._grpc.shared_memory,
+            HeaderForwarding(settings.http.forward_headers),
+            settings.http.max_body_bytes,
+            requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
@@ -153,7 +173,8 @@ class Daemon:
             lane_feed.forget(name)
 
         self._board = board = BoardWatch(
-            clock=ClockWatch(required=settings.device.clock == "synchronized")
+            clock=ClockWatch(required=settings.device.clock == "synchronized"),
+            recording=lambda: "" if self._recorder is None else self._recorder.failure,
         )
 
         def calibration_of_camera(name: str) -> Calibration | None:
@@ -222,9 +243,11 @@ class Daemon:
             self._pictures,
             self.events,
             settings.vehicle.width_m,
+            may_read=None if tokens is None else tokens.may_read,
             host_names=settings.http.host_names,
         )
-        self._http = HttpServer(http_listeners(settings, self.data_plane, sources, page))
+        self._rest = rest
+        self._http = HttpServer(http_listeners(settings, rest, sources, page))
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -398,6 +421,7 @@ class Daemon:
         self._stop_by = time.monotonic() + self._exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
+        self._rest.gate.close()
         self._cameras.ask_to_stop()
         if self._reload is not None:
             self._reload.stop(self._left_s())

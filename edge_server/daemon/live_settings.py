@@ -79,12 +79,14 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "http": dict.fromkeys(
         (
-            *("enabled", "host", "port", "insecure", "host_names"),
-            *("max_body_bytes", "max_pending_bytes"),
+            *("enabled", "host", "port", "insecure", "max_body_bytes", "max_pending_bytes"),
+            *("restricted", "forward_headers", "host_names"),
             *("message_timeout_ms", "idle_timeout_ms", "max_connections", "max_header_bytes"),
         ),
         RESTART,
     ),
+    # What is in the file applies at once.
+    "access": {"tokens_file": RESTART},
     "http.tls": dict.fromkeys(("enabled", "mutual", "certificate", "key", "client_ca"), RESTART),
     "metrics": dict.fromkeys(
         (
@@ -179,6 +181,6 @@ def shown(name: str, value: Any) -> str:
 
 def _without_secrets(name: str, value: Any) -> Any:
     """The values of restricted headers are passwords; every other secret is in a file."""
-    if name == "grpc.restricted":
+    if name in ("grpc.restricted", "http.restricted"):
         return [{**each, "value": "…"} for each in value]
     return value

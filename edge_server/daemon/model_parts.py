@@ -86,6 +86,8 @@ def python_of(settings: Settings) -> Python:
         str(store_directory(settings.repository)),
         str(state_directory()),
         settings.grpc.tls.key,
+        settings.http.tls.key,
+        settings.access.tokens_file or "",
         settings.grpc.socket or "",
         (settings.mqtt.password_file if settings.mqtt else None) or "",
         *(camera.credentials_file or "" for camera in settings.cameras.values()),

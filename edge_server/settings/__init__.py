@@ -19,9 +19,10 @@ from edge_server.settings.sections import (
     TracingSection,
     Vehicle,
 )
-from edge_server.settings.transport import Grpc, Http, Restriction, Tls
+from edge_server.settings.transport import Access, Grpc, Http, Restriction, Tls
 
 __all__ = [
+    "Access",
     "CameraSection",
     "DeviceSection",
     "EventsSection",

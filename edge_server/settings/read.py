@@ -31,9 +31,10 @@ from edge_server.settings.sections import (
     TraceSection,
     TracingSection,
     Vehicle,
+    is_loopback,
 )
 from edge_server.settings.text_file import read_text_file
-from edge_server.settings.transport import Grpc, Http, Tls
+from edge_server.settings.transport import Access, Grpc, Http, Tls
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,6 +57,7 @@ class Settings(Section, frozen=True):
     python: Python = Python()
     grpc: Grpc = Grpc()
     http: Http = Http()
+    access: Access = Access()
     metrics: Metrics = Metrics()
     trace: TraceSection = TraceSection()
     tracing: TracingSection = TracingSection()
@@ -76,6 +78,16 @@ class Settings(Section, frozen=True):
             ("metrics", metrics.enabled, metrics.port),
         )
         ports = {name: port for name, enabled, port in addresses if enabled and port}
+        if (
+            http.enabled
+            and grpc.control == "everywhere"
+            and not (is_loopback(http.host) or http.tls.mutual or self.access.tokens_file)
+        ):
+            raise ValueError(
+                f'http: grpc.control = "everywhere" lets whoever reaches {http.host} load models, '
+                'which may be programs; set it to "unix" or "off", require client certificates '
+                "(mutual in [http.tls]), or give tokens ([access] tokens_file)"
+            )
         for (one, port), (other, its_port) in combinations(ports.items(), 2):
             if port == its_port:
                 raise ValueError(

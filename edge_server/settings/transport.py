@@ -59,7 +59,8 @@ class Tls(Section, frozen=True):
 
 
 class Restriction(Section, frozen=True):
-    """`[[grpc.restricted]]`: `protocols` serve only calls whose `header` has the value `value`."""
+    """`[[grpc.restricted]]`, `[[http.restricted]]`: `protocols` serve only calls whose `header` has
+    the value `value`."""
 
     protocols: Annotated[tuple[Protocol, ...], msgspec.Meta(min_length=1)]
     header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_.-]+$")]
@@ -147,22 +148,26 @@ class Grpc(Section, frozen=True):
                 '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
                 "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
-        try:
-            re.compile(self.forward_headers)
-        except re.error as error:
-            raise ValueError(f"forward_headers: no regular expression: {error}") from None
+        _check_pattern(self.forward_headers)
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
         ):
             raise ValueError(f"socket: the path must have 1 to {_LONGEST_SOCKET_PATH_BYTES} bytes")
         if self.control == "unix" and self.socket is None:
             raise ValueError('control = "unix" needs a socket (--grpc-socket)')
-        protocols = [name for each in self.restricted for name in each.protocols]
-        for name in protocols:
-            if protocols.count(name) > 1:
-                raise ValueError(
-                    f"restricted protocol '{name}' can not be specified in multiple config groups"
-                )
+        _check_restricted(self.restricted)
+
+
+class Access(Section, frozen=True):
+    """`[access]`: who may call over TCP; the Unix socket is open to those who may open its file.
+
+    Attributes:
+        tokens_file: a line for each bearer token: its scopes (`read`, `infer`, `control`; separated
+            by commas), and the token. Only its owner may read it, and its group at most. Changes
+            apply at once. Without the file nobody needs a token.
+    """
+
+    tokens_file: str | None = None
 
 
 class Http(Section, frozen=True):
@@ -171,8 +176,6 @@ class Http(Section, frozen=True):
     Attributes:
         port: of TCP; 0 takes a free one.
         insecure: allows another address than the loopback without TLS.
-        host_names: by which browsers may call the page, beside the name of this machine and its
-            addresses; any other name may lead a browser here against its user's will.
         max_body_bytes: of a request; a longer one is refused before it is read.
         max_pending_bytes: of the bodies of all requests in flight.
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
@@ -180,6 +183,9 @@ class Http(Section, frozen=True):
         idle_timeout_ms: a connection without a request is closed after this time.
         max_connections: one more ends the connection that has kept the server waiting longest.
         max_header_bytes: of one request, its first line included.
+        forward_headers: headers that it matches become request parameters.
+        host_names: by which browsers may call the page, beside the name of this machine and its
+            addresses; any other name may lead a browser here against its user's will.
     """
 
     enabled: bool = True
@@ -187,6 +193,8 @@ class Http(Section, frozen=True):
     port: Port = 8000
     insecure: bool = False
     tls: Tls = Tls()
+    restricted: tuple[Restriction, ...] = ()
+    forward_headers: str = ""
     host_names: tuple[str, ...] = ()
     max_body_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
@@ -201,4 +209,22 @@ class Http(Section, frozen=True):
                 f"{self.host} is beyond the loopback, where anybody could send requests and listen "
                 "in plain text; encrypt it with [http.tls], or set insecure = true "
                 "(--http-insecure) if that is meant"
+            )
+        _check_pattern(self.forward_headers)
+        _check_restricted(self.restricted)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"forward_headers: no regular expression: {error}") from None
+
+
+def _check_restricted(restricted: tuple[Restriction, ...]) -> None:
+    protocols = [name for each in restricted for name in each.protocols]
+    for name in protocols:
+        if protocols.count(name) > 1:
+            raise ValueError(
+                f"restricted protocol '{name}' can not be specified in multiple config groups"
             )

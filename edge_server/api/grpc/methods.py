@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
 from edge_server.api import statuses
-from edge_server.api.access import TRITON
+from edge_server.api.access import TRITON, UPDATES
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.process.utf8 import as_utf8
 
@@ -61,7 +61,7 @@ def method_handlers(
         if method.name not in vars(type(servicer)) or behaviour is None:
             behaviour = _refusing(method.name)
         elif method.name not in over_bytes:
-            behaviour = _parsing(method, behaviour, rules.update_refusal(path) if rules else "")
+            behaviour = _parsing(method, behaviour, path, rules)
         # Errors become statuses here rather than in an interceptor, which would slow every call.
         make = streaming if method.server_streaming else unary
         handlers[method.name] = make(behaviour, path, traffic, rules)
@@ -129,7 +129,10 @@ def _allowed(
         return respond
 
     def respond_if_allowed(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        refusal = rules.refusal(path, context.invocation_metadata())
+        metadata = context.invocation_metadata()
+        if (token := rules.token_refusal(path, metadata)) is not None:
+            context.abort(status_of(token), str(token))
+        refusal = rules.refusal(path, metadata)
         if refusal:
             # Triton's own status, and in our services the one that says what it is.
             triton = path.startswith((TRITON, "/grpc."))
@@ -140,8 +143,11 @@ def _allowed(
     return respond_if_allowed
 
 
-def _parsing(method: Any, behaviour: Callable[..., Any], update_refusal: str) -> Callable[..., Any]:
-    """Return a behaviour over bytes; a request with settings to change gets `update_refusal`."""
+def _parsing(
+    method: Any, behaviour: Callable[..., Any], path: str, rules: AccessRules | None
+) -> Callable[..., Any]:
+    """Return a behaviour over bytes; `rules` may refuse a request with settings to change."""
+    is_update = rules is not None and path in UPDATES
     parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
     name = method.input_type.name
 
@@ -155,8 +161,12 @@ def _parsing(method: Any, behaviour: Callable[..., Any], update_refusal: str) ->
             message = parse(request)
         except DecodeError as error:
             raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
-        if update_refusal and message.settings:
-            raise errors.Unavailable(update_refusal)
+        if is_update and rules is not None and message.settings:
+            metadata = context.invocation_metadata()
+            if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
+                raise token
+            if update_refusal := rules.update_refusal(path):
+                raise errors.Unavailable(update_refusal)
         written: bytes = behaviour(message, context).SerializeToString()
         return written
 

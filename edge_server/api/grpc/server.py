@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Handler
+    from edge_server.api.tokens import Tokens
     from edge_server.errors import EdgeServerError
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
@@ -72,8 +73,12 @@ class GrpcServer:
         name: the server's name for clients.
         control, log_switches: see `TritonServicer`.
         client_shared_memory: clients may register regions.
+        tokens: that calls over TCP need; None needs none.
         tracer: traces requests; None traces none.
         requests: counts inference requests; None counts them for nobody.
+
+    Attributes:
+        shared_memory: the clients' regions; None where there are none.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -92,6 +97,7 @@ class GrpcServer:
         client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
+        tokens: Tokens | None = None,
         requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
@@ -102,18 +108,19 @@ class GrpcServer:
         self._reflection = settings.reflection
         self._services = list(_SERVICES)
         self._socket: UnixSocket | None = None
+        self.shared_memory = (
+            SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
+        )
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
         requests = requests or RequestMetrics()
         pattern = settings.forward_headers
         headers = HeaderForwarding(pattern) if pattern else None
-        shared_memory = (
-            SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
-        )
+        shared_memory = self.shared_memory
 
         def side(*, unix: bool) -> _Side:
-            made = _Side(settings, AccessRules.of(settings, unix=unix), unix=unix)
+            made = _Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
 
             def refusal() -> EdgeServerError | None:
                 reason = made.refusal()

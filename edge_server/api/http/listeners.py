@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from edge_server.api.http.page.state import PageSources
+    from edge_server.api.http.rest.api import RestApi
     from edge_server.api.http.sources import Sources
-    from edge_server.inference.data_plane import DataPlane
     from edge_server.settings import Settings
 
 
 def http_listeners(
-    settings: Settings, data_plane: DataPlane, sources: Sources, page: PageSources
+    settings: Settings, rest: RestApi, sources: Sources, page: PageSources
 ) -> Sequence[HttpListener]:
     """Return the listeners of `[http]` and `[metrics]`."""
     http, metrics = settings.http, settings.metrics
@@ -33,9 +33,9 @@ def http_listeners(
         from edge_server.api.http.rest.routes import rest_routes  # noqa: PLC0415 - likewise
 
         return [
-            *rest_routes(data_plane),
+            *rest_routes(rest),
             *page_routes(page),
-            *(metrics_routes(sources) if metrics.enabled else ()),
+            *(metrics_routes(sources, rest.rules) if metrics.enabled else ()),
         ]
 
     def metrics_only() -> Sequence[BaseRoute]:

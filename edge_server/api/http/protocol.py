@@ -7,12 +7,16 @@ nor one whose client does not read; and a header may have any length.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from edge_server.api.http.call import HttpCall
+
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
+
+    from edge_server.api.admission import ByteBudget
 
 # A body begins in the same read as its header.
 _ONE_READ_BYTES = 256 * 1024
@@ -27,12 +31,16 @@ class ConnectionLimits:
         message_timeout_s: for a request's header, again for its body, and again for the client to
             read what was sent.
         header_bytes: of one request, its first line included.
+        body_bytes: of one request.
+        budget: counts the bodies of all requests in flight.
         waiting: the connections whose client has not sent a whole request, the longest first.
     """
 
     connections: int
     message_timeout_s: float
     header_bytes: int
+    body_bytes: int
+    budget: ByteBudget
     waiting: dict[BoundedProtocol, None] = field(default_factory=dict, compare=False)
 
 
@@ -49,6 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0  # parsed
         self._unparsed_bytes = 0  # what arrived since the last request
+        self._call: HttpCall | None = None
         self._sending: TimerHandle | None = None
         self._reading: TimerHandle | None = None
 
@@ -67,6 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timers()
         self._limits.waiting.pop(self, None)
+        if self._call is not None:
+            self._call.cancel()
         super().connection_lost(exc)
 
     def cut_off(self) -> None:
@@ -107,18 +118,29 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self.send_400_response("Only HTTP/1.0 and HTTP/1.1 are served.")
             return
+        self._call = HttpCall(
+            _body_length(self.headers), self._limits.body_bytes, self._limits.budget
+        )
+        self._call.put_into(cast("dict[str, Any]", self.scope))
         super().on_headers_complete()
         self._await_client()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
-            super().on_body(body)
+        """Keep the body in one buffer; uvicorn would keep copies, and pause the client for them."""
+        call = self._call
+        if call is None or self.transport.is_closing() or self.cycle.response_complete:
+            return
+        call.add(body)
+        if call.refusal is not None:
+            self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._in_header = True
         self._unparsed_bytes = 0
         if not self.transport.is_closing():
             self._client_has_sent()
+            if self._call is not None:
+                self._call.complete()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -169,3 +191,15 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._sending = self._reading = None
+
+
+def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the declared length of a body, 0 without one; None of a chunked one. The parser has
+    seen to it that they are valid."""
+    length = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            length = int(value)
+    return length

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.api.admission import ByteBudget
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
@@ -216,7 +217,13 @@ def _server(each: HttpListener, context: ssl.SSLContext | None) -> uvicorn.Serve
 
     limits = each.limits
     bounds = ConnectionLimits(
-        limits.max_connections, limits.message_timeout_ms / 1e3, limits.max_header_bytes
+        limits.max_connections,
+        limits.message_timeout_ms / 1e3,
+        limits.max_header_bytes,
+        limits.max_body_bytes,
+        ByteBudget(
+            max(limits.max_pending_bytes, 2 * limits.max_body_bytes), "http.max_pending_bytes"
+        ),
     )
     config = uvicorn.Config(
         application(each.name, each.routes()),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from google.protobuf import json_format
 
 from edge_server.backends.parameters import Parameters
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.backends.python.shared_memory import MIB
+from edge_server.model_config.as_json import config_json
 from edge_server.model_config.config import ON_CPU
 
 if TYPE_CHECKING:
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 
     from edge_server.backends.server_context import ServerContext
     from edge_server.model_config.config import ModelConfig, Placement
-
-# Protobuf writes 64-bit integers as strings. For these fields Triton converts them back to numbers,
-# so that a model may use `dims` directly.
-_INTEGERS = frozenset(
-    {
-        "dims",
-        "shape",
-        "versions",
-        "model_version",
-        "max_queue_delay_microseconds",
-        "default_timeout_microseconds",
-        "max_sequence_idle_microseconds",
-    }
-)
 
 
 class PythonParameters(Parameters, frozen=True):
@@ -150,28 +136,3 @@ def start_message(
         sandbox.rules_of(config.completion.python),
         program.runner,
     )
-
-
-def config_json(message: Any) -> dict[str, Any]:
-    """Return an `inference.ModelConfig` as the dict that Triton gives to `model.py`; unset fields
-    are present with their defaults."""
-    whole = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    made: dict[str, Any] = _with_integers(whole)
-    return made
-
-
-def _with_integers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_integers(element) for element in value]
-    if not isinstance(value, dict):
-        return value
-    return {k: _integers(v) if k in _INTEGERS else _with_integers(v) for k, v in value.items()}
-
-
-def _integers(value: Any) -> Any:
-    if isinstance(value, dict):
-        # A parameter of that name, not the field.
-        return _with_integers(value)
-    return [int(element) for element in value] if isinstance(value, list) else int(value)

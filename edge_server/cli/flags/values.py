@@ -118,6 +118,12 @@ def restriction(given: str) -> dict[str, Any]:
     }
 
 
+def http_restriction(given: str) -> dict[str, Any]:
+    """`api,api:key=value`; the header is the key."""
+    found = restriction(given)
+    return {**found, "header": found["header"].removeprefix("triton-grpc-protocol-")}
+
+
 def host(given: str) -> str:
     """A host without a port, an IPv6 address without its brackets."""
     found = address(given)

@@ -60,7 +60,7 @@ def test_a_region_in_use_stays_listed_until_its_last_request_is_done(
         regions.find("r", 0, 4)
     with pytest.raises(AlreadyExists):
         regions.register("r", "key", 0, 100)
-    used.write("out", memoryview(b"1234"), pb.ModelInferResponse.InferOutputTensor().parameters)
+    used.write("out", memoryview(b"1234"))
     del used
     assert regions.regions("") == []
     regions.register("r", "key", 0, 100)
@@ -76,11 +76,9 @@ def test_a_slice_is_read_at_the_right_place(regions: SharedMemory) -> None:
 def test_what_was_read_stays_what_it_was_when_the_object_changes(regions: SharedMemory) -> None:
     regions.register("r", "key", 10, 50)
     before = regions.find("r", 0, 50).read()
-    parameters = pb.ModelInferRequest().parameters
-    regions.find("r", 7, 4).write("y", memoryview(b"abcd"), parameters)
+    regions.find("r", 7, 4).write("y", memoryview(b"abcd"))
     assert bytes(before) == bytes(range(10, 60))
     assert bytes(regions.find("r", 7, 4).read()) == b"abcd"
-    assert parameters["shared_memory_offset"].int64_param == 7
 
 
 def test_a_region_that_is_unregistered_lives_as_long_as_a_request_has_it(
@@ -104,7 +102,7 @@ def test_an_object_that_has_become_smaller_is_an_error_not_a_crash(
     with pytest.raises(InvalidRequest, match="has become smaller"):
         regions.find("r", 0, 100).read()
     with pytest.raises(InvalidRequest, match="has become smaller"):
-        regions.find("r", 0, 100).write("y", memoryview(b"x"), {})
+        regions.find("r", 0, 100).write("y", memoryview(b"x"))
 
 
 def test_an_object_that_shrinks_while_it_is_read_is_an_error_not_a_crash(

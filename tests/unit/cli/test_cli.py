@@ -66,7 +66,7 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
     for output in (
         "--http-thread-count",
         "no effect: ",
-        "refused: ",
+        "only false: ",
         "Deprecated:",
         "(default: 8001)",
     ):
@@ -98,6 +98,8 @@ CODES = {
     "AlreadyExists": 1,
     "OutOfRange": 1,
     "LimitReached": 1,
+    "PermissionDenied": 1,
+    "Unauthenticated": 1,
     "DeadlineExceeded": 1,
     "Cancelled": 1,
     "InternalError": 1,

@@ -1,1 +1,4 @@
-"""KServe v2 over HTTP, as Triton serves it: `rest_routes` of `routes`."""
+"""KServe v2 over HTTP, as Triton serves it.
+
+`api` has what the daemon gives it, `table` every path, `routes` what Starlette serves.
+"""

@@ -1,28 +1,199 @@
-"""The routes of KServe v2 over HTTP."""
+"""What Starlette serves of `table`: each request waits for its function on a thread."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edge_server.api.access import UPDATES
+from edge_server.api.http.call import HttpCall
+from edge_server.api.http.rest.calls import Answer, RestCall
+from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
+from edge_server.api.http.rest.infer import error_answer
+from edge_server.api.http.rest.openapi import document
+from edge_server.api.http.rest.table import PATHS
+from edge_server.api.statuses import http_status
+from edge_server.errors import EdgeServerError
+from edge_server.process.utf8 import as_utf8
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
+    from starlette.types import Receive, Scope, Send
 
-    from edge_server.inference.data_plane import DataPlane
+    from edge_server.api.access import AccessRules
+    from edge_server.api.http.rest.api import RestApi
+    from edge_server.api.http.rest.table import Path
+
+log = logging.getLogger(__name__)
+
+_LONGEST_TEXT = 4000
 
 
-def rest_routes(data_plane: DataPlane) -> Sequence[BaseRoute]:
-    """Return every path of the protocol."""
+def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
+    """Return every path of the protocol, and its description at `/openapi.json`."""
+    described = document(api.name, api.version)
 
-    async def live(_: Request) -> Response:
-        return Response()
+    async def openapi(_: Request) -> Response:
+        return Response(described, media_type="application/json")
 
-    async def ready(_: Request) -> Response:
-        return Response(status_code=200 if data_plane.server_ready() else 400)
+    routes: list[BaseRoute] = [Route("/openapi.json", openapi, methods=["GET"])]
+    for path, group in groupby(PATHS, key=lambda each: each.path):
+        by_method = {each.method: each for each in group}
+        routes.append(
+            Route(
+                path.replace("{version}", "{version:int}"),
+                _endpoint(api, by_method),
+                methods=list(by_method),
+            )
+        )
+    return routes
 
-    return [Route("/v2/health/live", live), Route("/v2/health/ready", ready)]
+
+def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        path = by_method["GET" if request.method == "HEAD" else request.method]
+        headers = dict(request.headers)
+        if (refused := _refusal(api.rules, path, headers)) is not None:
+            return refused
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        connection = HttpCall.of(request.scope)
+        call = RestCall(
+            request.method,
+            {k: str(v) for k, v in request.path_params.items()},
+            headers,
+            message["body"],
+            connection,
+        )
+        try:
+            if path.function is not None:
+                return _AsIs(await _on_thread(api, path.function, api, call))
+            return await _generate(api, call, streams=path.streams)
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
+            answer = _answer_of(error, request)
+            if path.runs_model:
+                api.requests.failed("http", str(answer.status))
+            return _AsIs(answer)
+
+    return serve
+
+
+def _refusal(rules: AccessRules, path: Path, headers: dict[str, str]) -> Response | None:
+    """Return the answer to a call that the rules refuse; its body is not looked at."""
+    name, updates = path.method_name, path.method == "POST" and path.method_name in UPDATES
+    if (token := rules.token_refusal(name, headers.items(), updates=updates)) is not None:
+        status = http_status(token)
+        more = (("www-authenticate", "Bearer"),) if status == 401 else ()
+        return _AsIs(error_answer(status, str(token)), more)
+    refusal = rules.refusal(name, headers.items()) or (
+        rules.update_refusal(name) if updates else ""
+    )
+    return _AsIs(error_answer(403, refusal)) if refusal else None
+
+
+async def _generate(api: RestApi, call: RestCall, *, streams: bool) -> Response:
+    responses = GeneratedResponses(asyncio.get_running_loop())
+    await _on_thread(api, start, api, call, responses)
+    first = await responses.next()
+    if streams:
+        return _Events(first, responses)
+    if first is None or await responses.next() is not None:
+        responses.end()
+        raise NOT_ONE
+    status, text = first
+    return _AsIs(Answer(status, (("content-type", "application/json"),), (text,)))
+
+
+def _answer_of(error: Exception, request: Request) -> Answer:
+    if isinstance(error, EdgeServerError):
+        return error_answer(http_status(error), as_utf8(str(error))[:_LONGEST_TEXT])
+    log.error("http %s: unforeseen error", request.url.path, exc_info=error)
+    return error_answer(500, as_utf8(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT])
+
+
+async def _on_thread(api: RestApi, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what `function` returns on one of the server's threads, or raise what it raises."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def work() -> None:
+        try:
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
+            loop.call_soon_threadsafe(_give, future, None, error)
+        else:
+            loop.call_soon_threadsafe(_give, future, result, None)
+
+    api.threads.submit(work)
+    return await future
+
+
+def _give(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # nobody waits any more
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+class _AsIs(Response):
+    """An answer whose parts are sent as they are, without a copy."""
+
+    def __init__(self, answer: Answer, more: Sequence[tuple[str, str]] = ()) -> None:
+        self._answer = answer
+        self._more = more
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        answer = self._answer
+        length = sum(len(part) for part in answer.parts)
+        headers = (*answer.headers, ("content-length", str(length)), *self._more)
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": [(name.encode(), value.encode()) for name, value in headers],
+            }
+        )
+        if scope["method"] != "HEAD":
+            for part in answer.parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _Events(Response):
+    """Server-sent events, one for each response of a model, as they come."""
+
+    def __init__(self, first: tuple[int, bytes] | None, responses: GeneratedResponses) -> None:
+        self._first = first
+        self._responses = responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        response = self._first
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200 if response is None else response[0],
+                "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+            }
+        )
+        try:
+            while response is not None:
+                event = b"data: " + response[1] + b"\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                response = await self._responses.next()
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._responses.end()

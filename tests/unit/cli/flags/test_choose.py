@@ -100,8 +100,16 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "reuse-http-port": [("true", REFUSED), ("false", IGNORED)],
     "http-thread-count": [("8", IGNORED)],
     "http-max-input-size": [("100000", ("http.max_body_bytes", 100000))],
-    "http-header-forward-pattern": [(".*", REFUSED)],
-    "http-restricted-api": [("health:k=v", REFUSED)],
+    "http-header-forward-pattern": [("my_.*", ("http.forward_headers", "my_.*"))],
+    "http-restricted-api": [
+        (
+            "health,inference:K=v",
+            (
+                "http.restricted",
+                ({"protocols": ("health", "inference"), "header": "k", "value": "v"},),
+            ),
+        )
+    ],
     "allow-sagemaker": [("true", REFUSED), ("false", IGNORED)],
     "sagemaker-port": [("8080", IGNORED)],
     "sagemaker-safe-port-range": [("1-2", IGNORED)],

@@ -1,0 +1,61 @@
+"""RestApi: what the REST paths work on, and what bounds them. Imports nothing of HTTP, which loads
+when the first client connects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edge_server.api.admission import Admission
+from edge_server.api.call_threads import CallThreads
+from edge_server.api.headers import HeaderForwarding
+from edge_server.api.request_metrics import RequestMetrics
+
+if TYPE_CHECKING:
+    from edge_server.api.access import AccessRules
+    from edge_server.api.shared_memory import SharedMemory
+    from edge_server.inference.control import ModelControl
+    from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.process.logs import LogSwitches
+
+# Each inference holds a thread while it waits for an instance, and each load; the rest answer
+# everything else.
+INFERENCES_AT_ONCE = 28
+LOADS_AT_ONCE = 4
+_STREAMS_AT_ONCE = 16
+_THREADS = INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
+STOPPING = "HTTP server is shutting down and has stopped accepting new requests."
+
+
+def _admission() -> Admission:
+    return Admission(INFERENCES_AT_ONCE, _STREAMS_AT_ONCE, stopping=STOPPING)
+
+
+@dataclass(frozen=True)
+class RestApi:
+    """The parts of the daemon that requests over HTTP use.
+
+    Attributes:
+        name: the server's, for clients.
+        control: loads and unloads models on request; None refuses such requests.
+        shared_memory: the clients' regions, the same as over gRPC; None refuses shared memory.
+        forwarding: of headers to models.
+        longest_bytes: of a request, also once it is decompressed.
+        requests: counts inference requests.
+        gate: admits inferences; closed when the daemon stops.
+    """
+
+    data_plane: DataPlane
+    name: str
+    version: str
+    rules: AccessRules
+    tracer: Tracer
+    log_switches: LogSwitches
+    control: ModelControl | None = None
+    shared_memory: SharedMemory | None = None
+    forwarding: HeaderForwarding = field(default_factory=HeaderForwarding)
+    longest_bytes: int = 64 * 1024 * 1024
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
+    gate: Admission = field(default_factory=_admission)
+    threads: CallThreads = field(default_factory=lambda: CallThreads(_THREADS, "http"))

@@ -1,0 +1,185 @@
+"""Generate: a flat JSON object of inputs and parameters, and a flat one, or many, in response."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.convert import to_infer_request
+from edge_server.api.http.rest import json_fields as fields
+from edge_server.api.http.rest.infer import error_answer
+from edge_server.api.http.rest.infer_request import set_parameter
+from edge_server.api.http.rest.tensor_data import encode, to_list, to_raw_contents
+from edge_server.api.statuses import http_status
+from edge_server.errors import EdgeServerError, InternalError, InvalidRequest
+from edge_server.process.utf8 import as_utf8
+
+if TYPE_CHECKING:
+    from edge_server.api.http.rest.api import RestApi
+    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.inference.registry import Lease
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, InferResponse, ResponseCallback
+    from edge_server.tensors import TensorSpec
+
+# Responses that wait for a client; then the model waits, for so long at most.
+_MOST_WAITING = 16
+_SLOW_READER_S = 10.0
+
+
+class GeneratedResponses:
+    """The responses to one request, passed from the model's threads to the event loop.
+
+    A model waits while `_MOST_WAITING` are not sent; after `_SLOW_READER_S`, and once the client is
+    gone, what it responds is dropped.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._over = False
+        self._complete = False
+        self._came = asyncio.Event()
+
+    def respond(self, response: ResponseCallback, final: bool) -> None:
+        """See `Respond`."""
+        written = None if response is None else _written(response)
+        with self._changed:
+            if written is not None and self._changed.wait_for(
+                lambda: self._over or len(self._waiting) < _MOST_WAITING, _SLOW_READER_S
+            ):
+                self._waiting.append(written)
+            self._complete = self._complete or final
+        self._loop.call_soon_threadsafe(self._came.set)
+
+    def end(self) -> None:
+        """The client is gone: let no model wait."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    async def next(self) -> tuple[int, bytes] | None:
+        """Return status and JSON of the next response; None after the last."""
+        while True:
+            self._came.clear()
+            with self._changed:
+                if self._waiting:
+                    self._changed.notify_all()
+                    return self._waiting.popleft()
+                if self._complete:
+                    return None
+            await self._came.wait()
+
+
+def start(api: RestApi, call: RestCall, responses: GeneratedResponses) -> None:
+    """Submit the request in the body; `responses` gets what comes of it.
+
+    Raises:
+        EdgeServerError: the request is refused.
+    """
+    with api.gate:
+        lease = api.data_plane.lease()
+        try:
+            request = _read(api, call, lease)
+        except BaseException:
+            lease.release()
+            raise
+        call.connection.when_cancelled(responses.end)
+        respond = api.requests.timed(
+            "http", request.model_name, responses.respond, lambda error: str(http_status(error))
+        )
+        api.data_plane.submit(request, respond, lease)
+
+
+def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:
+    loaded = lease.snapshot.find(call.model, call.version)
+    if call.headers.get("content-encoding", "") not in ("", "identity"):
+        raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
+    message, raw = generate_request(
+        call.model, call.version, loaded.config, fields.read_json(call.body)
+    )
+    request, _ = to_infer_request(message, raw, None, call.connection, config=loaded.config)
+    return api.forwarding.add(request, call.headers.items())
+
+
+def generate_request(
+    model: str, version: str, config: ModelConfig, given: dict[str, Any]
+) -> tuple[Any, list[bytes]]:
+    """Return the message of a generate request, and its raw contents.
+
+    A key that names an input is that input, a value or a list of them; `id` is the request's; every
+    other key is a parameter, also those in `parameters`.
+
+    Raises:
+        InvalidRequest, InternalError: Triton's texts and status.
+    """
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    inputs = {spec.name: spec for spec in config.inputs}
+    raw: list[bytes] = []
+    if "parameters" in inputs:
+        raise InvalidRequest(
+            "Keyword: 'parameters' for nested schema also given as input tensor name"
+        )
+    nested = fields.field(given, "parameters", fields.table, default={})
+    for key, value in [*given.items(), *nested.items()]:
+        if key == "parameters":
+            continue
+        if key in inputs:
+            raw.append(_add_input(message, inputs[key], config, value))
+        elif key == "id" and isinstance(value, str):
+            message.id = value
+        else:
+            set_parameter(message.parameters, key, value)
+    return message, raw
+
+
+def _add_input(message: Any, spec: TensorSpec, config: ModelConfig, value: Any) -> bytes:
+    count = len(value) if isinstance(value, list) else 1
+    shape = list(config.full_shape(spec))
+    fixed = math.prod(dim for dim in shape if dim != -1)
+    left, rest = divmod(count, fixed) if fixed else (0, 1)
+    if rest == 0:
+        # The innermost dimension that is free takes all, and the others are 1.
+        for place in reversed(range(len(shape))):
+            if shape[place] == -1:
+                shape[place], left = left, 1
+    if rest or left != 1:
+        raise InvalidRequest(
+            f"The schema can not convert input '{spec.name}' to tensor with proper shape"
+        )
+    message.inputs.add(name=spec.name, datatype=spec.datatype.value, shape=shape)
+    return to_raw_contents(spec.name, spec.datatype, count, value)
+
+
+def _written(response: InferResponse | EdgeServerError) -> tuple[int, bytes]:
+    if not isinstance(response, EdgeServerError):
+        try:
+            return 200, _flat(response)
+        except EdgeServerError as error:
+            response = error
+    answer = error_answer(http_status(response), as_utf8(str(response)))
+    return answer.status, bytes(answer.parts[0])
+
+
+def _flat(response: InferResponse) -> bytes:
+    """Return a response as one flat object; a tensor of one element is that element."""
+    made: dict[str, Any] = {"id": response.id} if response.id else {}
+    made |= {"model_name": response.model_name, "model_version": response.model_version}
+    made |= response.parameters
+    for name, tensor in response.outputs.items():
+        values = to_list(name, tensor.array, tensor.datatype)
+        made[name] = values[0] if len(values) == 1 else values
+    ordered = {name: made[name] for name in sorted(made)}
+    return encode(ordered, [tensor.array for tensor in response.outputs.values()])
+
+
+NOT_ONE = InternalError(
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)

@@ -1,0 +1,182 @@
+"""Inference: a body becomes a request, and a response the parts of an answer."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edge_server.api.call_traces import HTTP, UnaryTrace
+from edge_server.api.contents import to_raw
+from edge_server.api.convert import Classification, to_infer_request
+from edge_server.api.http.rest.calls import JSON, Answer
+from edge_server.api.http.rest.infer_request import Wanted, json_length, json_request, raw_request
+from edge_server.api.http.rest.tensor_data import encode, to_list
+from edge_server.api.shared_memory import RegionSlice
+from edge_server.errors import InvalidRequest, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from edge_server.api.convert import OutputForm
+    from edge_server.api.http.rest.api import RestApi
+    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.requests import InferResponse
+
+_COMPRESSED = {"gzip": 31, "deflate": 15}  # zlib's window bits, the header included
+_PART_BYTES = 64 * 1024
+_FASTEST = 1
+
+
+def infer(api: RestApi, call: RestCall) -> Answer:
+    """Run the request in the body on the model.
+
+    Raises:
+        EdgeServerError: it is refused, or the model failed.
+    """
+    with api.gate, api.data_plane.lease() as snapshot:
+        loaded = snapshot.find(call.model, call.version)
+        config = loaded.config
+        if config.decoupled:
+            raise Unsupported(
+                "HTTP end point doesn't support models with decoupled transaction policy"
+            )
+        body = decompressed(api, call)
+        length = json_length(call.headers, len(body))
+        if length:
+            message, raw, wanted = json_request(call.model, call.version, body, length)
+        else:
+            message, raw = raw_request(call.model, call.version, config, body)
+            wanted = Wanted(others_binary=True)
+        request, forms = to_infer_request(
+            message, raw, None, call.connection, api.shared_memory, config=config
+        )
+        request = api.forwarding.add(request, call.headers.items())
+        trace = None
+        if api.tracer.traces:
+            times = call.connection
+            trace = UnaryTrace(api.tracer, times.began_ns, HTTP, times.read_ns)
+            request = trace.begin(request, times.when_answered, call.headers.items)
+        response = snapshot.run(loaded, request)
+        api.requests.responded("http", config.name, call.connection.read_ns)
+    answer = to_answer(response, forms, wanted)
+    if trace is not None:
+        trace.send()
+    return compressed(answer, call.headers.get("accept-encoding", ""))
+
+
+def decompressed(api: RestApi, call: RestCall) -> memoryview:
+    """Return the body as it was before the client compressed it.
+
+    Raises:
+        Unsupported: in another way than gzip or deflate.
+        InvalidRequest: it is not compressed in that way, or too long.
+    """
+    encoding = call.headers.get("content-encoding", "")
+    if encoding in ("", "identity"):
+        return call.body
+    if encoding not in _COMPRESSED:
+        raise Unsupported("Unsupported compression type")
+    reader = zlib.decompressobj(_COMPRESSED[encoding])
+    try:
+        whole = reader.decompress(call.body, api.longest_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not compressed with {encoding}: {error}") from error
+    if len(whole) > api.longest_bytes:
+        raise InvalidRequest(
+            f"the body has more than {api.longest_bytes} bytes when it is decompressed "
+            "(http.max_body_bytes)"
+        )
+    if not reader.eof:
+        raise InvalidRequest(f"the body ends before its {encoding} data does")
+    return memoryview(whole)
+
+
+def to_answer(response: InferResponse, forms: Mapping[str, OutputForm], wanted: Wanted) -> Answer:
+    """Return the answer with JSON and, behind it, the outputs wanted as binary data: views.
+
+    Raises:
+        InvalidRequest, InternalError: an output does not travel in the wanted form.
+    """
+    outputs: list[dict[str, Any]] = []
+    arrays: list[NDArray[Any]] = []
+    binary: list[bytes | memoryview] = []
+    for name, tensor in response.outputs.items():
+        form = forms.get(name)
+        value = form.of(tensor) if isinstance(form, Classification) else tensor
+        array = value.array
+        output: dict[str, Any] = {
+            "name": name,
+            "datatype": value.datatype.value,
+            "shape": list(array.shape),
+        }
+        if isinstance(form, RegionSlice):
+            form.write(name, memoryview(to_raw(array)))
+            output["parameters"] = _region(form, array)
+        elif wanted.is_binary(name):
+            raw = to_raw(array)
+            output["parameters"] = {"binary_data_size": len(raw)}
+            if len(raw):
+                binary.append(raw)
+        else:
+            output["data"] = to_list(name, array, value.datatype)
+            arrays.append(array)
+        outputs.append(output)
+    message: dict[str, Any] = {"id": response.id} if response.id else {}
+    message |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        message["parameters"] = dict(response.parameters)
+    text = encode(message | {"outputs": outputs}, arrays)
+    if not binary:
+        return Answer(200, JSON, (text,))
+    headers = (
+        ("content-type", "application/octet-stream"),
+        ("inference-header-content-length", str(len(text))),
+    )
+    return Answer(200, headers, (text, *binary))
+
+
+def _region(form: RegionSlice, array: NDArray[Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "shared_memory_region": form.region.name,
+        "shared_memory_byte_size": len(to_raw(array)) if array.dtype.hasobject else array.nbytes,
+    }
+    return described | ({"shared_memory_offset": form.offset} if form.offset else {})
+
+
+def compressed(answer: Answer, accepts: str) -> Answer:
+    """Return the answer as the client accepts it: compressed where that is all it accepts, or where
+    it is JSON. Tensors gain little and cost much, and some clients name gzip at every request."""
+    encoding = _wanted_encoding(accepts)
+    only = "," not in accepts
+    if encoding not in _COMPRESSED or not (only or answer.headers == JSON):
+        return answer
+    writer = zlib.compressobj(_FASTEST, wbits=_COMPRESSED[encoding])
+    parts = [
+        writer.compress(memoryview(part)[start : start + _PART_BYTES])
+        for part in answer.parts
+        for start in range(0, len(part), _PART_BYTES)
+    ]
+    headers = (*answer.headers, ("content-encoding", encoding))
+    return Answer(answer.status, headers, (b"".join([*parts, writer.flush()]),))
+
+
+def _wanted_encoding(accepts: str) -> str:
+    """Return the encoding of the highest weight, the first of equals."""
+    best, most = "identity", 0.0
+    for each in accepts.split(","):
+        name, _, weight = each.strip().partition(";q=")
+        try:
+            weighs = float(weight) if weight else 1.0
+        except ValueError:
+            continue
+        if name in ("identity", *_COMPRESSED) and weighs > most:
+            best, most = name, weighs
+    return best
+
+
+def error_answer(status: int, text: str) -> Answer:
+    return Answer(status, JSON, (msgspec.json.encode({"error": text}),))

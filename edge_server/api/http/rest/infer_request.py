@@ -1,0 +1,259 @@
+"""The body of an inference request: JSON, and the binary tensors behind it.
+
+JSON becomes the protocol's own message, whose raw contents are views on the body, so that a request
+is checked and converted as over gRPC.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.http.rest import json_fields as fields
+from edge_server.api.http.rest.tensor_data import to_raw_contents
+from edge_server.api.parameters import write_parameter
+from edge_server.errors import InvalidRequest
+from edge_server.tensors import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.model_config.config import ModelConfig
+
+LENGTH_HEADER = "inference-header-content-length"
+_TYPES = {datatype.value: datatype for datatype in DataType}
+_REGION = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+_MOST_TENSORS = 1000
+
+
+@dataclass
+class Wanted:
+    """How the response shall carry the outputs.
+
+    Attributes:
+        binary: of listed outputs, whether as binary data.
+        others_binary: likewise of all others.
+    """
+
+    binary: dict[str, bool] = field(default_factory=dict)
+    others_binary: bool = False
+
+    def is_binary(self, name: str) -> bool:
+        return self.binary.get(name, self.others_binary)
+
+
+def json_length(headers: Mapping[str, str], body_bytes: int) -> int:
+    """Return the length of the JSON in the body; 0 is a raw binary request.
+
+    Raises:
+        InvalidRequest: it is no number, or longer than the body.
+    """
+    given = headers.get(LENGTH_HEADER)
+    if given is None:
+        return body_bytes
+    if not (given.isascii() and given.isdigit() and len(given) < 12):
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {given}")
+    if int(given) > body_bytes:
+        raise InvalidRequest(
+            f"inference header size should be in range (0, {body_bytes}), got: {given}"
+        )
+    return int(given)
+
+
+def raw_request(
+    model: str, version: str, config: ModelConfig, body: memoryview
+) -> tuple[Any, list[bytes | memoryview]]:
+    """Return the message of a body that is the model's one input, and nothing else.
+
+    Raises:
+        InvalidRequest: the model has not one input, or a shape that the length does not tell.
+    """
+    if len(config.inputs) != 1:
+        raise InvalidRequest(
+            f"raw request should only have 1 input for deduction, got {len(config.inputs)}"
+        )
+    spec = config.inputs[0]
+    shape = list(config.full_shape(spec))
+    raw: bytes | memoryview = body
+    if spec.datatype is DataType.BYTES:
+        shape = [1 if dim == -1 else dim for dim in shape]
+        if math.prod(shape) != 1:
+            raise InvalidRequest("For BYTE datatype raw input, the model must have input shape [1]")
+        raw = len(body).to_bytes(4, "little") + bytes(body)
+    else:
+        if config.max_batch_size > 0:
+            shape[0] = 1
+        if shape.count(-1) > 1:
+            raise InvalidRequest(
+                "The shape of the raw input '" + spec.name + "' can not be deduced because there "
+                "are more than one variable-sized dimension"
+            )
+        if -1 in shape:
+            size = spec.datatype.numpy.itemsize * math.prod(dim for dim in shape if dim != -1)
+            shape[shape.index(-1)] = len(body) // size if size else 0
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    message.inputs.add(name=spec.name, datatype=spec.datatype.value, shape=shape)
+    return message, [memoryview(raw)]
+
+
+def json_request(
+    model: str, version: str, body: memoryview, length: int
+) -> tuple[Any, list[bytes | memoryview], Wanted]:
+    """Return the message of a body, its raw contents, and the form of the outputs.
+
+    Args:
+        length: of the JSON in `body`; behind it are the binary tensors, in order.
+
+    Raises:
+        InvalidRequest, InternalError: Triton's texts and status.
+    """
+    request = fields.read_json(body[:length])
+    binary = body[length:]
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    message.id = fields.field(request, "id", fields.text, default="")
+    wanted = Wanted()
+    if "parameters" in request:
+        parameters = fields.field(request, "parameters", fields.table)
+        _read_parameters(message.parameters, parameters, wanted)
+    raw: list[bytes | memoryview] = []
+    for given in _tensors(request, "inputs"):
+        data, binary = _read_input(message, given, model, binary)
+        if data is not None:
+            raw.append(data)
+    if len(binary):
+        raise InvalidRequest(f"unexpected additional input data for model '{model}'")
+    for given in _tensors(request, "outputs") if "outputs" in request else ():
+        _read_output(message, given, wanted)
+    return message, raw, wanted
+
+
+def _tensors(request: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    listed = fields.field(request, name, fields.array)
+    if len(listed) > _MOST_TENSORS:
+        raise InvalidRequest(f"a request with more than {_MOST_TENSORS} {name} is not read")
+    return [fields.field({name: each}, name, fields.table) for each in listed]
+
+
+def _read_input(
+    message: Any, given: dict[str, Any], model: str, binary: memoryview
+) -> tuple[bytes | memoryview | None, memoryview]:
+    """Add an input; return its raw contents, None where they are in shared memory, and what is left
+    of the binary data."""
+    parameters = fields.field(given, "parameters", fields.table, default={})
+    _check_only_one(given, parameters)
+    name = fields.field(given, "name", fields.text)
+    type_name = fields.field(given, "datatype", fields.text)
+    shape = [
+        fields.field({"shape": dim}, "shape", fields.unsigned)
+        for dim in fields.field(given, "shape", fields.array)
+    ]
+    if any(dim >= 2**63 for dim in shape):
+        raise InvalidRequest(f"input '{name}' has a dimension that no memory holds")
+    tensor = message.inputs.add(name=name, datatype=type_name, shape=shape)
+    if "binary_data_size" in parameters:
+        size = fields.field(parameters, "binary_data_size", fields.unsigned)
+        if size > len(binary):
+            raise InvalidRequest(
+                f"unexpected size for input '{name}', expecting {size - len(binary)} additional "
+                f"bytes for model '{model}'"
+            )
+        return binary[:size], binary[size:]
+    if "shared_memory_region" in parameters:
+        _read_region(tensor, parameters)
+        return None, binary
+    datatype = _TYPES.get(type_name)
+    if datatype is None:
+        raise InvalidRequest(f"invalid datatype for input {name}")
+    count = math.prod(shape)
+    data = fields.field(given, "data", fields.array)
+    return (to_raw_contents(name, datatype, count, data) if count else b""), binary
+
+
+def _check_only_one(given: dict[str, Any], parameters: dict[str, Any]) -> None:
+    found = [
+        name
+        for name, table in (
+            ("data", given),
+            ("binary_data_size", parameters),
+            ("shared_memory_region", parameters),
+        )
+        if name in table
+    ]
+    if len(found) == 1:
+        return
+    but = " set" + "".join(f" '{name}'" for name in found) if found else " no field is set"
+    raise InvalidRequest(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in "
+        f"'parameters', 'shared_memory_region' in 'parameters'. But{but}"
+    )
+
+
+def _read_output(message: Any, given: dict[str, Any], wanted: Wanted) -> None:
+    parameters = fields.field(given, "parameters", fields.table, default={})
+    name = fields.field(given, "name", fields.text)
+    binary = fields.field(parameters, "binary_data", fields.boolean, default=False)
+    output = message.outputs.add(name=name)
+    classes = fields.field(parameters, "classification", fields.unsigned, default=0)
+    if "shared_memory_region" in parameters:
+        for other, set_too in (
+            ("classification", "classification" in parameters),
+            ("binary_data", binary),
+        ):
+            if set_too:
+                raise InvalidRequest(f"Output can't set both 'shared_memory_region' and '{other}'")
+        _read_region(output, parameters)
+    elif classes:
+        output.parameters["classification"].int64_param = min(classes, 2**62)
+    wanted.binary[name] = binary
+
+
+def _read_region(tensor: Any, parameters: dict[str, Any]) -> None:
+    name, offset, size = _REGION
+    tensor.parameters[name].string_param = fields.field(parameters, name, fields.text)
+    for key in (offset, size):
+        number = fields.field(parameters, key, fields.unsigned, default=0)
+        if number or key == size:
+            # The message has them signed, and they are read as unsigned.
+            tensor.parameters[key].int64_param = number - 2**64 if number >= 2**63 else number
+
+
+def _read_parameters(message: Any, parameters: dict[str, Any], wanted: Wanted) -> None:
+    for key, value in parameters.items():
+        if key == "binary_data_output":
+            wanted.others_binary = fields.field(parameters, key, fields.boolean)
+        elif key == "sequence_id" and isinstance(value, str):
+            message[key].string_param = value
+        elif key == "sequence_id":
+            number = fields.field(parameters, key, fields.unsigned)
+            message[key].int64_param = number - 2**64 if number >= 2**63 else number
+        elif key in ("sequence_start", "sequence_end"):
+            message[key].bool_param = fields.field(parameters, key, fields.boolean)
+        elif key in ("priority", "timeout"):
+            message[key].int64_param = min(
+                fields.field(parameters, key, fields.unsigned), 2**63 - 1
+            )
+        elif key.startswith("triton_"):
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
+                "not be specified."
+            )
+        else:
+            set_parameter(message, key, value)
+
+
+def set_parameter(message: Any, key: str, value: Any) -> None:
+    """Set a parameter of the caller's own.
+
+    Raises:
+        InvalidRequest: a value of another type, or a number out of range.
+    """
+    if not isinstance(value, (bool, int, float, str)):
+        raise InvalidRequest(
+            f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        )
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise InvalidRequest(f"parameter '{key}' is out of range: {value}")
+    write_parameter(message[key], value)

@@ -1,0 +1,254 @@
+"""Paths that tell about the server and its models, and those that change them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.control_calls import (
+    load_model,
+    unload_model,
+    update_log_settings,
+    update_trace_settings,
+)
+from edge_server.api.http.rest import json_fields as fields
+from edge_server.api.http.rest.calls import NOTHING, Answer, as_json
+from edge_server.api.model_info import server_extensions, statistics_message
+from edge_server.api.shared_memory import DISABLED
+from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.model_config.as_json import config_json
+from edge_server.process.utf8 import as_utf8
+
+if TYPE_CHECKING:
+    from edge_server.api.http.rest.api import RestApi
+    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.api.shared_memory import SharedMemory
+    from edge_server.model_config.config import ModelConfig
+
+
+def live(_: RestApi, __: RestCall) -> Answer:
+    return NOTHING
+
+
+def ready(api: RestApi, _: RestCall) -> Answer:
+    return Answer(200 if api.data_plane.server_ready() else 400)
+
+
+def model_ready(api: RestApi, call: RestCall) -> Answer:
+    if not api.data_plane.model_ready(call.model, call.version):
+        raise InvalidRequest("Model version not ready")
+    return NOTHING
+
+
+def server_metadata(api: RestApi, _: RestCall) -> Answer:
+    extensions = server_extensions(api.control, api.shared_memory, api.tracer)
+    return as_json({"name": api.name, "version": api.version, "extensions": extensions})
+
+
+def model_metadata(api: RestApi, call: RestCall) -> Answer:
+    metadata = api.data_plane.metadata(call.model, call.version)
+    config = metadata.config
+    return as_json(
+        {
+            "name": config.name,
+            "versions": [str(version) for version in metadata.versions],
+            "platform": config.kind,
+            "inputs": _tensors(config, config.inputs),
+            "outputs": _tensors(config, config.outputs),
+        }
+    )
+
+
+def _tensors(config: ModelConfig, specs: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype.value,
+            "shape": list(config.full_shape(spec)),
+        }
+        for spec in specs
+    ]
+
+
+def model_config(api: RestApi, call: RestCall) -> Answer:
+    return as_json(config_json(api.data_plane.metadata(call.model, call.version).config.message))
+
+
+def statistics(api: RestApi, call: RestCall) -> Answer:
+    return as_json(_plain(statistics_message(api.data_plane, call.model, call.version)))
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Return a message as a dict; unlike protobuf's JSON with numbers for 64 bits, as Triton."""
+    made: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is None:
+            made[field.name] = value
+        elif field.message_type.GetOptions().map_entry:
+            made[field.name] = {key: _plain(value[key]) for key in value}
+        else:
+            is_list = hasattr(value, "add")
+            made[field.name] = [_plain(each) for each in value] if is_list else _plain(value)
+    return made
+
+
+def repository_index(api: RestApi, call: RestCall) -> Answer:
+    _refuse_repository(call)
+    only_ready = fields.field(fields.read_json(call.body), "ready", fields.boolean, default=False)
+    found: list[dict[str, str]] = []
+    for entry in (api.control or api.data_plane).index(only_ready=only_ready):
+        described = {"name": as_utf8(entry.name)}
+        if entry.version or entry.state.value:
+            described["version"] = str(entry.version) if entry.version else ""
+            described |= {"state": entry.state.value, "reason": as_utf8(entry.reason)}
+        found.append(described)
+    return as_json(found)
+
+
+def load(api: RestApi, call: RestCall) -> Answer:
+    """Load a model; files of it come in base64."""
+    _refuse_repository(call)
+    given = fields.read_json(call.body, api.longest_bytes)
+    request = pb.RepositoryModelLoadRequest(model_name=call.model)
+    for key in fields.field(given, "parameters", fields.table, default={}):
+        value = fields.field(given["parameters"], key, fields.text)
+        if key == "config":
+            request.parameters[key].string_param = value
+        elif key.startswith("file:"):
+            try:
+                request.parameters[key].bytes_param = base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidRequest(f"load parameter '{key}' is not base64: {error}") from error
+        else:
+            raise InternalError("unexpected error on creating Triton parameter")
+    load_model(api.control, request, call.connection)
+    return NOTHING
+
+
+def unload(api: RestApi, call: RestCall) -> Answer:
+    _refuse_repository(call)
+    parameters = fields.field(fields.read_json(call.body), "parameters", fields.table, default={})
+    request = pb.RepositoryModelUnloadRequest(model_name=call.model)
+    if "unload_dependents" in parameters:
+        dependents = fields.field(parameters, "unload_dependents", fields.boolean)
+        request.parameters["unload_dependents"].bool_param = dependents
+    unload_model(api.control, request)
+    return NOTHING
+
+
+def _refuse_repository(call: RestCall) -> None:
+    if call.path.get("repository"):
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def region_status(api: RestApi, call: RestCall) -> Answer:
+    if api.shared_memory is None:
+        return as_json([])
+    found = api.shared_memory.regions(call.path.get("region", ""))
+    return as_json(
+        [
+            {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
+            for r in found
+        ]
+    )
+
+
+def register_region(api: RestApi, call: RestCall) -> Answer:
+    regions, name = _regions(api), call.path.get("region", "")
+    if not name:
+        raise InvalidRequest("'region name' is necessary to register system shared memory region")
+    given = fields.read_json(call.body)
+    for required in ("key", "byte_size"):
+        if required not in given:
+            raise InvalidRequest(f"Shared memory register request has no '{required}' field")
+    regions.register(
+        name,
+        fields.field(given, "key", fields.text),
+        fields.field(given, "offset", fields.unsigned, default=0),
+        fields.field(given, "byte_size", fields.unsigned),
+    )
+    return NOTHING
+
+
+def unregister_region(api: RestApi, call: RestCall) -> Answer:
+    _regions(api).unregister(call.path.get("region", ""))
+    return NOTHING
+
+
+def cuda_region_status(api: RestApi, call: RestCall) -> Answer:
+    """Return no region: CUDA shared memory is unsupported."""
+    name = call.path.get("region", "")
+    if name and api.shared_memory is not None:
+        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+    return as_json([])
+
+
+def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
+    _regions(api)
+    name = call.path.get("region", "")
+    if not name:
+        raise InvalidRequest("'region name' is necessary to register cuda shared memory region")
+    raise InvalidRequest(
+        f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+    )
+
+
+def unregister_cuda_region(api: RestApi, _: RestCall) -> Answer:
+    _regions(api)
+    return NOTHING
+
+
+def _regions(api: RestApi) -> SharedMemory:
+    if api.shared_memory is None:
+        raise Unsupported(DISABLED)
+    return api.shared_memory
+
+
+def trace_setting(api: RestApi, call: RestCall) -> Answer:
+    if call.model:
+        try:
+            api.data_plane.find(call.model, "")
+        except (NotFound, Unavailable):
+            raise InvalidRequest(f"Request for unknown model : {call.model}") from None
+    request = pb.TraceSettingRequest()
+    for key, value in _changes(call).items():
+        values = request.settings[key].value
+        if isinstance(value, list):
+            values.extend(fields.field({key: each}, key, fields.text) for each in value)
+        elif value is not None:
+            values.append(fields.field({key: value}, key, fields.text))
+    settings = update_trace_settings(api.tracer, call.model, request.settings).settings
+    shown = {name: list(settings[name].value) for name in sorted(settings)}
+    return as_json(
+        {name: value if name == "trace_level" else value[0] for name, value in shown.items()}
+    )
+
+
+def log_settings(api: RestApi, call: RestCall) -> Answer:
+    request = pb.LogSettingsRequest()
+    for key, value in _changes(call).items():
+        setting = request.settings[key]
+        if isinstance(value, bool):
+            setting.bool_param = value
+        elif isinstance(value, int) and 0 <= value < 2**32:
+            setting.uint32_param = value
+        elif value is None:
+            del request.settings[key]
+        else:
+            setting.string_param = fields.field({key: value}, key, fields.text)
+    settings = update_log_settings(api.log_switches, request).settings
+    return as_json(
+        {
+            name: getattr(settings[name], settings[name].WhichOneof("parameter_choice"))
+            for name in sorted(settings)
+        }
+    )
+
+
+def _changes(call: RestCall) -> dict[str, Any]:
+    """Return the settings in the body; a call that only reads has none."""
+    return fields.read_json(call.body) if call.method == "POST" else {}
