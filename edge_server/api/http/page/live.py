@@ -113,6 +113,9 @@ class LivePages:
             now_s = time.monotonic()
             if now_s >= state_due_s:
                 state_due_s = now_s + STATE_S
+                if not self._access.is_open_to(socket):  # its token is valid no more
+                    await socket.close(NEEDS_TOKEN, "a token is needed")
+                    return
                 await _in_time(socket.send_text(self._state_of(now_s)))
             if found := events.after(event_id):
                 event_id = found[-1].id
