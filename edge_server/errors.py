@@ -10,6 +10,8 @@
     ├── Unsupported          a valid request for a feature that this server does not offer
     ├── AlreadyExists        a region of that name is registered already
     ├── OutOfRange           a place that a record has not reached
+    ├── Unauthenticated      the call needs a token, and has no valid one
+    ├── PermissionDenied     the call's token does not allow it
     ├── LimitReached         as many of the caller's kind as are allowed are there already
     ├── DeadlineExceeded     too late
     ├── Cancelled            the caller cancelled the request
@@ -74,6 +76,14 @@ class AlreadyExists(EdgeServerError):
 
 class OutOfRange(EdgeServerError):
     """The caller wants to go on from a place that the record has not reached."""
+
+
+class Unauthenticated(EdgeServerError):
+    """The call needs a token, and has none that is valid."""
+
+
+class PermissionDenied(EdgeServerError):
+    """The token of the call does not allow it."""
 
 
 class LimitReached(EdgeServerError):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from edge_server.api.tokens import Scope, TokenRefusal, Tokens
+    from edge_server.api.tokens import Scope, Tokens
+    from edge_server.errors import PermissionDenied, Unauthenticated
     from edge_server.settings import Grpc, Http, Restriction
 
 TRITON = "/inference.GRPCInferenceService/"
@@ -19,6 +20,9 @@ REFLECTION = tuple(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     for version in ("v1", "v1alpha")
 )
+
+# Over HTTP only, and read like the rest.
+METRICS = "/metrics"
 
 # Triton's words for groups of methods (`--grpc-restricted-protocol`), and `lanes`.
 PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -68,6 +72,7 @@ OPEN = frozenset(
         f"{TRITON}RepositoryIndex",
         *REFLECTION,
         *PROTOCOLS["lanes"],
+        METRICS,
     }
     - {f"{_LANES}SetVehicleState", f"{_LANES}Record"}
 )
@@ -131,7 +136,7 @@ class AccessRules:
 
     def token_refusal(
         self, method: str, metadata: Iterable[tuple[str, str | bytes]], *, updates: bool = False
-    ) -> TokenRefusal | None:
+    ) -> Unauthenticated | PermissionDenied | None:
         """Return why a call of `method` needs another token; None where it is allowed.
 
         Args:

@@ -28,6 +28,8 @@ STATUS: Mapping[type[errors.EdgeServerError], Status] = MappingProxyType(
         errors.Unsupported: Status("UNIMPLEMENTED", 501),
         errors.AlreadyExists: Status("ALREADY_EXISTS", 400),
         errors.OutOfRange: Status("OUT_OF_RANGE", 400),
+        errors.Unauthenticated: Status("UNAUTHENTICATED", 401),
+        errors.PermissionDenied: Status("PERMISSION_DENIED", 403),
         errors.LimitReached: Status("RESOURCE_EXHAUSTED", 429),
         errors.Cancelled: Status("CANCELLED", 400),
         errors.DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),

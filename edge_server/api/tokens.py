@@ -17,9 +17,9 @@ import re
 import stat
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from edge_server.errors import SettingsError
+from edge_server.errors import PermissionDenied, SettingsError, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,17 +32,6 @@ SCOPES: frozenset[str] = frozenset(get_args(Scope))
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 _LONGEST_FILE_BYTES = 1024 * 1024
-
-
-class TokenRefusal(NamedTuple):
-    """Why a call is refused.
-
-    Attributes:
-        known: the token is valid, and has not the scope.
-    """
-
-    text: str
-    known: bool
 
 
 class Tokens:
@@ -62,7 +51,7 @@ class Tokens:
 
     def refusal(
         self, scope: Scope | None, metadata: Iterable[tuple[str, str | bytes]]
-    ) -> TokenRefusal | None:
+    ) -> Unauthenticated | PermissionDenied | None:
         """Return why a call with these headers is refused; None where it is allowed.
 
         Args:
@@ -74,14 +63,12 @@ class Tokens:
         text = given.decode("latin-1") if isinstance(given, bytes) else given
         kind, _, token = text.partition(" ")
         if kind.lower() != "bearer" or not token:
-            return TokenRefusal(
-                "this call needs a token: send 'authorization: Bearer <token>'", False
-            )
+            return Unauthenticated("this call needs a token: send 'authorization: Bearer <token>'")
         found = self.scopes_of(token.strip())
         if not found:
-            return TokenRefusal("the token is not valid", False)
+            return Unauthenticated("the token is not valid")
         if scope not in found:
-            return TokenRefusal(f"the token has not the scope '{scope}'", True)
+            return PermissionDenied(f"the token has not the scope '{scope}'")
         return None
 
     def scopes_of(self, token: str) -> frozenset[str]:

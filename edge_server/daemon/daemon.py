@@ -131,8 +131,8 @@ class Daemon:
         self._spans = _span_sender(settings, identity)
         tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
-        requests = RequestMetrics()
         tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
+        requests = RequestMetrics()
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -142,8 +142,8 @@ class Daemon:
             client_shared_memory=serving.client_shared_memory,
             tracer=tracer,
             log_switches=log_switches,
-            requests=requests,
             tokens=tokens,
+            requests=requests,
         )
         rest = RestApi(
             self.data_plane,
@@ -156,6 +156,7 @@ class Daemon:
             self._grpc.shared_memory,
             HeaderForwarding(settings.http.forward_headers),
             settings.http.max_body_bytes,
+            requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
         _check_broker(settings)
@@ -172,7 +173,8 @@ class Daemon:
             lane_feed.forget(name)
 
         self._board = board = BoardWatch(
-            clock=ClockWatch(required=settings.device.clock == "synchronized")
+            clock=ClockWatch(required=settings.device.clock == "synchronized"),
+            recording=lambda: "" if self._recorder is None else self._recorder.failure,
         )
 
         def calibration_of_camera(name: str) -> Calibration | None:
@@ -241,8 +243,8 @@ class Daemon:
             self._pictures,
             self.events,
             settings.vehicle.width_m,
-            None if tokens is None else tokens.may_read,
-            settings.http.host_names,
+            may_read=None if tokens is None else tokens.may_read,
+            host_names=settings.http.host_names,
         )
         self._rest = rest
         self._http = HttpServer(http_listeners(settings, rest, sources, page))

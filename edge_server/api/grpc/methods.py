@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 STATUS = {error: grpc.StatusCode[status.grpc] for error, status in statuses.STATUS.items()}
 
-# By whether the token is known.
-_TOKEN_STATUS = {False: grpc.StatusCode.UNAUTHENTICATED, True: grpc.StatusCode.PERMISSION_DENIED}
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024
 # A status travels in HTTP/2 headers, which peers cap; and a text may quote what a client sent.
@@ -133,7 +131,7 @@ def _allowed(
     def respond_if_allowed(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         metadata = context.invocation_metadata()
         if (token := rules.token_refusal(path, metadata)) is not None:
-            context.abort(_TOKEN_STATUS[token.known], token.text)
+            context.abort(status_of(token), str(token))
         refusal = rules.refusal(path, metadata)
         if refusal:
             # Triton's own status, and in our services the one that says what it is.
@@ -166,7 +164,7 @@ def _parsing(
         if is_update and rules is not None and message.settings:
             metadata = context.invocation_metadata()
             if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
-                context.abort(_TOKEN_STATUS[token.known], token.text)
+                raise token
             if update_refusal := rules.update_refusal(path):
                 raise errors.Unavailable(update_refusal)
         written: bytes = behaviour(message, context).SerializeToString()

@@ -97,8 +97,8 @@ class GrpcServer:
         client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
-        requests: RequestMetrics | None = None,
         tokens: Tokens | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None

@@ -35,7 +35,7 @@ def http_listeners(
         return [
             *rest_routes(rest),
             *page_routes(page),
-            *(metrics_routes(sources) if metrics.enabled else ()),
+            *(metrics_routes(sources, rest.rules) if metrics.enabled else ()),
         ]
 
     def metrics_only() -> Sequence[BaseRoute]:

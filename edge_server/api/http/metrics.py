@@ -7,10 +7,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from edge_server.api.access import METRICS
 from edge_server.api.http.exposition import Exposition
+from edge_server.api.statuses import http_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +20,18 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
+    from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
 
 log = logging.getLogger(__name__)
 
 
-def metrics_routes(sources: Sources) -> Sequence[BaseRoute]:
-    """Return `GET /metrics`, as Prometheus reads it."""
+def metrics_routes(sources: Sources, rules: AccessRules | None = None) -> Sequence[BaseRoute]:
+    """Return `GET /metrics`, as Prometheus reads it.
+
+    Args:
+        rules: whose token the reader needs to read; None needs none.
+    """
     exposition: Exposition | None = None
     # Shares of time since the last scrape are of one scrape at a time.
     one_at_a_time = threading.Lock()
@@ -37,6 +44,11 @@ def metrics_routes(sources: Sources) -> Sequence[BaseRoute]:
             return exposition.write(accept)
 
     async def metrics(request: Request) -> Response:
+        refusal = rules and rules.token_refusal(METRICS, request.headers.items())
+        if refusal:
+            status = http_status(refusal)
+            headers = {"www-authenticate": "Bearer"} if status == 401 else None
+            return JSONResponse({"error": str(refusal)}, status, headers)
         try:
             body, kind = await asyncio.to_thread(write, request.headers.get("accept", ""))
         except Exception:

@@ -147,6 +147,7 @@ def _is_complete(config: ModelConfig) -> bool:
     message = config.message
     return bool(
         config.max_batch_size > 0
+        and config.sequence_batching is None
         and message.input
         and message.output
         and all(t.data_type and t.dims for t in (*message.input, *message.output))

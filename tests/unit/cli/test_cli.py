@@ -98,6 +98,8 @@ CODES = {
     "AlreadyExists": 1,
     "OutOfRange": 1,
     "LimitReached": 1,
+    "PermissionDenied": 1,
+    "Unauthenticated": 1,
     "DeadlineExceeded": 1,
     "Cancelled": 1,
     "InternalError": 1,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edge_server.api.admission import Admission
 from edge_server.api.call_threads import CallThreads
 from edge_server.api.headers import HeaderForwarding
+from edge_server.api.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
@@ -41,6 +42,7 @@ class RestApi:
         shared_memory: the clients' regions, the same as over gRPC; None refuses shared memory.
         forwarding: of headers to models.
         longest_bytes: of a request, also once it is decompressed.
+        requests: counts inference requests.
         gate: admits inferences; closed when the daemon stops.
     """
 
@@ -54,5 +56,6 @@ class RestApi:
     shared_memory: SharedMemory | None = None
     forwarding: HeaderForwarding = field(default_factory=HeaderForwarding)
     longest_bytes: int = 64 * 1024 * 1024
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
     gate: Admission = field(default_factory=_admission)
     threads: CallThreads = field(default_factory=lambda: CallThreads(_THREADS, "http"))

@@ -91,7 +91,10 @@ def start(api: RestApi, call: RestCall, responses: GeneratedResponses) -> None:
             lease.release()
             raise
         call.connection.when_cancelled(responses.end)
-        api.data_plane.submit(request, responses.respond, lease)
+        respond = api.requests.timed(
+            "http", request.model_name, responses.respond, lambda error: str(http_status(error))
+        )
+        api.data_plane.submit(request, respond, lease)
 
 
 def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:

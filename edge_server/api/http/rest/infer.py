@@ -61,6 +61,7 @@ def infer(api: RestApi, call: RestCall) -> Answer:
             trace = UnaryTrace(api.tracer, times.began_ns, HTTP, times.read_ns)
             request = trace.begin(request, times.when_answered, call.headers.items)
         response = snapshot.run(loaded, request)
+        api.requests.responded("http", config.name, call.connection.read_ns)
     answer = to_answer(response, forms, wanted)
     if trace is not None:
         trace.send()

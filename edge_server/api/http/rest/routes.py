@@ -80,7 +80,10 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
                 return _AsIs(await _on_thread(api, path.function, api, call))
             return await _generate(api, call, streams=path.streams)
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
-            return _AsIs(_answer_of(error, request))
+            answer = _answer_of(error, request)
+            if path.runs_model:
+                api.requests.failed("http", str(answer.status))
+            return _AsIs(answer)
 
     return serve
 
@@ -89,9 +92,9 @@ def _refusal(rules: AccessRules, path: Path, headers: dict[str, str]) -> Respons
     """Return the answer to a call that the rules refuse; its body is not looked at."""
     name, updates = path.method_name, path.method == "POST" and path.method_name in UPDATES
     if (token := rules.token_refusal(name, headers.items(), updates=updates)) is not None:
-        if token.known:
-            return _AsIs(error_answer(403, token.text))
-        return _AsIs(error_answer(401, token.text), (("www-authenticate", "Bearer"),))
+        status = http_status(token)
+        more = (("www-authenticate", "Bearer"),) if status == 401 else ()
+        return _AsIs(error_answer(status, str(token)), more)
     refusal = rules.refusal(name, headers.items()) or (
         rules.update_refusal(name) if updates else ""
     )

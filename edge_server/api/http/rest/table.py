@@ -41,6 +41,10 @@ class Path(NamedTuple):
     streams: bool = False
 
     @property
+    def runs_model(self) -> bool:
+        return self.operation in ("ModelInfer", "ModelStreamInfer")
+
+    @property
     def method_name(self) -> str:
         """As the access rules spell it."""
         return TRITON + self.operation

@@ -129,7 +129,8 @@ def saved_model_to_onnx(
     run_samples(sampling, "source", run)
     command = ["--saved-model", "{source}", "--signature_def", name]
     if names:
-        command += ["--outputs", ",".join(names), "--rename-outputs", ",".join(names.values())]
+        # tf2onnx has the outputs of a signature in this order.
+        command += ["--rename-outputs", ",".join(names[each] for each in sorted(names))]
     command += ["--output", "{target}", "--opset", _OPSET]
     del loaded
     return _tf2onnx(
@@ -227,7 +228,7 @@ def _keras(progress: Progress, source: str, *, trust: bool) -> Any:
     try:
         model = keras.saving.load_model(source, compile=False, safe_mode=not trust)
     except (ValueError, TypeError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = str(error).strip().splitlines()[0].rstrip(".;")
         remedy = ""
         if "safe_mode" in str(error) or "Lambda" in str(error):
             remedy = "; it has layers that run Python code: --trust, if you know who wrote it"
