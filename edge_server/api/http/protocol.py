@@ -6,9 +6,11 @@ nor one whose client does not read; and a header may have any length.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge_server.api.http.call import HttpCall
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # A body begins in the same read as its header.
 _ONE_READ_BYTES = 256 * 1024
+_READ_DIRECTLY_FROM_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cut_off()
                 return
         super().data_received(data)
+        call = self._call
+        if call is not None and not self._in_header and call.left >= _READ_DIRECTLY_FROM_BYTES:
+            self.transport.set_protocol(_BodyReader(self, call))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -133,6 +139,12 @@ class BoundedProtocol(HttpToolsProtocol):
         call.add(body)
         if call.refusal is not None:
             self.cycle.message_event.set()
+
+    def body_read(self) -> None:
+        """Go on after a body that the parser has not seen: with a parser of its own."""
+        self.transport.set_protocol(self)
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
 
     def on_message_complete(self) -> None:
         self._in_header = True
@@ -191,6 +203,44 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._sending = self._reading = None
+
+
+class _BodyReader(asyncio.BufferedProtocol):
+    """Takes the place of a connection's protocol while the rest of a large body arrives: the kernel
+    writes it where it stays. Through the parser each byte would be copied twice."""
+
+    def __init__(self, connection: BoundedProtocol, call: HttpCall) -> None:
+        self._connection = connection
+        self._call = call
+        self._left = call.left
+        self._discarded = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        if self._call.left:
+            return self._call.missing
+        # The request has been answered already.
+        self._discarded = self._discarded or memoryview(bytearray(_ONE_READ_BYTES))
+        return self._discarded[: self._left]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._call.left:
+            self._call.advance(nbytes)
+        if not self._left:
+            self._connection.body_read()
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
