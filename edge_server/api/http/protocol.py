@@ -166,7 +166,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._forget_timers()
         self._limits.waiting.pop(self, None)
-        super().handle_websocket_upgrade()
+        if self.transport.is_closing():
+            return
+        named = dict(self.headers)
+        # What is no handshake (RFC 6455, 4.2.1) would be waited for for ever.
+        if (
+            self.scope["method"] == "GET"
+            and self.scope["http_version"] == "1.1"
+            and b"sec-websocket-key" in named
+            and not named.keys() & {b"content-length", b"transfer-encoding"}
+        ):
+            super().handle_websocket_upgrade()
+        else:
+            self.send_400_response("Invalid WebSocket handshake.")
 
     def timeout_keep_alive_handler(self) -> None:
         self.cut_off()
