@@ -6,7 +6,11 @@ Cameras deliver drawn roads of 1280 x 720 at `--fps`, more than the shipped lane
 this machine's processors, so that whatever the page takes is missing there. In turn the page is
 closed and open, `--seconds` each; the page's other side is a process that reads and acknowledges
 at once, on the same processors, or with `--browser` a headless Chromium that also draws, which
-elsewhere is another machine's work. A figure is the median of the pairs' ratios, with quartiles.
+elsewhere is another machine's work.
+
+A figure is the median of the pairs' ratios, with quartiles: of frames with lanes a second, and of
+such frames for each second of this process's processor time, which other programs on the machine
+hardly disturb. Beside it: what the threads of the page took of that time.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import time
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -144,27 +148,50 @@ def call_without_page_ns(feed: PictureFeed) -> float:
     return (time.thread_time_ns() - began) / 100_000
 
 
+class Rates(NamedTuple):
+    """What some seconds gave.
+
+    Attributes:
+        per_s: frames with lanes a second.
+        per_cpu_s: for each second of this process's processor time.
+        page: part of that time that the page's threads took.
+    """
+
+    per_s: float
+    per_cpu_s: float
+    page: float
+
+
+def page_cpu_s() -> float:
+    """The processor time of the threads that work for the page alone."""
+    threads = (each for each in threading.enumerate() if each.name in {"pictures", "http"})
+    clocks = [time.pthread_getcpuclockid(each.ident) for each in threads if each.ident]
+    return sum(map(time.clock_gettime, clocks))
+
+
 def pairs(
     count: LaneCount, feed: PictureFeed, port: int, arguments: argparse.Namespace
-) -> list[tuple[float, float]]:
-    """Return pairs of frames per second: the page closed, and open."""
+) -> list[tuple[Rates, Rates]]:
+    """Return pairs of rates: the page closed, and open."""
     other_side = browser if arguments.browser else reader
     found = []
 
-    def rate() -> float:
+    def rate() -> Rates:
         time.sleep(SETTLE_S)
-        began, before = time.monotonic(), count.frames
+        before = np.array([count.frames, time.monotonic(), time.process_time(), page_cpu_s()])
         time.sleep(arguments.seconds)
-        return (count.frames - before) / (time.monotonic() - began)
+        after = np.array([count.frames, time.monotonic(), time.process_time(), page_cpu_s()])
+        frames, wall_s, cpu_s, page_s = after - before
+        return Rates(frames / wall_s, frames / cpu_s, page_s / cpu_s)
 
     for number in range(arguments.pairs):
 
-        def opened() -> float:
+        def opened() -> Rates:
             with other_side(port, [f"camera{n}" for n in range(arguments.cameras)]):
                 until(lambda: feed.viewers > 0)
                 return rate()
 
-        def closed() -> float:
+        def closed() -> Rates:
             until(lambda: feed.viewers == 0)
             return rate()
 
@@ -174,7 +201,12 @@ def pairs(
         else:
             without = closed()
             found.append((without, opened()))
-        print(f"  closed {found[-1][0]:6.2f}/s   open {found[-1][1]:6.2f}/s", flush=True)
+        for name, rates in zip(("closed", "open"), found[-1], strict=True):
+            print(
+                f"  {name:6} {rates.per_s:6.2f}/s {rates.per_cpu_s:6.2f} per CPU s, page "
+                f"{100 * rates.page:.1f} %",
+                flush=True,
+            )
     return found
 
 
@@ -223,13 +255,17 @@ def browser(port: int, _: list[str]) -> Iterator[None]:
         chromium.close()
 
 
-def report(found: list[tuple[float, float]]) -> None:
-    closed, opened = np.array(found).T
-    low, middle, high = np.percentile(opened / closed, (25, 50, 75))
-    print(
-        f"{threading.active_count()} threads; frames with lanes: closed {np.median(closed):.2f}/s, "
-        f"open {np.median(opened):.2f}/s; open / closed {middle:.3f} ({low:.3f} to {high:.3f})"
-    )
+def report(found: list[tuple[Rates, Rates]]) -> None:
+    closed, opened = np.moveaxis(np.array(found), 1, 0)
+    for place, name in enumerate(("frames/s", "frames/CPU s")):
+        low, middle, high = np.percentile(opened[:, place] / closed[:, place], (25, 50, 75))
+        medians = np.median(closed[:, place]), np.median(opened[:, place])
+        print(
+            f"{name}: closed {medians[0]:.2f}, open {medians[1]:.2f}; open / closed "
+            f"{middle:.3f} ({low:.3f} to {high:.3f})"
+        )
+    shares = 100 * np.median(closed[:, 2]), 100 * np.median(opened[:, 2])
+    print(f"the page's threads: {shares[0]:.2f} % of it closed, {shares[1]:.2f} % open")
 
 
 if __name__ == "__main__":

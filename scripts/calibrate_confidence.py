@@ -13,6 +13,11 @@ is not `complete`, only the ego lane's lines count, on the sides that are labell
 Prints the expected calibration error (ECE) as it is, and as it would be: fitted on one half of each
 file and measured on the other, both ways. `--write` puts the parameters, fitted on all, into
 lane_decode/config.pbtxt. Run it again for each network.
+
+    python scripts/calibrate_confidence.py --data DIR [--write]
+
+takes what training on this folder leaves out: it fits on held-out frames of the sources trained on,
+and measures on the sources of which training sees nothing, too.
 """
 
 from __future__ import annotations
@@ -21,13 +26,20 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
-from evaluate_lane_model import SHIPPED_MODELS, LabelError, line_range, load_models, read_labels
+from evaluate_lane_model import (
+    SHIPPED_MODELS,
+    LabelError,
+    held_out_labels,
+    line_range,
+    load_models,
+    read_labels,
+)
+from lane_training.material import Material, MaterialError
 from lane_training.tusimple import MATCH_ACCURACY, line_threshold_px
 
 from edge_server.errors import EdgeServerError
@@ -75,10 +87,19 @@ def main() -> int:
         old = read_parameters(config.read_text())
         data_plane = load_models(arguments.model_repository, devices)
         parts = [
-            detected(data_plane, arguments.model, path, chosen, old)
+            detected(data_plane, arguments.model, *labels_of(path, chosen), old)
             for path, chosen in arguments.labels
         ]
-    except (EdgeServerError, LabelError, OSError) as error:
+        others = None
+        if arguments.data:
+            left_out = held_out_labels(arguments.data)
+            unseen = {each.source for each in left_out} - sources_trained_on(arguments.data)
+            known = [label for label in left_out if label.source not in unseen]
+            parts.append(detected(data_plane, arguments.model, "held out", known, old))
+            other = [label for label in left_out if label.source in unseen]
+            name = ", ".join(sorted(unseen)) or "no other source"
+            others = detected(data_plane, arguments.model, name, other, old)
+    except (EdgeServerError, LabelError, MaterialError, OSError) as error:
         print(f"calibrate_confidence: {error}", file=sys.stderr)
         return 1
     finally:
@@ -99,6 +120,10 @@ def main() -> int:
     print_row("fitted, other half", crossed, right)
     new = fit(scores, right)
     print_row("fitted, all", calibrated_confidence(scores, *new), right)
+    if others is not None and len(others.scores):
+        for name, parameters in (("config", old), ("fitted", new)):
+            confidence = calibrated_confidence(others.scores, *parameters)
+            print_row(f"{name}, other cameras", confidence, others.right)
     print(f"confidence_temperature {new[0]:.3f}, confidence_bias {new[1]:.3f}")
     print_table(scores, calibrated_confidence(scores, *new), right)
     if arguments.write:
@@ -113,14 +138,18 @@ def parse_arguments() -> argparse.Namespace:
         "--labels",
         type=label_file,
         action="append",
-        required=True,
+        default=[],
         metavar="FILE[@FIRST-LAST]",
         help="JSON lines, images beside it; repeatable",
     )
+    parser.add_argument("--data", type=Path, help="what training on this folder leaves out")
     parser.add_argument("--model-repository", type=Path, default=SHIPPED_MODELS)
     parser.add_argument("--model", default="lane_detection")
     parser.add_argument("--write", action="store_true", help="into lane_decode/config.pbtxt")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not (arguments.labels or arguments.data):
+        parser.error("give --labels or --data")
+    return arguments
 
 
 def label_file(text: str) -> tuple[Path, range | None]:
@@ -128,36 +157,37 @@ def label_file(text: str) -> tuple[Path, range | None]:
     return Path(path), line_range(lines) if at else None
 
 
-def detected(
-    data_plane: DataPlane,
-    model: str,
-    path: Path,
-    chosen: range | None,
-    old: tuple[float, float],
-) -> Lanes:
-    """Return the lanes that the served ensemble finds in the labelled frames of a file."""
+def sources_trained_on(folder: Path) -> set[str]:
+    return {each.source for each in Material(folder).training}
+
+
+def labels_of(path: Path, chosen: range | None) -> tuple[str, list[Label]]:
+    """Return the name of a file, and the labels in it that count."""
     every = path.read_text(encoding="utf-8").splitlines()
     lines = {line.get("image") or line["raw_file"]: line for line in map(json.loads, every)}
     # A network's labels prove nothing of a network.
     labels = [
-        label
+        replace(label, folder=path.parent)
         for label in read_labels(path, chosen)
         if lines[label.image].get("kind", "human") == "human"
     ]
-    if chosen is not None:
-        labels = far_from_left_out(labels, every)
+    return str(path), labels if chosen is None else far_from_left_out(labels, every)
+
+
+def detected(
+    data_plane: DataPlane, model: str, name: str, labels: list[Label], old: tuple[float, float]
+) -> Lanes:
+    """Return the lanes that the served ensemble finds in labelled frames."""
     rows: list[tuple[float, bool, int]] = []
     for place, label in enumerate(labels):
         half = int(2 * place >= len(labels))
-        complete = lines[label.image].get("complete", True)
-        for score, right in judged(data_plane, model, path.parent, label, complete):
-            rows.append((score, right, half))
+        rows += [(score, right, half) for score, right in judged(data_plane, model, label)]
     published = np.array([row[0] for row in rows])
     # The served confidence, back to the network's own score.
     temperature, bias = old
     scores = calibrated_confidence(published, 1.0 / temperature, -bias * temperature)
     right, halves = ([row[index] for row in rows] for index in (1, 2))
-    print(f"{path}: {len(labels)} frames, {len(rows)} lanes, {sum(right)} right")
+    print(f"{name}: {len(labels)} frames, {len(rows)} lanes, {sum(right)} right")
     return Lanes(scores.astype(np.float64), np.array(right, bool), np.array(halves))
 
 
@@ -178,13 +208,9 @@ def far_from_left_out(labels: list[Label], every: list[str]) -> list[Label]:
     ]
 
 
-def judged(
-    data_plane: DataPlane, model: str, folder: Path, label: Label, complete: bool
-) -> Iterator[tuple[float, bool]]:
+def judged(data_plane: DataPlane, model: str, label: Label) -> Iterator[tuple[float, bool]]:
     """Yield the confidence of each lane that can be judged, and whether it is right."""
-    image = cv2.imread(str(folder / label.image))
-    if image is None:
-        raise FileNotFoundError(f"{folder / label.image}: no image that OpenCV can read")
+    image = label.bgr()
     response = data_plane.infer(
         InferRequest(
             model,
@@ -204,7 +230,7 @@ def judged(
     found = [foot_px(label.rows, np.nan_to_num(lane, nan=-2.0)) for lane in lanes]
     for score, lane, foot in zip(scores, lanes, found, strict=True):
         side = -1 if foot <= 640 else 1
-        if not complete:
+        if not label.complete:
             beside = [other for other in found if (other <= 640) == (side < 0)]
             nearest = min(beside, key=lambda other: abs(other - 640), default=foot)
             if not own[side] or foot != nearest:

@@ -38,6 +38,31 @@ make_venv() {
     echo "$wanted" >"$stamp"
 }
 
+# make_framework_venv FRAMEWORK: .venv-FRAMEWORK with that extra, on a Python that the framework has a
+# wheel for. PyPI's PyTorch for PCs brings gigabytes of CUDA, so there it is the release for the CPU,
+# from where pip looks for wheels already or from PyTorch's own index.
+make_framework_venv() {
+    local python version index torch=torch==2.13.0+cpu
+    if [ "$1" != pytorch ] || [ "$(uname -m)" != x86_64 ]; then
+        make_venv ".venv-$1" "$(find_python 3.12 || any_python)" "$1"
+        return
+    fi
+    [ -e .venv-pytorch/.installed ] && return
+    for index in "" https://download.pytorch.org/whl/cpu; do
+        for version in 3.12 3.11 3.13 3.10; do
+            python=$(find_python "$version") || continue
+            "$python" -m pip install --quiet --dry-run --ignore-installed --no-deps \
+                ${index:+--extra-index-url "$index"} "$torch" >/dev/null 2>&1 || continue
+            "$python" -m venv .venv-pytorch
+            .venv-pytorch/bin/python -m pip install --quiet ${index:+--extra-index-url "$index"} \
+                "$torch" >&2
+            make_venv .venv-pytorch "$python" pytorch
+            return
+        done
+    done
+    echo "no PyTorch for the CPU was found: its models are not tested" >&2
+}
+
 # need COMMAND PACKAGE...: installs Debian packages for a command that is missing, where that can
 # be done without asking; otherwise says what would.
 need() {

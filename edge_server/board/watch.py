@@ -29,6 +29,7 @@ THROTTLED = "throttled"
 OVER_CURRENT = "over_current"
 UNDERVOLTAGE = "undervoltage"
 REASONS = (THROTTLED, OVER_CURRENT, UNDERVOLTAGE)
+NOT_RECORDED = "not_recorded"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class BoardCondition:
     """What is wrong with the board now, for the messages that leave it.
 
     Attributes:
-        reasons: each a word of `REASONS` or `clock_unsynchronized`, a colon, and what else a person
-            wants to know.
+        reasons: each a word of `REASONS`, `not_recorded` or `clock_unsynchronized`, a colon, and
+            what else a person wants to know.
         clock: how far the wall clock can be believed.
         clock_steps: how often the wall clock was set since the daemon started.
     """
@@ -66,6 +67,7 @@ class BoardWatch:
         clock: follows the wall clock.
         read: reads the facts.
         now_s: the monotonic clock.
+        recording: returns why nothing is recorded that shall be; "" where that is not so.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class BoardWatch:
         *,
         read: Callable[[Path], BoardFacts] = read_board_facts,
         now_s: Callable[[], float] = time.monotonic,
+        recording: Callable[[], str] = str,
     ) -> None:
         self._root = root
         self._clock = ClockWatch(root) if clock is None else clock
         self._read = read
         self._now_s = now_s
+        self._recording = recording
         self._worker = Worker("board", self._tick)
         self._sample: _Sample | None = None
         self._seen: dict[str, tuple[float, str]] = {}  # word: when it was seen last, the details
@@ -111,6 +115,8 @@ class BoardWatch:
         """What is wrong with the board; cheap enough for every frame."""
         sample, clock = self._recent, self._clock
         reasons = () if sample is None else sample.reasons
+        if failure := self._recording():
+            reasons = (*reasons, f"{NOT_RECORDED}: {failure}")
         return BoardCondition((*reasons, *clock.reasons), clock.state, clock.steps)
 
     def check(self) -> None:

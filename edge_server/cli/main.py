@@ -20,8 +20,10 @@ from edge_server import errors
 from edge_server.cli.bench.verb import add_bench
 from edge_server.cli.calibrate.verbs import add_calibrate_verbs
 from edge_server.cli.cameras.verbs import add_camera_verbs
+from edge_server.cli.completion import add_completion
 from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
+from edge_server.cli.examples import add_examples
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.health import add_health
@@ -93,7 +95,14 @@ EXIT_CODE_MEANINGS = {
     INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }
 
-_EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
+_EPILOG = """\
+examples:
+  edge-server demo --frames 100
+  edge-server check --config /etc/edge_server/config.toml
+  edge-server status
+  edge-server VERB --help
+
+exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
 78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
 87 a stage hung: restart me"""
@@ -101,7 +110,7 @@ _EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something i
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one verb; return the exit code. Our errors print one line, without a traceback."""
-    parser = _parser()
+    parser = command_line()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(nearest(unknown, arguments.flags))
@@ -141,7 +150,8 @@ def _class_names(error: errors.EdgeServerError) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__]
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="Lane detection appliance: cameras in, lanes out on MQTT and gRPC.",
@@ -232,6 +242,9 @@ def _parser() -> argparse.ArgumentParser:
     add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
     add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
 
+    shells = "what a shell completes after edge-server"
+    add_completion(verbs.add_parser("completion", help=shells), command_line)
+
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(
         "--source",
@@ -263,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         verb=_demo,
         flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
     )
+    add_examples(parser)
     return parser
 
 

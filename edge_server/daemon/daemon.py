@@ -173,7 +173,8 @@ class Daemon:
             lane_feed.forget(name)
 
         self._board = board = BoardWatch(
-            clock=ClockWatch(required=settings.device.clock == "synchronized")
+            clock=ClockWatch(required=settings.device.clock == "synchronized"),
+            recording=lambda: "" if self._recorder is None else self._recorder.failure,
         )
 
         def calibration_of_camera(name: str) -> Calibration | None:

@@ -134,7 +134,8 @@ class Scheduling:
 
     def _statistics(self, config: ModelConfig) -> ModelStatistics:
         bounds_ms = config.first_response_bounds_ms if config.decoupled else ()
-        return ModelStatistics(self._latency_metrics, bounds_ms, config.metric_tags)
+        cached = self._cache is not None and config.response_cache
+        return ModelStatistics(self._latency_metrics, bounds_ms, config.metric_tags, cached=cached)
 
     def _cached(
         self, config: ModelConfig, scheduler: Scheduler, statistics: ModelStatistics

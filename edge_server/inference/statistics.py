@@ -165,6 +165,7 @@ class ModelStatistics:
         first_response_bounds_ms: the buckets of the time to the first response; empty where the
             model is not decoupled.
         tags: further labels of the version's metrics.
+        cached: responses may come from the cache.
     """
 
     def __init__(
@@ -172,9 +173,12 @@ class ModelStatistics:
         kept: LatencyMetrics = _COUNTERS_ONLY,
         first_response_bounds_ms: Sequence[float] = (),
         tags: Mapping[str, str] = NO_TAGS,
+        *,
+        cached: bool = True,
     ) -> None:
         self.kept = kept
         self.tags = tags
+        self.cached = cached
         self._lock = threading.Lock()
         self._bounds_ms = tuple(first_response_bounds_ms) if kept.histograms else ()
         self._begin()

@@ -115,7 +115,7 @@ FRAMEWORK_BACKENDS = frozenset({"pytorch", "tensorflow", "openvino", "paddle"})
 # Backends whose models consist of such processes only.
 PROCESS_BACKENDS = FRAMEWORK_BACKENDS | {"python"}
 # Path → the backends that act on it; without effect for the others.
-_ACTED_ON_BY = {
+ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
     "optimization.execution_accelerators": frozenset({"onnxruntime", "paddle"}),
     "optimization.cuda": frozenset({"tensorrt"}),
@@ -139,7 +139,7 @@ def without_effect(message: Any) -> dict[str, str]:
                 continue
             if path in _WITHOUT_EFFECT_FOR_ENSEMBLES:
                 found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]
-        elif message.backend not in _ACTED_ON_BY.get(path, {message.backend}):
+        elif message.backend not in ACTED_ON_BY.get(path, {message.backend}):
             found[path] = f"backend '{message.backend}' does not use it"
     for index, control in enumerate(message.model_metrics.metric_control):
         if control.metric_identifier.family != FIRST_RESPONSE:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, unquote_to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 MASK = "***"
 
@@ -14,12 +18,15 @@ _SHORTEST = 4
 
 # A user name and a password in a URI, up to the last @, as a password may have one itself.
 _USERINFO = re.compile(r"://([^\s:/@]*)(:?)(\S*)@")
+_SPACE = re.compile(r"\s|\Z")
 # `user-pw=…` in a pipeline, `pwd=…`, `loginpas=…` or `_password=…` in the path or the query of a
 # camera's URI.
-_KEYED = re.compile(
-    r"(?i)(?<![a-z])([a-z]*-?(?:pass?(?:word|wd|phrase|code)?|pwd|pw|token|secret))="
-    r"(\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+)"
-)
+_STEMS, _ENDS = ("pas", "pass"), ("", "word", "wd", "phrase", "code")
+_KEYS = (*(stem + end for stem in _STEMS for end in _ENDS), "pwd", "pw", "token", "secret")
+_LONGEST_KEY = max(map(len, _KEYS))
+_VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
+# In longer texts, a secret is looked for in one piece before its expression is tried everywhere.
+_LONG = 4096
 
 # One table for the process, as the root logger is one: whoever writes a text need not know who
 # holds a secret. Longest first, as a secret may begin with another; replaced, never changed.
@@ -43,9 +50,20 @@ def remember_login(user: str, password: str) -> None:
 
 def masked(text: str) -> str:
     """Return `text` with `MASK` instead of every secret."""
-    for _, pattern in _patterns:
-        text = pattern.sub(MASK, text)
+    for secret, pattern in _patterns:
+        if len(text) < _LONG or _may_have(text, secret):
+            text = pattern.sub(MASK, text)
     return text
+
+
+def _may_have(text: str, secret: str) -> bool:
+    """Return False where `secret` is in `text` in none of the forms of `_any_form`."""
+    if not {"%", "\\", "'", '"'}.isdisjoint(secret):
+        return True
+    data = text.encode(errors="surrogatepass")
+    return secret.encode(errors="surrogatepass") in (
+        unquote_to_bytes(data) if b"%" in data else data
+    )
 
 
 def masked_by_place(text: str) -> str:
@@ -55,17 +73,54 @@ def masked_by_place(text: str) -> str:
             remember_secret(secret)
         else:
             remember_login(user, secret)
-    return masked(_KEYED.sub(rf"\1={MASK}", _USERINFO.sub(f"://{MASK}@", text)))
+    without_logins = replaced(text, ((login.span(), f"://{MASK}@") for login in _logins(text)))
+    values = ((value.span(), MASK) for value in _keyed_values(without_logins))
+    return masked(replaced(without_logins, values))
+
+
+def replaced(text: str, changes: Iterable[tuple[tuple[int, int], str]]) -> str:
+    """Return `text` with each of the spans, which are in their order, replaced by its new text."""
+    parts: list[str] = []
+    at = 0
+    for (begin, end), new in changes:
+        parts += (text[at:begin], new)
+        at = end
+    return "".join((*parts, text[at:]))
 
 
 def secrets_by_place(text: str) -> list[tuple[str | None, str]]:
     """Return the passwords where a URI or a pipeline has them, each with the user if that is beside
     it."""
     found: list[tuple[str | None, str]] = [
-        (None, key[2].strip("\"'")) for key in _KEYED.finditer(text)
+        (None, value[0].strip("\"'")) for value in _keyed_values(text)
     ]
-    logins = (login for login in _USERINFO.finditer(text) if login[2])
+    logins = (login for login in _logins(text) if login[2])
     return found + [(unquote(login[1]), unquote(login[3])) for login in logins]
+
+
+def _logins(text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of `_USERINFO`, in a time that grows with the length of `text` alone."""
+    at = 0
+    while (at := text.find("://", at)) >= 0:
+        space = _SPACE.search(text, at)
+        end = len(text) if space is None else space.start()
+        if text.rfind("@", at, end) < 0:
+            at = end  # nor has what follows in this word
+        elif (login := _USERINFO.match(text, at, end)) is not None:
+            yield login
+            at = login.end()
+
+
+def _keyed_values(text: str) -> Iterator[re.Match[str]]:
+    """Yield the values behind `_KEYS` and an equals sign."""
+    at = 0
+    while (at := text.find("=", at)) >= 0:
+        at += 1
+        if text[max(0, at - 1 - _LONGEST_KEY) : at - 1].casefold().endswith(_KEYS) and (
+            value := _VALUE.match(text, at)
+        ):
+            yield value
+            at = value.end()
 
 
 def _any_form(secret: str) -> str:

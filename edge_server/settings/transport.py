@@ -176,8 +176,6 @@ class Http(Section, frozen=True):
     Attributes:
         port: of TCP; 0 takes a free one.
         insecure: allows another address than the loopback without TLS.
-        host_names: by which browsers may call the page, beside the name of this machine and its
-            addresses; any other name may lead a browser here against its user's will.
         max_body_bytes: of a request; a longer one is refused before it is read.
         max_pending_bytes: of the bodies of all requests in flight.
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
@@ -186,6 +184,8 @@ class Http(Section, frozen=True):
         max_connections: one more ends the connection that has kept the server waiting longest.
         max_header_bytes: of one request, its first line included.
         forward_headers: headers that it matches become request parameters.
+        host_names: by which browsers may call the page, beside the name of this machine and its
+            addresses; any other name may lead a browser here against its user's will.
     """
 
     enabled: bool = True

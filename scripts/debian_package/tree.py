@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from debian_package.wheels import CHECKOUT, install_wheels
@@ -49,6 +51,14 @@ _SYSTEMD = {
 _NAMED = {".sysusers": ".conf", ".tmpfiles": ".conf", ".devices": ".conf", ".generator": ""}
 
 
+# Where each shell finds what the packages of others complete.
+_COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/edge-server",
+    "zsh": "usr/share/zsh/vendor-completions/_edge-server",
+    "fish": "usr/share/fish/vendor_completions.d/edge-server.fish",
+}
+
+
 def lay_out(target: Target, root: Path) -> None:
     """Fill the empty folder `root` with all that the package installs but its documentation.
 
@@ -58,6 +68,7 @@ def lay_out(target: Target, root: Path) -> None:
     _lay_out_environment(target, root)
     _lay_out_models(target, root)
     _lay_out_systemd(root)
+    _lay_out_completions(site_packages(target, root), root)
 
 
 def site_packages(target: Target, root: Path) -> Path:
@@ -104,3 +115,14 @@ def _lay_out_systemd(root: Path) -> None:
             place = root / _SYSTEMD[path.suffix] / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
+
+
+def _lay_out_completions(site: Path, root: Path) -> None:
+    """Write what the packaged command line itself says of its verbs and flags; that imports nothing
+    of the other architecture."""
+    for shell, name in _COMPLETIONS.items():
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        command = (sys.executable, "-B", "-m", "edge_server", "completion", shell)
+        with place.open("wb") as file:
+            subprocess.run(command, stdout=file, check=True, env={"PYTHONPATH": str(site)})

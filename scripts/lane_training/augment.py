@@ -248,7 +248,7 @@ class Photographer:
         pool = np.exp(
             -0.5 * (((x - middle[0]) / reach[0]) ** 2 + ((y - middle[1]) / reach[1]) ** 2)
         )
-        exposed = 1.0 if rng.random() < 0.65 else rng.uniform(1.5, 4.0)
+        exposed = 1.0 if rng.random() < 0.65 else rng.uniform(1.3, 2.5)
         light = exposed * (rng.uniform(0.05, 0.3) + rng.uniform(0.3, 0.9) * pool)
         glow = np.zeros_like(light)
         for _ in range(int(rng.choice(4, p=(0.5, 0.25, 0.15, 0.1)))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ def train(plan: Plan) -> dict[str, Any]:
     ring = SampleRing(plan.material, plan.seed + training.step)
     losses: dict[str, float] = {}
     saved_s = training.elapsed_s
-    with tqdm(total=100.0, bar_format=BAR, mininterval=5.0) as bar:
+    with tqdm(total=100.0, bar_format=BAR, mininterval=5.0 if sys.stderr.isatty() else 60.0) as bar:
         while training.progress < 1.0:
             for name, value in training.advance(ring).items():
                 losses[name] = losses.get(name, value) + 0.02 * (value - losses.get(name, value))

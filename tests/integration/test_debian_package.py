@@ -248,6 +248,8 @@ def test_an_installation_serves_at_once_with_nothing_of_this_checkout(machine: M
     ports = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
     told = machine.container.do("edge-server", "check", "--config", CONFIG, *ports)
     assert "lane_detection" in told
+    assert "laneDetect_model" in machine.container.do("edge-server", "status")
+    machine.container.do("bash", "-n", "/usr/share/bash-completion/completions/edge-server")
     # Its children run in the same environment.
     facts = json.loads(machine.container.run("edge-server", "doctor", "--json").stdout)
     levels = {check["name"]: check["level"] for check in facts["checks"]}

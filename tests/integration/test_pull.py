@@ -277,6 +277,7 @@ def test_an_interrupted_pull_is_taken_up_by_the_next(
     assert same(repository / "net", model)
 
 
+@pytest.mark.long
 def test_what_was_replaced_at_the_store_is_fetched_anew(
     s3: Store, model: Path, repository: Path
 ) -> None:

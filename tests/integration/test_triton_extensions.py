@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ FLAGS = (
     "--metrics-config=summary_latencies=true",
     "--metrics-config=histogram_latencies=true",
     "--metrics-config=summary_quantiles=0.5:0.05,0.999:0.001",
+    "--model-control-mode=explicit",
+    "--load-model=*",
+    "--model-config-name=orin",
     "--grpc-header-forward-pattern=(?i)MY_.*",
 )
 
@@ -74,6 +78,17 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+
+SLOW_PY = """
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(1)
+
+    def execute(self, requests):
+        return []
+"""
 
 COUNT_DOWN = """
 backend: "python"
@@ -207,10 +222,16 @@ def write(repository: Path, name: str, config: str, source: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    folder = tmp_path_factory.mktemp("extensions")
-    repository = folder / "models"
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("extensions") / "models"
+
+
+@pytest.fixture(scope="module")
+def process(repository: Path) -> Iterator[Process]:
     write(repository, "parameters", PARAMETERS, PARAMETERS_PY)
+    (repository / "parameters" / "configs").mkdir()
+    custom = PARAMETERS + 'parameters { key: "board" value { string_value: "orin" } }'
+    (repository / "parameters" / "configs" / "orin.pbtxt").write_text(custom)
     write(repository, "repeat", REPEAT, REPEAT_PY)
     write_ragged(repository)
     write(repository, "count_down", COUNT_DOWN % "", COUNT_DOWN_PY)
@@ -220,7 +241,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     iterative = "sequence_batching { iterative_sequence: true }"
     write(repository, "add_later", ADD_LATER % iterative, ADD_LATER_PY)
     write(repository, "not_iterative", ADD_LATER % "", ADD_LATER_PY)
-    made = Process(folder, f"--model-repository={repository}", *FLAGS)
+    made = Process(repository.parent, f"--model-repository={repository}", *FLAGS)
     try:
         made.wait_for("READY=1")
         yield made
@@ -430,3 +451,33 @@ def test_a_request_that_is_cancelled_between_two_runs_ends(
         connection.infer("add_later", x(1 << 30), request_id="long", client_timeout=0.5)
     result = connection.infer("add_later", x(1), request_id="after")
     assert result.as_numpy("y").tolist() == [2]
+
+
+def test_a_custom_configuration_is_the_one_that_clients_see(
+    connection: triton.InferenceServerClient,
+) -> None:
+    config = connection.get_model_config("parameters", as_json=True)["config"]
+    assert config["parameters"] == {"board": {"string_value": "orin"}}
+    assert "parameters" not in connection.get_model_config("repeat", as_json=True)["config"]
+
+
+def test_a_load_succeeds_although_its_model_is_unloaded_meanwhile(
+    repository: Path, connection: triton.InferenceServerClient
+) -> None:
+    write(repository, "slow", PARAMETERS, SLOW_PY)
+
+    def state() -> str:
+        index = connection.get_model_repository_index().models
+        return next(str(entry.state) for entry in index if entry.name == "slow")
+
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(connection.load_model, "slow")
+        end = time.monotonic() + TIMEOUT_S
+        while state() != "LOADING":
+            assert time.monotonic() < end
+        connection.unload_model("slow")
+        load.result(TIMEOUT_S)
+    assert state() == "UNAVAILABLE"
+    assert not connection.is_model_ready("slow")
+    connection.load_model("slow")
+    assert connection.is_model_ready("slow")

@@ -78,6 +78,7 @@ COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
     ),
 }
 _LATENCIES = frozenset(name for name in COUNTERS if "duration" in name)
+_OF_CACHE = "nv_cache_"
 # Name → help text, and the summary of `RequestSummaries`.
 SUMMARIES = {
     "nv_inference_request_summary_us": (
@@ -133,12 +134,13 @@ class ModelMetrics:
         ]
         loaded = [({**labels, **model.statistics.tags}, model) for labels, model in loaded]
         counted = [(labels, model.statistics.counts()) for labels, model in loaded]
+        cached = [each for each, (_, m) in zip(counted, loaded, strict=True) if m.statistics.cached]
         totals = all(model.statistics.kept.counters for _, model in loaded)
         for name, (text, read) in COUNTERS.items():
             if name in _LATENCIES and not totals:
                 continue
             metric = Metric(name, text, "unknown")
-            for labels, counts in counted:
+            for labels, counts in cached if name.startswith(_OF_CACHE) else counted:
                 metric.add_sample(name, labels, read(counts))
             yield metric
         metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
@@ -162,10 +164,14 @@ class ModelMetrics:
 def _distributions(
     statistics: Sequence[tuple[dict[str, str], ModelStatistics]],
 ) -> Iterator[Metric]:
-    summaries = [(labels, made) for labels, each in statistics if (made := each.summaries())]
+    summaries = [
+        (labels, made, each.cached) for labels, each in statistics if (made := each.summaries())
+    ]
     for name, (text, which) in SUMMARIES.items() if summaries else ():
         metric = Metric(name, text, "summary")
-        for labels, made in summaries:
+        for labels, made, cached in summaries:
+            if name.startswith(_OF_CACHE) and not cached:
+                continue
             summary = made[which]
             metric.add_sample(f"{name}_count", labels, summary.count)
             metric.add_sample(f"{name}_sum", labels, summary.sum_ns * _US)

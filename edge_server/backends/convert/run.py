@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ def run_step(
         their_end.close()
         try:
             assert process.stdin is not None  # noqa: S101 - it was asked for
-            with process.stdin as stdin:
+            # One that dies at once is reported below.
+            with suppress(BrokenPipeError), process.stdin as stdin:
                 stdin.write(job.encode())
             for line in events:
                 kind, value = json.loads(line)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,7 +37,8 @@ class ModelFile:
     Attributes:
         path: its file, or the directory that its format is.
         platform: of the configuration.
-        inputs, outputs: those of the configuration, in order, without the batch dimension.
+        inputs, outputs: those of the configuration, in order, without the batch dimension; behind
+            them what the sequence batcher adds.
         max_batch_size: 0 where the model's shapes have no batch dimension.
         parameters: of the configuration, checked.
         accelerators: those of the configuration for the processor: name → parameters.
@@ -84,11 +86,20 @@ def model_file(path: Path, config: Mapping[str, Any], device: str) -> ModelFile:
     groups = config.get("instance_group", ())
     instances = sum(each["count"] * max(1, len(each.get("gpus", ()))) for each in groups)
     accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
+    batching = config.get("sequence_batching") or {}
+    states = batching.get("state", ())
     return ModelFile(
         path,
         config["platform"],
-        _specs(config["input"]),
-        _specs(config["output"]),
+        (
+            *_specs(config["input"]),
+            *(_control(each) for each in batching.get("control_input", ())),
+            *_specs({**each, "name": each["input_name"]} for each in states),
+        ),
+        (
+            *_specs(config["output"]),
+            *_specs({**each, "name": each["output_name"]} for each in states),
+        ),
         config["max_batch_size"],
         {key: value["string_value"] for key, value in config["parameters"].items()},
         {
@@ -101,7 +112,16 @@ def model_file(path: Path, config: Mapping[str, Any], device: str) -> ModelFile:
     )
 
 
-def _specs(tensors: list[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+def _control(control: Mapping[str, Any]) -> TensorSpec:
+    (signal,) = control["control"]
+    for datatype in (DataType.INT32, DataType.FP32, DataType.BOOL):
+        if signal.get(f"{datatype.value.lower()}_false_true"):
+            return TensorSpec(control["name"], datatype, (1,))
+    datatype = DataType.from_config(signal["data_type"]) or DataType.UINT64
+    return TensorSpec(control["name"], datatype, (1,))
+
+
+def _specs(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(tensor["name"], datatype, tuple(_dims(tensor)))
         for tensor in tensors

@@ -33,6 +33,8 @@ class ExecuteBatch:
 
     Attributes:
         unfinished: numbers of the requests without a last response.
+        answered: numbers of those that have a response that is not the last; of a model that is not
+            decoupled it is the only one.
         executed: `execute` has returned.
         execute_ns: duration of `execute`.
         done: set when the thread that submitted the batch need not wait any longer.
@@ -40,6 +42,7 @@ class ExecuteBatch:
 
     requests: Sequence[ExecuteRequest]
     unfinished: set[int]
+    answered: set[int] = field(default_factory=set)
     executed: bool = False
     execute_ns: int = 0
     done: threading.Event = field(default_factory=threading.Event)
@@ -136,6 +139,8 @@ class InFlight:
             request.respond(None, final)
         else:
             request.respond(tensors, final, response.parameters)
+        if not final and self._pump is None:
+            request.batch.answered.add(message.number)
         if final:
             request.batch.unfinished.discard(message.number)
             self._check_done(request.batch)
@@ -152,13 +157,15 @@ class InFlight:
             self._reschedule(number, batch)
         if message.failure:
             with self._lock:
-                left = [self._requests.pop(n) for n in batch.unfinished if n in self._requests]
+                left = {n: self._requests.pop(n) for n in batch.unfinished if n in self._requests}
             batch.unfinished.clear()
-            if not left:
-                # Every request has its last response, so no client learns of it.
+            if left.keys() <= batch.answered:
+                # Every request has its response, so no client learns of it.
                 log.error("instance %s: %s", self._name, shortened(message.failure))
-            for request in left:
-                request.respond(InternalError(shortened(message.failure)), True)
+            for number, request in left.items():
+                answered = number in batch.answered
+                failure = None if answered else InternalError(shortened(message.failure))
+                request.respond(failure, True)
         self._check_done(batch)
 
     def _reschedule(self, number: int, batch: ExecuteBatch) -> None:

@@ -268,6 +268,8 @@ class ChildSession:
         if batch is None:
             for message in messages:
                 take_back(message.inputs, self._process.outbox)
+            for number in filter(None, again):
+                self._in_flight.forget(number)
             if self.why_over:
                 error = unhealthy(self._name, self.why_over)
             for request in requests:

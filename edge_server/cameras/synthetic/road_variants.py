@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,9 @@ def varied(scene: RoadScene, names: Sequence[str], seed: int) -> RoadScene:
     return scene
 
 
-def _weather(scene: RoadScene, **changes: object) -> RoadScene:
-    return replace(scene, conditions=replace(scene.conditions, **changes))  # type: ignore[arg-type]  # names of fields
+def _weather(scene: RoadScene, **changes: Any) -> RoadScene:
+    """Return the scene with other values of fields of its `Conditions`."""
+    return replace(scene, conditions=replace(scene.conditions, **changes))
 
 
 def _night(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
@@ -40,7 +41,7 @@ def _night(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
         replace(scene, roadside=dark),
         ambient=rng.uniform(0.12, 0.25) if lit else rng.uniform(0.015, 0.09),
         # A camera that sees little exposes for long: the road before the vehicle is white.
-        beam=rng.uniform(0.7, 1.3) if rng.random() < 0.7 else rng.uniform(1.5, 4.0),
+        beam=rng.uniform(0.7, 1.3) if rng.random() < 0.7 else rng.uniform(1.3, 2.3),
         street_lamp_m=rng.uniform(25, 45) if lit else 0.0,
         oncoming=int(rng.integers(0, 5)),
         noise=rng.uniform(2, 9),

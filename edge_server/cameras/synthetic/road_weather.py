@@ -153,7 +153,9 @@ def _shine(picture: Floats, view: View, weather: Conditions) -> None:
     light = weather.ambient + weather.beam * (1.0 - weather.ambient) * beam.astype(np.float32)
     light = cv2.resize(light.astype(np.float32), (view.width, view.height))[..., None]
     # Paint has glass beads in it that send light back to where it comes from.
-    bright = np.clip((picture.max(axis=2, keepdims=True) - 150.0) / 60.0, 0.0, 1.0)
+    blue, green, red = cv2.split(picture)
+    brightest = cv2.max(cv2.max(blue, green), red)[..., None]
+    bright = np.clip((brightest - 150.0) / 60.0, 0.0, 1.0)
     picture *= light * (1.0 + 0.9 * bright * (light > weather.ambient + 0.02))
     if weather.ambient < 0.5:
         picture *= np.array((0.92, 0.98, 1.05), np.float32)
@@ -173,7 +175,10 @@ def _lamps(view: View, scene: RoadScene, distance_m: float) -> NDArray[np.float6
     rng = np.random.default_rng(weather.seed)
     lamps: list[tuple[float, ...]] = []
 
-    def add(offset_m: float, z_m: float, up_m: float, radius_m: float, colour: tuple[float, ...]):  # type: ignore[no-untyped-def]  # appends alone
+    def add(
+        place_m: tuple[float, float, float], radius_m: float, colour: tuple[float, ...]
+    ) -> None:
+        offset_m, z_m, up_m = place_m
         if view.z_m[0] < z_m < min(LAMP_VIEW_M, float(view.z_m[-1])):
             x, y = view.project(offset_m, np.array((z_m,)), up_m)[0]
             lamps.append((x, y, max(view.scale_px * radius_m / z_m, 0.8), *colour))
@@ -185,7 +190,7 @@ def _lamps(view: View, scene: RoadScene, distance_m: float) -> NDArray[np.float6
             for side in (-0.4, 0.4):
                 aside_m = vehicle.lane_m + side * vehicle.width_m
                 tone = 1.0 - 0.75 * weather.ambient
-                add(aside_m, rear_m, LAMP_HEIGHT_M, 0.16, (40.0 * tone, 40.0 * tone, 260.0 * tone))
+                add((aside_m, rear_m, LAMP_HEIGHT_M), 0.16, (40 * tone, 40 * tone, 260 * tone))
         edges = [line.offset_m for line in scene.lines] or [-3.0]
         for _ in range(weather.oncoming):
             lane_m = min(edges) - rng.uniform(1.5, 5.0)
@@ -194,11 +199,11 @@ def _lamps(view: View, scene: RoadScene, distance_m: float) -> NDArray[np.float6
             tone = rng.uniform(0.6, 1.2)
             for side in (-0.75, 0.75):
                 white = (330.0 * tone, 350.0 * tone, 360.0 * tone)
-                add(lane_m + side, gap_m, LAMP_HEIGHT_M, 0.3, white)
+                add((lane_m + side, float(gap_m), LAMP_HEIGHT_M), 0.3, white)
         if weather.street_lamp_m:
             edge_m = scene.roadside.edge_right_m + 1.5
             for lamp_m in marks_ahead(view, 0.0, weather.street_lamp_m, distance_m, LAMP_VIEW_M):
-                add(edge_m, float(lamp_m), STREET_LAMP_HEIGHT_M, 0.4, (110.0, 210.0, 290.0))
+                add((edge_m, float(lamp_m), STREET_LAMP_HEIGHT_M), 0.4, (110.0, 210.0, 290.0))
     if weather.sun:
         share_x, share_y = weather.sun_at
         y = view.horizon_px - share_y * view.height

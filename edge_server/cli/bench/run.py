@@ -61,6 +61,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         found = [report.as_object(each) for each in measurements]
         print(json.dumps({**_asked(arguments), "measurements": found}, indent=2))
     else:
+        _progress("")
         print("\n".join(report.lines(measurements)))
 
 
@@ -130,6 +131,7 @@ def _sweep(arguments: argparse.Namespace, plan: LoadPlan) -> None:
         found = {**_asked(arguments), "varied": model, **_sweep_object(results, best, base)}
         print(json.dumps(found, indent=2))
     else:
+        _progress("")
         print("\n".join(_sweep_lines(model, results, best, base, arguments.latency_budget)))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # What differs by less is the noise of a measurement.
 WORTH = 0.05
+# Triton's execution accelerators of a GPU; any other is one of the processor.
+_OF_A_GPU = ("tensorrt", "cuda")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ModelVariant:
 
     Attributes:
         delay_us: the longest that a request waits for others of its batch.
+        backend: its name, or with an execution accelerator `onnxruntime+cuda`.
     """
 
     instances: int | None = None
@@ -43,14 +46,8 @@ class ModelVariant:
         """Return the configuration `message` with these settings."""
         changed = pb.ModelConfig()
         changed.CopyFrom(message)
-        if self.backend is not None and self.backend != message.backend:
-            changed.backend = self.backend
-            # Names of files and devices are those of the other backend.
-            changed.platform = changed.default_model_filename = ""
-            changed.ClearField("optimization")
-            del changed.instance_group[:]
-            if self.backend == "tensorrt":
-                changed.parameters["auto_build"].string_value = "true"
+        if self.backend not in (None, message.backend):
+            self._change_backend(changed)
         if self.instances is not None:
             del changed.instance_group[1:]
             if not changed.instance_group:
@@ -60,14 +57,36 @@ class ModelVariant:
             changed.dynamic_batching.max_queue_delay_microseconds = self.delay_us
         return changed
 
+    def _change_backend(self, changed: Any) -> None:
+        name, _, accelerator = (self.backend or "").partition("+")
+        if name != changed.backend:
+            changed.backend = name
+            # Names of files are those of the other backend.
+            changed.platform = changed.default_model_filename = ""
+        # Devices are chosen anew.
+        del changed.instance_group[:]
+        changed.ClearField("optimization")
+        if name == "tensorrt":
+            changed.parameters["auto_build"].string_value = "true"
+        if accelerator:
+            accelerators = changed.optimization.execution_accelerators
+            if accelerator in _OF_A_GPU:
+                accelerators.gpu_execution_accelerator.add(name=accelerator)
+                changed.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU)
+            else:
+                accelerators.cpu_execution_accelerator.add(name=accelerator)
+
     def snippet(self, message: Any) -> str:
         """Return what to write into config.pbtxt: the fields in which `message` changes."""
         changed = self.apply(message)
         lines = []
         if changed.backend != message.backend:
             lines.append(f'backend: "{changed.backend}"')
-            if self.backend == "tensorrt":
-                lines.append('parameters { key: "auto_build" value { string_value: "true" } }')
+        if "auto_build" in changed.parameters and "auto_build" not in message.parameters:
+            lines.append('parameters { key: "auto_build" value { string_value: "true" } }')
+        if changed.optimization != message.optimization and changed.HasField("optimization"):
+            optimization = text_format.MessageToString(changed.optimization, as_one_line=True)
+            lines.append(f"optimization {{ {optimization} }}")
         if self.instances is not None:
             kind = pb.ModelInstanceGroup.Kind.Name(changed.instance_group[0].kind)
             kind_text = "" if kind == "KIND_AUTO" else f"kind: {kind} "

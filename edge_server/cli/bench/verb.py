@@ -97,7 +97,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         help="of a batch, where the model batches, in microseconds; default: 0,1000",
     )
     sweep.add_argument(
-        "--backends", type=_words, metavar="NAME,…", help="default: the one of the model"
+        "--backends",
+        type=_words,
+        metavar="NAME,…",
+        help="like onnxruntime,onnxruntime+cuda,tensorrt; default: the model's",
     )
     sweep.add_argument(
         "--vary", metavar="MODEL", help="the member of an ensemble; default: its slowest one"

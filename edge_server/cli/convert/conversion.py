@@ -127,9 +127,11 @@ class _Conversion:
         """Find what every stage needs before the first begins, which may take minutes.
 
         Raises:
+            InvalidRequest: the source does not become what is wanted.
             Unavailable: a framework is not installed.
         """
         arguments = self._arguments
+        self._first_function()
         interpreters = Interpreters(arguments.python, arguments.isolated, self._show)
         needed = [self._format.framework, self._destination.framework]
         if arguments.to != "graphdef":
@@ -140,13 +142,14 @@ class _Conversion:
 
     def make(self) -> _Made:
         """Run the stages, and the result on the inputs of the source."""
-        shown = str(self._source.path)
         lines: list[str] = []
         stages = list(self._stages())
         path, first = self._scratch / "0.onnx", self._destination.file
         if not stages:
             path = self._result
-        done = self._run(self._format, self._first_function(), **self._first_arguments(path))
+        arguments = self._first_arguments(path)
+        shown = arguments["source"]
+        done = self._run(self._format, self._first_function(), **arguments)
         lines += _commands(done, shown, first if not stages else "0.onnx")
         for index, (framework, step, options) in enumerate(stages, 1):
             is_last = index == len(stages)

@@ -55,9 +55,9 @@ def add_settings_flags(parser: argparse.ArgumentParser, verb: str) -> None:
             how: dict[str, Any] = {"action": "append_const", "const": "true"}
             if flag.value:
                 how = {"action": "append", "metavar": flag.value}
-            action = group.add_argument(
-                f"--{flag.name}", dest=flag.name, help=argparse.SUPPRESS, **how
-            )
+            # `_Help` adds the defaults, which take an import; completion needs the flags.
+            text = flag.help.replace("%", "%%") if flag in shown else argparse.SUPPRESS
+            action = group.add_argument(f"--{flag.name}", dest=flag.name, help=text, **how)
             actions[action] = flag
     own = ["--help", "--help-triton", "--config", "--camera", "--mqtt"]
     parser.set_defaults(flags=[*own, *(f"--{flag.name}" for flag in actions.values())])

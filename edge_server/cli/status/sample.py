@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.api.grpc.client import DaemonClient
 from edge_server.api.http.scrape import scrape
 from edge_server.cli.running_daemon import REMEDY
-from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.errors import EdgeServerError, SettingsError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,15 +46,17 @@ class DaemonSample:
 
 
 class DaemonSampler:
-    """Reads samples over one connection, which is made again after a restart of the daemon.
-
-    Raises:
-        SettingsError: the settings leave nothing to call.
-    """
+    """Reads samples over one connection, which is made again after a restart of the daemon."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._client = DaemonClient(settings.grpc)
+        self._client: DaemonClient | None = None
+        self._no_client = ""
+        try:
+            self._client = DaemonClient(settings.grpc)
+        except SettingsError as error:
+            # The metrics say much without it.
+            self._no_client = str(error)
         self._backends: dict[tuple[str, str], str] = {}
 
     def __enter__(self) -> DaemonSampler:
@@ -66,7 +68,8 @@ class DaemonSampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._client.__exit__(kind, error, trace)
+        if self._client is not None:
+            self._client.__exit__(kind, error, trace)
 
     def sample(self) -> DaemonSample:
         """Return what the daemon reports now.
@@ -76,6 +79,7 @@ class DaemonSampler:
         """
         faults = []
         metrics, found = None, {}
+        client = self._client
         section = self._settings.metrics
         if section.enabled and section.port:
             try:
@@ -84,16 +88,18 @@ class DaemonSampler:
                 faults.append(str(error))
         else:
             faults.append("metrics are off: set enabled = true and a port in [metrics]")
-        try:
-            found = self._over_grpc()
-        except EdgeServerError as error:
-            faults.append(f"gRPC at {self._client.target}: {error}")
-            if metrics is None:
-                raise Unavailable("\n".join([*faults, REMEDY])) from error
+        if client is None:
+            faults.append(self._no_client)
+        else:
+            try:
+                found = self._over_grpc(client)
+            except EdgeServerError as error:
+                faults.append(f"gRPC at {client.target}: {error}")
+        if metrics is None and not found:
+            raise Unavailable("\n".join([*faults, REMEDY]))
         return DaemonSample(time.monotonic(), metrics=metrics, faults=tuple(faults), **found)
 
-    def _over_grpc(self) -> dict[str, Any]:
-        client = self._client
+    def _over_grpc(self, client: DaemonClient) -> dict[str, Any]:
         index = client.index()
         loaded = [(each.name, each.version) for each in index if each.state == "READY"]
         self._backends = {

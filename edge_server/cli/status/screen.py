@@ -20,6 +20,8 @@ OK, WARNING, FAULT = "✔", "‼", "✘"
 _MODELS = ("MODEL", "VERSION", "STATE", "BACKEND", "REQUESTS", "FAILED", "PER S")
 _MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms")
 _CAMERAS = ("CAMERA", "STATE", "MODEL", "FPS", "LANES/S", "LANES", "AGE ms", "MEAN ms", "DROPPED")
+# For terminals that are not of UTF-8.
+PLAIN = str.maketrans({OK: "+", WARNING: "!", FAULT: "x", "°": " ", "…": "."})
 # Beside words that stay: what a first look may find while a camera or a model starts.
 _STARTING = frozenset({"starting", "LOADING", "UNLOADING", "ended", "degraded"})
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from edge_server.board.board import read_board
 from edge_server.cli.status.report import make_report
 from edge_server.cli.status.sample import DaemonSampler
-from edge_server.cli.status.screen import FAULT, screen
+from edge_server.cli.status.screen import FAULT, PLAIN, screen
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def print_status(settings: Settings, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
-        print("\n".join(screen(report)))
+        print(_printable("\n".join(screen(report))))
 
 
 def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool) -> None:
@@ -81,7 +81,8 @@ def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool)
             if on_terminal:
                 _draw(lines)
             else:
-                print(text if as_json else "\n".join([time.strftime("%H:%M:%S"), *lines, ""]))
+                plain = _printable("\n".join([time.strftime("%H:%M:%S"), *lines, ""]))
+                print(text if as_json else plain)
                 sys.stdout.flush()
             printed += 1
             if printed == count:
@@ -93,8 +94,13 @@ def _draw(lines: Sequence[str]) -> None:
     width, height = shutil.get_terminal_size()
     title = f"edge-server top  {time.strftime('%H:%M:%S')}  q quits"
     fitted = [line[: width - 1] + _END_OF_LINE for line in (title, "", *lines)][:height]
-    sys.stdout.write(_HOME + "\n".join(fitted) + _REST)
+    sys.stdout.write(_HOME + _printable("\n".join(fitted)) + _REST)
     sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
+    return text if is_utf8 else text.translate(PLAIN)
 
 
 @contextmanager

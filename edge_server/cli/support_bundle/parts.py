@@ -6,10 +6,12 @@ import json
 import platform
 import subprocess
 import sys
+import tempfile
+import threading
 from dataclasses import asdict
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from edge_server.api.http.scrape import read_metrics
 from edge_server.board.board import UNIT
@@ -32,6 +34,7 @@ Part = tuple[str, "Callable[[], str]"]
 # A part is cut beyond this: of logs the newest lines stay, of others the first ones.
 MOST_BYTES = 2 << 20
 _COMMAND_S = 10.0
+_PART_BYTES = 1 << 16
 _SENSORS_S = 5.0
 _LOG_LINES = 5000
 _MOST_PLANS = 100
@@ -189,19 +192,45 @@ def _run(*command: str, newest: bool = False) -> str:
     Raises:
         Missing: the program does not exist here, hangs, or has no output.
     """
-    try:
-        done = subprocess.run(  # noqa: S603 - fixed names
-            command, capture_output=True, timeout=_COMMAND_S, check=False
-        )
-    except FileNotFoundError:
-        raise Missing(f"{command[0]} is not here") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Missing(f"{command[0]}: {error}") from error
-    output = done.stdout[:MOST_BYTES]
-    if newest:
-        begin = max(0, len(done.stdout) - MOST_BYTES)
-        output = _whole_lines(done.stdout[begin:], begin)
-    if not output.strip():
-        reason = done.stderr.decode(errors="replace").strip()
-        raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    with tempfile.TemporaryFile() as complaints:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - fixed names
+                command, stdout=subprocess.PIPE, stderr=complaints
+            )
+        except FileNotFoundError:
+            raise Missing(f"{command[0]} is not here") from None
+        except OSError as error:
+            raise Missing(f"{command[0]}: {error}") from error
+        timer = threading.Timer(_COMMAND_S, end)
+        timer.start()
+        with process:
+            assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
+            output = _end_of(process.stdout) if newest else process.stdout.read(MOST_BYTES)
+            timer.cancel()
+            process.kill()  # what it has yet to say is not wanted
+        if late.is_set():
+            raise Missing(f"{command[0]}: no end within {_COMMAND_S:g} s")
+        if not output.strip():
+            complaints.seek(0)
+            reason = complaints.read(MOST_BYTES).decode(errors="replace").strip()
+            raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")
     return output.decode(errors="replace")
+
+
+def _end_of(stream: IO[bytes]) -> bytes:
+    """Return the last whole lines of `stream`, `MOST_BYTES` at most; holds twice as much at most,
+    however long it is."""
+    end, begin = bytearray(), 0
+    while part := stream.read(_PART_BYTES):
+        end += part
+        if len(end) > 2 * MOST_BYTES - _PART_BYTES:
+            begin += len(end) - MOST_BYTES
+            del end[:-MOST_BYTES]
+    begin += max(0, len(end) - MOST_BYTES)
+    return _whole_lines(bytes(end[-MOST_BYTES:]), begin)

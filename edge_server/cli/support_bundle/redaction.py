@@ -15,12 +15,13 @@ from edge_server.process.masking import (
     masked_by_place,
     remember_login,
     remember_secret,
+    replaced,
     secrets_by_place,
 )
 from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from edge_server.settings import Settings
@@ -32,17 +33,30 @@ _PRIVATE_KEY = re.compile(
 )
 # `password: …`, `"api_key" = "…"`, `Authorization: Bearer …` in logs and foreign output; a file's
 # name (`password_file = …`) is none. Shorter words would hide settings like `token_s = 5`.
-_NAMED = re.compile(
-    r"(?i)((?:pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key"
-    r"|credentials?|psk|cookie)\\*[\"']?\s*[:=]\s*)"
+# Names are looked for in the text in lower case: with (?i), re would try them at every letter.
+_NAMES = re.compile(
+    r"pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|credentials?|psk|cookie"
+)
+_NAMED_VALUE = re.compile(
+    r"\\*[\"']?\s*[:=]\s*"
     # In quotes, also those of a JSON text within another: \"password\": \"…\".
     r"(\\+\"[^\"\n]*\"|\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'|[^\s,;}\])\"']+)"
 )
 # `--password …` of a command line; the kernel's, and that of a unit, are among the parts.
-_FLAG = re.compile(r"(?i)(--?[a-z-]*(?:password|passphrase|token|secret)\s+)(?!-)(\S+)")
+_FLAGS = re.compile(r"password|passphrase|token|secret")
+_FLAG_VALUE = re.compile(r"\s+(?!-)(\S+)")
+_IN_FLAG = frozenset("abcdefghijklmnopqrstuvwxyz-")
 # The end of a key whose begin the log has no more.
 _END_OF_KEY = re.compile(r"\A(?:(?!-----BEGIN )[^\n]*\n)*?[^\n]*-----END [A-Z ]*PRIVATE KEY-----")
-_AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|digest)(\s+)([\w.~+/=-]{4,}(?:\s*,?\s*\w+=\S+)*)")
+_SCHEMES = re.compile(r"basic|bearer|digest")
+_CREDENTIALS = re.compile(r"\s+([\w.~+/=-]{4,}(?:\s*(?:,\s*)?\w+=\S+)*)")
+# Not `str.lower`, which changes the length of some letters; the last two are a long s and Kelvin.
+_LOWER = {
+    **{upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)},
+    0x17F: ord("s"),
+    0x212A: ord("k"),
+}
 _HIDDEN = "device"
 
 
@@ -113,8 +127,9 @@ class Redaction:
         """Return `text` without secrets."""
         text = _END_OF_KEY.sub(f"{MASK} private key", _PRIVATE_KEY.sub(f"{MASK} private key", text))
         text = masked_by_place(text)
-        text = _AUTHORIZATION.sub(rf"\1\2{MASK}", text)
-        text = _FLAG.sub(rf"\1{MASK}", _NAMED.sub(rf"\1{MASK}", text))
+        text = _without_values(text, _SCHEMES, _CREDENTIALS, _is_word)
+        text = _without_values(text, _NAMES, _NAMED_VALUE)
+        text = _without_values(text, _FLAGS, _FLAG_VALUE, _is_flag)
         return text if self._hidden is None else self._hidden.sub(_HIDDEN, text)
 
     def settings(self, settings: Settings) -> str:
@@ -127,6 +142,47 @@ class Redaction:
         for camera in fields["cameras"].values():
             camera["uri"] = _masked_uri(camera["uri"])
         return self.text(msgspec.json.format(msgspec.json.encode(fields), indent=1).decode())
+
+
+def _without_values(
+    text: str,
+    names: re.Pattern[str],
+    value: re.Pattern[str],
+    fits: Callable[[str, int], bool] = lambda _text, _at: True,
+) -> str:
+    """Return `text` with `MASK` instead of the first group of `value` behind each of `names`.
+
+    Takes a time that grows with the length of `text` alone.
+
+    Args:
+        fits: whether a name counts, by the text in lower case and where the name begins.
+    """
+    lower = text.translate(_LOWER)
+
+    def changes() -> Iterator[tuple[tuple[int, int], str]]:
+        at = 0
+        for name in names.finditer(lower):
+            if name.start() >= at and fits(lower, name.start()):
+                found = value.match(text, name.end())
+                if found is not None:
+                    at = found.end()
+                    yield found.span(1), MASK
+
+    return replaced(text, changes())
+
+
+def _is_word(text: str, at: int) -> bool:
+    """Whether no letter, digit or underscore stands before `at`."""
+    return at == 0 or not (text[at - 1].isalnum() or text[at - 1] == "_")
+
+
+def _is_flag(text: str, at: int) -> bool:
+    """Whether the letters and dashes before `at` have a dash."""
+    while at > 0 and text[at - 1] in _IN_FLAG:
+        at -= 1
+        if text[at] == "-":
+            return True
+    return False
 
 
 def _masked_uri(uri: str) -> str:

@@ -300,6 +300,8 @@ class Recorder:
             OSError: the disk is full, or failed.
         """
         if self._section.mode == "events" and self._wanted is None:
+            if self.failure and now_ns >= self._retry_at_ns:
+                self._try_disk(now_ns)
             return
         if self._file is None and now_ns < self._retry_at_ns:
             return
@@ -328,6 +330,20 @@ class Recorder:
             log.info("recorder: written again")
             self.failure = ""
             self._files.recover()
+
+    def _try_disk(self, now_ns: int) -> None:
+        """End a failure although there is nothing to write: nobody shall take it for a present one.
+
+        Raises:
+            OSError: the disk still takes nothing.
+        """
+        reason = self._files.make_room(0, 2 * _OVERHEAD_BYTES)
+        if reason:
+            self._fail(reason, now_ns)
+            return
+        self._files.try_writing()
+        log.info("recorder: the disk takes recordings again")
+        self.failure = ""
 
     def _is_full(self, mono_ns: int) -> bool:
         assert self._file is not None  # noqa: S101  # for the type checker: the caller has seen it

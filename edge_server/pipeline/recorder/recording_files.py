@@ -138,6 +138,21 @@ class RecordingFiles:
             del self._sizes[path]
             log.debug("recorder: %s deleted, to make room", path.name)
 
+    def try_writing(self) -> None:
+        """Write a block, and remove it.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        path = self.directory / ".try"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, bytes(4096))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            path.unlink()
+
     def recover(self) -> None:
         """Make whole recordings of those that a crash left; a fault of the disk leaves them."""
         for part in sorted(path for path in self._sizes if path.name.endswith(PART)):

@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from edge_server.errors import ModelConfigError
@@ -59,16 +60,28 @@ def archive_entries(path: Path) -> Iterator[Entry]:
     Raises:
         ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
     """
+    with _naming(path), _opened(path) as (members, read):
+        root = _root(path, members)
+        for member in sorted(members, key=lambda each: each.path != f"{root}{NAME}"):
+            inside = member.path.removeprefix(root)
+            if not member.is_directory:
+                with read(member) as file:
+                    pieces = partial(_read, path, file)
+                    yield Entry(inside, pieces, member.size, 0, member.executable)
+            elif member.path.startswith(root):
+                yield Entry(inside)
+
+
+def _read(path: Path, file: IO[bytes], size: int) -> bytes:
+    with _naming(path):
+        return file.read(size)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what a damaged archive raises into an error that names it."""
     try:
-        with _opened(path) as (members, read):
-            root = _root(path, members)
-            for member in sorted(members, key=lambda each: each.path != f"{root}{NAME}"):
-                inside = member.path.removeprefix(root)
-                if not member.is_directory:
-                    with read(member) as file:
-                        yield Entry(inside, file.read, member.size, 0, member.executable)
-                elif member.path.startswith(root):
-                    yield Entry(inside)
+        yield
     except _BROKEN as error:
         raise BrokenArchive(f"{path.name}: is damaged: {error}; fetch it again") from error
     except (RuntimeError, NotImplementedError) as error:

@@ -119,6 +119,11 @@ def _layer(registry: _Registry, layer: Mapping[str, Any], url: str) -> RemoteFil
         raise ModelConfigError(f"{url}: a layer has digest {layer['digest']}; only sha256 is known")
     annotations = layer.get("annotations") or {}
     title = str(annotations.get(_TITLE, ""))
-    unpack = annotations.get(_UNPACK) == "true" or not title
+    # A single file has the media type of a tar, too; a directory's is compressed.
+    unpack = (
+        annotations.get(_UNPACK) == "true"
+        or not title
+        or str(layer.get("mediaType", "")).endswith("gzip")
+    )
     fetch = partial(registry.blob, f"sha256:{digest}")
     return RemoteFile(title or f"{digest[:12]}.tar", digest, int(layer["size"]), fetch, unpack)

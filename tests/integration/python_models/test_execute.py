@@ -179,6 +179,24 @@ def test_an_exception_reaches_the_caller_as_triton_prints_it(serve: Serve, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("flags", "then"), [(0, "s.send(y([2]))"), (0, "return [y([2])]"), (1, "return [y([2])]")]
+)
+def test_the_first_response_counts_and_the_second_is_an_error_in_the_log(
+    serve: Serve, flags: int, then: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(
+        m=f"""
+        def execute(self, requests):
+            s = requests[0].get_response_sender()
+            s.send(y([1]), {flags})
+            {then}
+        """
+    )
+    assert served.values("m", 1) == [1]
+    assert "Non-decoupled model cannot send more than one response." in caplog.text
+
+
+@pytest.mark.parametrize(
     ("returned", "text"),
     [
         ("y([1])", "Expected a list in the execute return, found type '<class 'edge_server."),
@@ -278,6 +296,10 @@ def test_a_response_sender_responds_after_execute_returned(serve: Serve) -> None
         (
             "s.send(y([1]), 1), s.send(flags=1)",
             "Unable to send response. Response sender has been closed.",
+        ),
+        (
+            "s.send(y([1]), 1), s.send(y([1]))",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
         ),
     ],
 )
@@ -512,6 +534,31 @@ def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
         ("[y(x(r), parameters={'a': 2**63})]", "must fit 64 bits"),
         ("[y(x(r), parameters={chr(0xDCFF): 1})]", "UnicodeEncodeError"),
         ("[pb_utils.InferenceResponse(error=pb_utils.TritonError(5))]", "message must be a str"),
+        ("pb_utils.InferenceRequest(inputs=[None])", "with id '' and model name '' should not be"),
+        ("pb_utils.InferenceRequest(inputs=None)", "TypeError"),
+        ("pb_utils.InferenceRequest(inputs=[5])", "inputs must be Tensor objects"),
+        ("pb_utils.InferenceRequest(model_name=None)", "model_name must be a str"),
+        ("pb_utils.InferenceRequest(requested_output_names=None)", "TypeError"),
+        ("pb_utils.InferenceRequest(flags=None)", "flags must be an int"),
+        (
+            "pb_utils.InferenceResponse([None])",
+            "TritonModelException: Output tensor for inference response should not be empty.",
+        ),
+        ("pb_utils.InferenceResponse(output_tensors=None)", "TypeError"),
+        ("pb_utils.Tensor(None, np.zeros(1))", "TypeError: name must be a str"),
+        ("pb_utils.Tensor('y', None)", "TypeError: Tensor 'y': expected a numpy array"),
+        ("pb_utils.Tensor('', np.zeros(1))", "TritonModelException: Tensor name cannot be an"),
+        (
+            "pb_utils.Tensor.from_dlpack('', None)",
+            "TritonModelException: Tensor name cannot be an empty string.",
+        ),
+        (
+            "pb_utils.Tensor.from_dlpack('y', None)",
+            "TritonModelException: Provided tensor is not supported.",
+        ),
+        ("pb_utils.Logger.log('line', 1)", "TypeError: level must be a level of Logger"),
+        ("pb_utils.Logger.log('line', None)", "TypeError: level must be a level of Logger"),
+        ("pb_utils.Logger.log_info(None)", "TypeError: message must be a str"),
         ("pb_utils.MetricFamily('a', 'b').Metric({'version': 1})", "label's value must be a str"),
         ("pb_utils.MetricFamily('a', 'b', 'sum').Metric()", "of no kind 'sum'"),
         ("pb_utils.MetricFamily('a', 'b').Metric().increment(None)", "TypeError"),

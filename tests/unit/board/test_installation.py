@@ -45,3 +45,16 @@ def test_a_board_has_opencv_and_tensorrt_from_apt() -> None:
         assert "python3-libnvinfer" in remedy("tensorrt", how=how, machine="aarch64")
     assert "opencv-python-headless" in remedy("cv2", how=WHEEL, machine="x86_64")
     assert "--reinstall edge-server" in remedy("cv2", how=PACKAGE, machine="x86_64")
+
+
+@pytest.mark.parametrize("module", ["torch", "tensorflow", "openvino", "paddle"])
+def test_a_framework_is_an_extra_of_a_wheel_and_has_its_own_environment_beside_a_package(
+    module: str,
+) -> None:
+    backend = {"torch": "pytorch"}.get(module, module)
+    assert remedy(module, how=WHEEL) == f"pip install 'edge-server[{backend}]'"
+    assert remedy(module, how=CHECKOUT) == f"pip install 'edge-server[{backend}]'"
+    there = f"/opt/edge-server-{backend}"
+    found = remedy(module, how=PACKAGE)
+    assert f"sudo python3 -m venv {there} && sudo {there}/bin/pip install" in found
+    assert f'interpreters = {{ {backend} = "{there}/bin/python" }}' in found

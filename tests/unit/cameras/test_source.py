@@ -319,6 +319,7 @@ def test_a_name_too_long_for_the_file_system_is_a_source_error() -> None:
         ("file:///x.mp4?fps=0.5", "fps is '0.5'"),
         ("synthetic://rod", "unknown scene 'rod'; did you mean 'road'"),
         ("synthetic://road/left", "unknown scene"),
+        ("synthetic://road?conditions=rain,nigt", "unknown condition 'nigt'; did you mean 'night'"),
         ("synthetic://road?sed=1", "unknown option 'sed'; did you mean 'seed'"),
         ("synthetic://road?seed=-1", "seed is '-1'; write a number 0 to 4294967295"),
         ("synthetic://road?width=9999", "width is '9999'; write a number 64 to 4096"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge_server.board.doctor.evidence import Configuration
 from edge_server.cli.support_bundle.bundle import Bundle, gather, write
-from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, _tail
+from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, _end_of, _tail
 from edge_server.cli.support_bundle.redaction import Redaction
 from edge_server.errors import EdgeServerError
 from edge_server.process import masking
@@ -243,3 +243,18 @@ def test_the_archive_is_readable_by_its_owner_alone_and_replaces_no_link(tmp_pat
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(EdgeServerError, match="nowhere/x: cannot be written: No such file"):
         write(Bundle(), tmp_path / "nowhere/x")
+
+
+@pytest.mark.parametrize("lines", [0, 1, 1000, 100_000, 500_000])
+def test_the_end_of_a_long_output_is_held_without_the_rest(lines: int) -> None:
+    class Output(io.RawIOBase):
+        left = lines
+
+        def read(self, size: int = -1) -> bytes:
+            now, self.left = min(self.left, 2048), self.left - min(self.left, 2048)
+            return b"".join(b"line %09d\n" % (lines - self.left - n) for n in range(now, 0, -1))
+
+    found = _end_of(Output()).splitlines()
+    assert len(found) == min(lines, MOST_BYTES // 15)
+    assert found[-1:] == ([b"line %09d" % (lines - 1)] if lines else [])
+    assert all(len(line) == 14 for line in found[:1])

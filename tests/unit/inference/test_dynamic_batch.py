@@ -396,14 +396,19 @@ def test_a_time_limit_is_kept_while_every_instance_is_busy(serve: Callable[..., 
 
 def test_a_time_limit_is_kept_however_seldom_the_queues_are_searched() -> None:
     watch = LineWatch(period_s=60.0)
-    config = model_config("default_queue_policy { default_timeout_microseconds: 20000 }")
+    config = model_config(
+        "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 "
+        "value { default_timeout_microseconds: 20000 } }"
+    )
     model, responses = Gated(), [Responses(), Responses(), Responses()]
     pool = InstancePool.of(config, model)
     executor = Executor(config, 1, ModelStatistics())
     assert config.dynamic_batching is not None
     scheduler = DynamicBatchScheduler(executor, pool, config.dynamic_batching, watch)
     request = InferRequest("m", {"a": Tensor(np.ones((1, 1), np.float32))})
-    scheduler.submit(request, Snapshot({}), responses[0])
+    # Without a time limit, as a busy machine may let the worker wait.
+    unlimited = InferRequest("m", request.inputs, priority=2)
+    scheduler.submit(unlimited, Snapshot({}), responses[0])
     assert model.next_run() == [1]
     for late in responses[1:]:
         scheduler.submit(request, Snapshot({}), late)

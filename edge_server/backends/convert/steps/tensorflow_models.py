@@ -77,9 +77,11 @@ def keras_to_graphdef(
             "import keras, tensorflow as tf",
             _FREEZE,
             "m = keras.saving.load_model({source!r}, compile=False)",
-            'f = tf.function(lambda x: tf.identity(m(x), name="output"))',
-            's = tf.TensorSpec(m.inputs[0].shape, m.inputs[0].dtype, "input")',
-            "c = f.get_concrete_function(s)",
+            f"i, o = {json.dumps([spec.name for spec in specs])}, {json.dumps(names)}",
+            "s = [tf.TensorSpec(t.shape, t.dtype, n) for t, n in zip(m.inputs, i)]",
+            "r = lambda *x: tf.nest.flatten(m(list(x) if len(x) > 1 else x[0], training=False))",
+            "f = tf.function(lambda *x: [tf.identity(t, n) for t, n in zip(r(*x), o)])",
+            "c = f.get_concrete_function(*s)",
             'tf.io.write_graph(freeze(c).graph, ".", {target!r}, as_text=False)',
         )
     )
@@ -129,7 +131,8 @@ def saved_model_to_onnx(
     run_samples(sampling, "source", run)
     command = ["--saved-model", "{source}", "--signature_def", name]
     if names:
-        command += ["--outputs", ",".join(names), "--rename-outputs", ",".join(names.values())]
+        # tf2onnx has the outputs of a signature in this order.
+        command += ["--rename-outputs", ",".join(names[each] for each in sorted(names))]
     command += ["--output", "{target}", "--opset", _OPSET]
     del loaded
     return _tf2onnx(
@@ -227,7 +230,7 @@ def _keras(progress: Progress, source: str, *, trust: bool) -> Any:
     try:
         model = keras.saving.load_model(source, compile=False, safe_mode=not trust)
     except (ValueError, TypeError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = str(error).strip().splitlines()[0].rstrip(".;")
         remedy = ""
         if "safe_mode" in str(error) or "Lambda" in str(error):
             remedy = "; it has layers that run Python code: --trust, if you know who wrote it"

@@ -227,7 +227,9 @@ class ModelRunner:
         """Return the numbers of the requests that shall run again, and keep their senders."""
         pairs = zip(requests, numbers, strict=True)
         again = {n: sender for request, n in pairs if (sender := request.runs_again) is not None}
-        self._senders |= again
+        # A cancelled request does not run again.
+        kept = {n: s for n, s in self._senders.items() if n not in self._link.cancelled}
+        self._senders = kept | again
         return list(again)
 
     def _failure(self, error: BaseException) -> str:

@@ -60,6 +60,11 @@ class InferenceRequest:
         parameters: Mapping[str, m.Value] | str | None = None,
     ) -> None:
         for tensor in inputs:
+            if tensor is None:
+                raise TritonModelException(
+                    f"Input tensor for request with id '{request_id}' and model name "
+                    f"'{model_name}' should not be empty."
+                )
             if not isinstance(tensor, PbTensor):
                 raise TypeError(f"inputs must be Tensor objects, found type '{type(tensor)}'")
         version = whole(model_version, "model_version")

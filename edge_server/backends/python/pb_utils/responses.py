@@ -35,6 +35,10 @@ class InferenceResponse:
         parameters: Mapping[str, m.Value] | None = None,
     ) -> None:
         for tensor in output_tensors:
+            if tensor is None:
+                raise TritonModelException(
+                    "Output tensor for inference response should not be empty."
+                )
             if not isinstance(tensor, PbTensor):
                 raise TypeError(
                     f"output_tensors must be Tensor objects, found type '{type(tensor)}'"
@@ -145,10 +149,12 @@ class InferenceResponseSender:
         return m.Responded(self._number, message, final=True)
 
     def _check(self, response: InferenceResponse | None) -> None:
+        if not self._decoupled:
+            self._check_one(response)
         if self.closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
-        if self._decoupled:
-            return
+
+    def _check_one(self, response: InferenceResponse | None) -> None:
         if response is not None and self._sent:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send more than one response."

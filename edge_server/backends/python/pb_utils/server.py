@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,17 +24,28 @@ Kind = Literal["counter", "gauge", "histogram"]
 _KINDS = get_args(Kind)
 
 
-def _log(message: str, level: int = logging.INFO) -> None:
-    daemon().send(m.LogLine(int(level), printable(message)))
-
-
-class Logger:
-    """`pb_utils.Logger`: lines for the daemon's log."""
+class LogLevel(IntEnum):
+    """The levels of `pb_utils.Logger`, with the numbers of `logging`."""
 
     INFO = logging.INFO
     WARNING = logging.WARNING
     ERROR = logging.ERROR
     VERBOSE = logging.DEBUG
+
+
+def _log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    if not isinstance(level, LogLevel):
+        raise TypeError(f"level must be a level of Logger, found type '{type(level)}'")
+    daemon().send(m.LogLine(int(level), printable(text(message, "message"))))
+
+
+class Logger:
+    """`pb_utils.Logger`: lines for the daemon's log."""
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     log = staticmethod(_log)
     log_info = staticmethod(partial(_log, level=INFO))

@@ -30,9 +30,7 @@ class PbTensor:
         datatype = type_of(numpy_array.dtype)
         if datatype is DataType.BF16:
             raise TritonModelException("NumPy dtype is not supported.")
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
-        self._name = text(name, "name")
+        self._name = _named(name)
         self._datatype: DataType = datatype
         # The protocol is little-endian.
         self._array = numpy_array.astype(numpy_array.dtype.newbyteorder("<"), copy=False)
@@ -89,6 +87,12 @@ class PbTensor:
     def from_dlpack(name: str, tensor: Any) -> PbTensor:
         """Return a tensor over the memory of `tensor`: a capsule, or an object with
         `__dlpack__`."""
+        _named(name)
+        if type(tensor).__name__ != "PyCapsule" and not hasattr(tensor, "__dlpack__"):
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have "
+                "`__dlpack__` attribute"
+            )
         if hasattr(tensor, "__dlpack_device__"):
             device, _ = tensor.__dlpack_device__()
             if int(device) != _CPU[0]:
@@ -114,6 +118,19 @@ class PbTensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CPU
+
+
+def _named(name: Any) -> str:
+    """Return a tensor's name.
+
+    Raises:
+        TypeError: it is no text.
+        TritonModelException: it is empty (Triton's text).
+    """
+    named = text(name, "name")
+    if not named:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return named
 
 
 def type_of(dtype: np.dtype[Any]) -> DataType:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
+import pytest
 from prometheus_client import CollectorRegistry, parser
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
@@ -15,9 +15,6 @@ from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.backends.contract import ModelMetric, Phases
 from edge_server.inference.latency_metrics import LatencyMetrics
 from edge_server.inference.statistics import ModelStatistics
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def registry(**models: list[ModelMetric]) -> CollectorRegistry:
@@ -145,3 +142,14 @@ def test_without_a_metrics_config_there_are_total_times_only_and_tags_are_labels
     tagged = (("_site", "north"), *M_1)
     assert samples(made)["nv_inference_request_duration_us", tagged] == 9000
     assert not [name for name, _ in samples(made) if "summary" in name or "histogram" in name]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_metrics_of_the_cache_are_there_for_models_whose_responses_it_keeps(cached: bool) -> None:
+    statistics = ModelStatistics(LatencyMetrics(summaries=True), cached=cached)
+    statistics.missed(2000)
+    statistics.hit(1000)
+    found = samples(of_statistics(statistics))
+    assert (("nv_cache_num_hits_per_model", M_1) in found) is cached
+    assert (("nv_cache_miss_summary_per_model_count", M_1) in found) is cached
+    assert found["nv_inference_request_summary_us_count", M_1] == 1

@@ -62,6 +62,17 @@ def test_another_backend_gets_its_own_files_and_devices() -> None:
     assert config().message.backend == "onnxruntime"
 
 
+def test_an_accelerator_stands_after_its_backend() -> None:
+    changed = ModelVariant(2, None, "onnxruntime+cuda").apply(config().message)
+    assert (changed.backend, changed.default_model_filename) == ("onnxruntime", "model.onnx")
+    (group,) = changed.instance_group
+    assert (group.count, group.kind) == (2, pb.ModelInstanceGroup.KIND_GPU)
+    snippet = ModelVariant(1, None, "onnxruntime+openvino").snippet(config().message)
+    parsed = text_format.Parse(snippet, pb.ModelConfig())
+    (accelerator,) = parsed.optimization.execution_accelerators.cpu_execution_accelerator
+    assert accelerator.name == "openvino"
+
+
 def test_the_snippet_is_what_config_pbtxt_takes() -> None:
     variant = ModelVariant(2, 100, "onnxruntime")
     snippet = variant.snippet(config().message)

@@ -203,6 +203,27 @@ def test_a_full_disk_stops_the_recording_alone_and_is_said_once(
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_disk_with_room_again_is_no_failure_though_nothing_is_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = Drive(tmp_path, mode="events")
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mcap_writer.os, "write", full)
+    drive.frames(60)
+    drive.event()
+    drive.frames(900)  # the event is over
+    assert "No space left" in drive.recorder.failure
+    monkeypatch.setattr(mcap_writer.os, "write", write)
+    drive.frames(300)
+    assert drive.recorder.failure == ""
+    assert not (tmp_path / ".try").exists()
+    drive.stop()
+
+
 def request_now(drive: Drive) -> str:
     """Request a file while the writer's thread is this one."""
     recorder = drive.recorder
