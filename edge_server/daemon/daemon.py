@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
-from edge_server.api.grpc.credentials import check_certificates
+from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding

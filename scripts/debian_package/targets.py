@@ -22,7 +22,13 @@ PYCUDA_NEEDS = ("mako", "platformdirs>=2.2", "pytools>=2011.2")
 
 _JETSON = {
     # cv2 of apt is compiled for NumPy 1, and a library for NumPy 2 runs on it too.
-    "requirements": ("onnxruntime>=1.20,<2", "numpy>=1.26,<2", *PYCUDA_NEEDS, *_RECORDER, *_TRACING),
+    "requirements": (
+        "onnxruntime>=1.20,<2",
+        "numpy>=1.26,<2",
+        *PYCUDA_NEEDS,
+        *_RECORDER,
+        *_TRACING,
+    ),
     # Ubuntu's own OpenCV, which has GStreamer, where JetPack's is not installed.
     "opencv": "libopencv-python (>= 4.5.4) | python3-opencv (>= 4.5.4)",
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import itertools
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.errors import Unavailable
-from edge_server.settings import Http
+from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -190,6 +191,48 @@ def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer])
         Unavailable, match=rf"127\.0\.0\.1:{taken}: .*--http-port.*--allow-http=fal"
     ):
         HttpServer([listener])
+
+
+def test_certificates_that_are_renewed_are_what_new_connections_see(
+    authority: Any, stranger: Any
+) -> None:
+    certificate, key = authority.issue("server")
+    ca = str(authority.ca)
+    tls = Tls(mutual=True, certificate=str(certificate), key=str(key), client_ca=ca)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls)])
+    server.start()
+
+    def status(trusted: Any, *own: str) -> int:
+        context = ssl.create_default_context(cafile=str(trusted.ca))
+        if own:
+            context.load_cert_chain(*own)
+        port = server.port_of("http")
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, context=context, timeout=TIMEOUT_S
+        )
+        try:
+            connection.request("POST", "/length", bytes(1 << 20))
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    try:
+        own = tuple(map(str, authority.issue("client")))
+        assert status(authority, *own) == 200
+        with pytest.raises(OSError, match=r"alert|EOF|reset|Broken"):
+            status(authority)
+        for old, new in zip((certificate, key), stranger.issue("new"), strict=True):
+            old.write_bytes(new.read_bytes())
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            with suppress(ssl.SSLError):
+                assert status(stranger, *own) == 200
+                break
+        else:
+            pytest.fail("the certificate was not renewed")
+    finally:
+        server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
 
 
 def test_a_server_without_listeners_does_nothing() -> None:
