@@ -309,6 +309,26 @@ def test_generic_clients_find_and_call_the_service_by_reflection(vehicle: Vehicl
     assert {each.name for each in listed.list_services_response.service} == services
 
 
+def test_a_client_of_reflection_that_leaves_is_no_error(daemon: Process, vehicle: Vehicle) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    leaves = threading.Event()
+
+    def questions() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield asked
+        leaves.wait(WAIT_S)
+
+    call = vehicle.channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )(questions(), timeout=WAIT_S)
+    next(call)
+    call.cancel()
+    leaves.set()
+    time.sleep(0.5)
+    assert "unforeseen" not in daemon.log.read_text()
+
+
 def test_the_health_check_knows_the_service(vehicle: Vehicle) -> None:
     check = vehicle.channel.unary_unary(
         "/grpc.health.v1.Health/Check",
