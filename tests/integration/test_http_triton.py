@@ -535,3 +535,8 @@ def test_a_version_of_many_digits_is_no_version(server: Server) -> None:
     assert answer.status == 400
     assert "version should be an integral value > 0" in answer.json["error"]
     assert call(server.url, "GET", "/v2/models/add/versions/01/ready").status == 200
+
+
+def test_a_stream_of_many_responses_goes_out_while_the_model_runs(server: Server) -> None:
+    answered = call(server.url, "POST", "/v2/models/count/generate_stream", {"N": 300})
+    assert answered.body.count(b"data: ") == 300

@@ -20,6 +20,8 @@ from edge_server.errors import EdgeServerError, InternalError, InvalidRequest
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from edge_server.api.http.rest.api import RestApi
     from edge_server.api.http.rest.calls import RestCall
     from edge_server.inference.registry import Lease
@@ -46,6 +48,18 @@ class GeneratedResponses:
         self._over = False
         self._complete = False
         self._came = asyncio.Event()
+        self._begun: asyncio.Task[None]
+
+    def begin(self, submitting: Coroutine[Any, Any, None]) -> None:
+        """Run what submits the request: it may return only when the model does, which waits for its
+        responses to be taken. What it raises, `next` raises."""
+        self._begun = self._loop.create_task(submitting)
+        self._begun.add_done_callback(self._submitted)
+
+    def _submitted(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # is looked at, even where nobody waits any more
+        self._came.set()
 
     def respond(self, response: ResponseCallback, final: bool) -> None:
         """See `Respond`."""
@@ -74,6 +88,8 @@ class GeneratedResponses:
                     return self._waiting.popleft()
                 if self._complete:
                     return None
+            if self._begun.done():
+                self._begun.result()
             await self._came.wait()
 
 

@@ -116,7 +116,7 @@ def _refusal(rules: AccessRules, path: Path, headers: dict[str, str]) -> Respons
 
 async def _generate(api: RestApi, call: RestCall, *, streams: bool) -> Response:
     responses = GeneratedResponses(asyncio.get_running_loop())
-    await _on_thread(api, start, api, call, responses)
+    responses.begin(_on_thread(api, start, api, call, responses))
     first = await responses.next()
     if streams:
         return _Events(first, responses)
