@@ -152,7 +152,9 @@ class Daemon:
             log_switches,
             BoundedControl(self.control, LOADS_AT_ONCE),
             self._grpc.shared_memory,
-            HeaderForwarding(settings.http.forward_headers),
+            HeaderForwarding(
+                settings.http.forward_headers, (r.header for r in settings.http.restricted)
+            ),
             settings.http.max_body_bytes,
             requests,
         )
