@@ -165,13 +165,16 @@ def test_the_unix_socket_is_called_where_there_is_one(tmp_path: Path) -> None:
         device.kill()
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.0 200 OK\r\nA: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(
+    begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edge_server.api.http.scrape._LONGEST_S", 0.5)
 
     def drip(listener: socket.socket) -> None:
         caller, _ = listener.accept()
         with caller, suppress(OSError):
-            caller.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            caller.sendall(begin)
             while True:
                 caller.sendall(b"#")
                 time.sleep(0.05)
