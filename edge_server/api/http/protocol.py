@@ -7,8 +7,9 @@ nor one whose client does not read; and a header may have any length.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -17,6 +18,8 @@ from edge_server.api.http.call import HttpCall
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from edge_server.api.admission import ByteBudget
 
@@ -47,6 +50,13 @@ class ConnectionLimits:
     waiting: dict[BoundedProtocol, None] = field(default_factory=dict, compare=False)
 
 
+class _Unanswered(NamedTuple):
+    """A request that is not answered yet; of a client's several, the first one runs."""
+
+    cycle: RequestResponseCycle
+    call: HttpCall
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; it is cut off, without a response, where its client passes a limit.
 
@@ -61,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0  # parsed
         self._unparsed_bytes = 0  # what arrived since the last request
         self._call: HttpCall | None = None
+        self._unanswered: deque[_Unanswered] = deque()
         self._sending: TimerHandle | None = None
         self._reading: TimerHandle | None = None
 
@@ -79,8 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timers()
         self._limits.waiting.pop(self, None)
-        if self._call is not None:
-            self._call.cancel()
+        # uvicorn tells the last request alone, and never starts those that wait.
+        for place, (cycle, call) in enumerate(self._unanswered):
+            cycle.disconnected = True
+            cycle.message_event.set()
+            call.cancel()
+            if place:
+                call.release()
+        self._unanswered.clear()
         super().connection_lost(exc)
 
     def cut_off(self) -> None:
@@ -124,11 +141,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self.send_400_response("Only HTTP/1.0 and HTTP/1.1 are served.")
             return
-        self._call = HttpCall(
-            _body_length(self.headers), self._limits.body_bytes, self._limits.budget
-        )
-        self._call.put_into(cast("dict[str, Any]", self.scope))
-        super().on_headers_complete()
+        length = _body_length(self.headers)
+        if self.parser.should_upgrade() and self._should_upgrade():
+            if length != 0 or self._unanswered:
+                self.send_400_response("A WebSocket begins without a body, and after all answers.")
+                return
+            self._call = None
+            super().on_headers_complete()
+            return
+        self._call = call = HttpCall(length, self._limits.body_bytes, self._limits.budget)
+        call.put_into(cast("dict[str, Any]", self.scope))
+        try:
+            super().on_headers_complete()
+        except BaseException:  # the address is none
+            call.release()
+            raise
+        self._unanswered.append(_Unanswered(self.cycle, call))
         self._await_client()
 
     def on_body(self, body: bytes) -> None:
@@ -156,6 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             # What was sent must still reach the client.
@@ -164,6 +193,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._limits.waiting[self] = None
 
     def handle_websocket_upgrade(self) -> None:
+        if self.transport.is_closing():  # it was refused
+            return
         self._forget_timers()
         self._limits.waiting.pop(self, None)
         if self.transport.is_closing():
