@@ -105,6 +105,7 @@ class McapSource:
         self._sleep = sleep
         self._pace = None if fps is None else Pace(fps)
         self._count = 0
+        self._damage = ""  # that the log has, in whatever round
         self._due_ns: int | None = None  # of the newest picture
         self._last: Picture | None = None
         self._pictures = self._play()
@@ -171,13 +172,14 @@ class McapSource:
             except OSError as error:
                 raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error
             self.corrupt += pictures.damaged
-            if pictures.records.damage:
+            before, self._damage = self._damage, pictures.records.damage
+            if self._damage not in ("", before):
                 log.warning(
                     "recording %s: broke off after %d pictures of camera %s: %s",
                     self._path,
                     count,
                     self._camera,
-                    pictures.records.damage,
+                    self._damage,
                 )
             if not self._loop or not count:
                 return

@@ -156,6 +156,16 @@ def test_a_file_that_breaks_off_ends_there_and_the_log_says_so(
     assert f"broke off after {len(frames)} pictures of camera front" in record.message
 
 
+def test_the_log_has_the_damage_once_however_often_a_recording_plays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = recording(tmp_path, count=40)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    source = source_of(path, Clock(), fps=0, loop=True)
+    assert all(source.read() for _ in range(100))
+    assert len(caplog.records) == 1
+
+
 def test_the_calibration_comes_with_the_recording_bit_for_bit(tmp_path: Path) -> None:
     path = recording(tmp_path, count=40, calibration=CALIBRATION)
     assert recorded_calibration(f"mcap://{path}") == CALIBRATION
