@@ -12,6 +12,7 @@ from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.mcap_file import PictureRecords, cameras_in
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +40,9 @@ def chosen_camera(uri: SourceUri) -> tuple[str, Calibration | None]:
         (wanted,) = cameras
     if wanted not in cameras:
         what = "has several cameras" if wanted is None else f"has no camera {wanted!r}"
-        raise SourceError(f"{uri.label}: {what}; write ?camera= and one of {', '.join(cameras)}")
+        raise SourceError(
+            f"{uri.label}: {what}; write ?camera= and one of {', '.join(map(shown, cameras))}"
+        )
     return wanted, cameras[wanted]
 
 
