@@ -17,9 +17,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import lz4.frame
 import msgspec
-import zstandard
 from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from google.protobuf.message import DecodeError
 from mcap.exceptions import EndOfFile, McapError
@@ -43,11 +41,9 @@ EVENTS = "/events"
 # A record of the recorder has a chunk of 256 KiB, or one picture. A chunk that another tool has
 # compressed may unpack to as much.
 _LARGEST_RECORD_BYTES = 1 << 26
+_TOO_LARGE = f"a chunk that unpacks to more than {_LARGEST_RECORD_BYTES >> 20} MiB"
 # What damaged bytes raise in the library, beside its own errors.
-_DAMAGE = (
-    *(McapError, DecodeError, struct.error, ValueError, KeyError, OverflowError),
-    *(zstandard.ZstdError, RuntimeError),  # the latter from lz4
-)
+_DAMAGE = (McapError, DecodeError, struct.error, ValueError, KeyError, OverflowError)
 
 
 class Record(NamedTuple):
@@ -225,23 +221,46 @@ def _unpacked_records(file: _BoundedFile) -> Iterator[McapRecord]:
 
 
 def _unpacked(chunk: Chunk) -> Chunk:
-    """Return `chunk` without its compression, which the library would undo at any size."""
-    data: bytes | None
-    if chunk.compression == "zstd":
-        size = max(chunk.uncompressed_size, zstandard.frame_content_size(chunk.data))
-        data = None
-        if size <= _LARGEST_RECORD_BYTES:
-            decompressor = zstandard.ZstdDecompressor()
-            data = decompressor.decompress(chunk.data, max_output_size=chunk.uncompressed_size)
-    elif chunk.compression == "lz4":
-        lz4_decompressor = lz4.frame.LZ4FrameDecompressor()
-        data = lz4_decompressor.decompress(chunk.data, max_length=_LARGEST_RECORD_BYTES)
-        data = data if lz4_decompressor.eof else None
-    else:
+    """Return `chunk` without its compression, which mcap would undo at any size.
+
+    Where a library for it is missing the chunk stays as it is, and mcap names it: packages leave
+    both out, as the recorder does not compress.
+
+    Raises:
+        McapError: the chunk is damaged, or too large.
+    """
+    unpack = {"zstd": _zstd, "lz4": _lz4}.get(chunk.compression)
+    try:
+        data = None if unpack is None else unpack(chunk)
+    except ModuleNotFoundError:
         return chunk
-    if data is None:
-        raise McapError(f"a chunk that unpacks to more than {_LARGEST_RECORD_BYTES >> 20} MiB")
-    return replace(chunk, compression="", data=data)
+    return chunk if data is None else replace(chunk, compression="", data=data)
+
+
+def _zstd(chunk: Chunk) -> bytes:
+    import zstandard  # noqa: PLC0415 - optional
+
+    try:
+        size = zstandard.frame_content_size(chunk.data)
+        if max(size, chunk.uncompressed_size) > _LARGEST_RECORD_BYTES:
+            raise McapError(_TOO_LARGE)
+        decompressor = zstandard.ZstdDecompressor()
+        return decompressor.decompress(chunk.data, max_output_size=chunk.uncompressed_size)
+    except zstandard.ZstdError as error:
+        raise McapError(f"a chunk of damaged zstd: {error}") from error
+
+
+def _lz4(chunk: Chunk) -> bytes:
+    import lz4.frame  # noqa: PLC0415 - optional
+
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    try:
+        data: bytes = decompressor.decompress(chunk.data, max_length=_LARGEST_RECORD_BYTES)
+    except RuntimeError as error:
+        raise McapError(f"a chunk of damaged lz4: {error}") from error
+    if not decompressor.eof:
+        raise McapError(_TOO_LARGE)
+    return data
 
 
 def _channels_of_summary(path: Path) -> Mapping[int, Channel] | None:

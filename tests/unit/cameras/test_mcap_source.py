@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import struct
+import sys
 from typing import TYPE_CHECKING
 
 import lz4.frame
@@ -265,3 +266,20 @@ def test_a_pipe_is_no_recording_and_nobody_waits_for_its_writer(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe.mcap")
     with pytest.raises(SourceError, match="is no regular file"):
         recorded_calibration(f"mcap://{tmp_path}/pipe.mcap")
+
+
+@pytest.mark.parametrize("library", ["zstd", "lz4"])
+def test_without_a_library_for_a_compression_all_else_is_read(
+    tmp_path: Path,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("zstandard", "lz4", "lz4.frame"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(f"mcap.stream_reader.{library.replace('zstd', 'zstandard')}", None)
+    path = recording(tmp_path, count=40)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[library])
+    assert len(played(open_source(f"mcap://{path}?fps=0"))) == 40  # type: ignore[arg-type]
+    assert "UnsupportedCompressionError" in caplog.text
