@@ -1,16 +1,19 @@
-"""ModelInfer against a bare grpcio server that parses with protobuf and does the same work.
+"""Inference over gRPC and HTTP against bare servers that parse and do the same work.
 
     python benchmarks/serving.py [--clients 1 2 4 8] [--seconds 3] [--rounds 3]
 
 Both servers answer an identity model, in turn within one run, to clients that send prepared bytes
 (so that the client's cost is the same and small). Figures are medians over the rounds; the last
-columns are the ratios ours / bare of throughput and of server CPU per request. Then the lane
-network and the ensemble, which the bare server does not have.
+columns are the ratios ours / bare of throughput and of server CPU per request. The bare server of
+gRPC parses with protobuf, that of HTTP is a Starlette application on uvicorn, httptools and uvloop;
+HTTP carries the tensors as binary data. Then the lane network and the ensemble, which the bare
+servers do not have.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import socket
@@ -21,6 +24,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -72,6 +76,67 @@ def serve_bare(port: int) -> None:
     server.wait_for_termination()
 
 
+def serve_bare_http(port: int) -> None:
+    import uvicorn  # noqa: PLC0415 - of this server alone
+    from starlette.applications import Starlette  # noqa: PLC0415 - likewise
+    from starlette.requests import Request  # noqa: PLC0415, TC002 - likewise
+    from starlette.responses import Response  # noqa: PLC0415 - likewise
+    from starlette.routing import Route  # noqa: PLC0415 - likewise
+
+    async def infer(request: Request) -> Response:
+        body = await request.body()
+        length = int(request.headers["inference-header-content-length"])
+        given = json.loads(body[:length])["inputs"][0]
+        array = np.frombuffer(body, np.uint8, offset=length)
+        size = {"binary_data_size": array.nbytes}
+        output = {"name": "y", "datatype": "UINT8", "shape": given["shape"], "parameters": size}
+        text = json.dumps({"model_name": "identity", "outputs": [output]}).encode()
+        headers = {"inference-header-content-length": str(len(text))}
+        return Response(text + array.tobytes(), headers=headers)
+
+    app = Starlette(routes=[Route("/v2/models/identity/infer", infer, methods=["POST"])])
+    uvicorn.run(app, port=port, log_level="error", http="httptools", loop="uvloop")
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A request over HTTP with one binary tensor."""
+
+    model: str
+    length: int
+    body: bytes
+
+
+def http_request(model: str, name: str, array: np.ndarray) -> HttpRequest:
+    kind = {np.dtype(np.uint8): "UINT8", np.dtype(np.float32): "FP32"}[array.dtype]
+    size = {"binary_data_size": array.nbytes}
+    given = {"name": name, "datatype": kind, "shape": array.shape, "parameters": size}
+    request = {"inputs": [given], "parameters": {"binary_data_output": True}}
+    text = json.dumps(request).encode()
+    return HttpRequest(model, len(text), text + array.tobytes())
+
+
+def ask_http(port: int, request: HttpRequest, seconds: float) -> list[float]:
+    """One client, see `ask`."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"Inference-Header-Content-Length": str(request.length)}
+
+    def call() -> None:
+        connection.request("POST", f"/v2/models/{request.model}/infer", request.body, headers)
+        response = connection.getresponse()
+        received = response.read()
+        assert response.status == 200, received
+
+    call()
+    latencies = []
+    end = time.monotonic() + seconds
+    while (begun := time.monotonic()) < end:
+        call()
+        latencies.append(time.monotonic() - begun)
+    connection.close()
+    return latencies
+
+
 def request_bytes(model: str, **inputs: np.ndarray) -> bytes:
     request = pb.ModelInferRequest(model_name=model)
     types = {np.dtype(np.uint8): "UINT8", np.dtype(np.float32): "FP32"}
@@ -100,12 +165,13 @@ def cpu_s(pid: int) -> float:
 
 
 def measure(
-    server: subprocess.Popen[bytes], port: int, data: bytes, clients: int, s: float
+    server: subprocess.Popen[bytes], port: int, data: bytes | HttpRequest, clients: int, s: float
 ) -> Load:
+    client = ask_http if isinstance(data, HttpRequest) else ask
     with get_context("spawn").Pool(clients) as pool:
-        pool.starmap(ask, [(port, data, 0.2)] * clients)
+        pool.starmap(client, [(port, data, 0.2)] * clients)
         cpu_before = cpu_s(server.pid)
-        latencies = [*chain.from_iterable(pool.starmap(ask, [(port, data, s)] * clients))]
+        latencies = [*chain.from_iterable(pool.starmap(client, [(port, data, s)] * clients))]
         cpu = cpu_s(server.pid) - cpu_before
     p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
     return Load(len(latencies) / s, p50, p99, 1e3 * cpu / len(latencies))
@@ -115,6 +181,20 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+def wait_for(port: int) -> None:
+    """Return once somebody listens there, 30 s later at most."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def median(loads: list[Load], figure: str) -> float:
@@ -128,34 +208,45 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="WORK", help="works that start with this")
     parser.add_argument("--serve-bare", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-bare-http", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_bare:
         serve_bare(arguments.serve_bare)
         return 0
+    if arguments.serve_bare_http:
+        serve_bare_http(arguments.serve_bare_http)
+        return 0
 
-    works = {
-        "identity 1 kB": request_bytes("identity", x=np.zeros(1024, np.uint8)),
-        "identity 2.76 MB": request_bytes("identity", x=np.zeros(2_764_800, np.uint8)),
-        "lane network": request_bytes(
-            "laneDetect_model", input=np.zeros((1, 3, 360, 640), np.float32)
-        ),
-        "lane ensemble": request_bytes(
-            "lane_detection", image=np.zeros((1, 720, 1280, 3), np.uint8)
-        ),
+    small, large = np.zeros(1024, np.uint8), np.zeros(2_764_800, np.uint8)
+    frame = np.zeros((1, 720, 1280, 3), np.uint8)
+    network = np.zeros((1, 3, 360, 640), np.float32)
+    works: dict[str, bytes | HttpRequest] = {
+        "identity 1 kB": request_bytes("identity", x=small),
+        "identity 1 kB HTTP": http_request("identity", "x", small),
+        "identity 2.76 MB": request_bytes("identity", x=large),
+        "identity 2.76 MB HTTP": http_request("identity", "x", large),
+        "lane network": request_bytes("laneDetect_model", input=network),
+        "lane ensemble": request_bytes("lane_detection", image=frame),
+        "lane ensemble HTTP": http_request("lane_detection", "image", frame),
     }
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(shutil.copytree(MODELS, f"{folder}/models"))
         (repository / "identity" / "1").mkdir(parents=True)
         (repository / "identity" / "config.pbtxt").write_text(IDENTITY.format())
-        ports = {"ours": free_port(), "bare": free_port()}
-        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0", "--http-port=0"]
+        ports = {name: free_port() for name in ("ours", "ours HTTP", "bare", "bare HTTP")}
+        run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0"]
+        run += [f"--grpc-port={ports['ours']}", f"--http-port={ports['ours HTTP']}"]
         run += ["--model-repository", str(repository)]
+        bare = [sys.executable, __file__]
         servers = {
-            "ours": subprocess.Popen([*run, f"--grpc-port={ports['ours']}"], stderr=-3),
-            "bare": subprocess.Popen([sys.executable, __file__, f"--serve-bare={ports['bare']}"]),
+            "ours": subprocess.Popen(run, stderr=-3),
+            "bare": subprocess.Popen([*bare, f"--serve-bare={ports['bare']}"]),
+            "bare HTTP": subprocess.Popen([*bare, f"--serve-bare-http={ports['bare HTTP']}"]),
         }
+        for port in ports.values():
+            wait_for(port)
         try:
-            report(works, servers, ports, arguments)
+            report(works, {**servers, "ours HTTP": servers["ours"]}, ports, arguments)
         finally:
             for server in servers.values():
                 server.terminate()
@@ -164,25 +255,27 @@ def main() -> int:
 
 
 def report(
-    works: dict[str, bytes],
+    works: dict[str, bytes | HttpRequest],
     servers: dict[str, subprocess.Popen[bytes]],
     ports: dict[str, int],
     arguments: argparse.Namespace,
 ) -> None:
-    print(f"{'':18}{'clients':>8}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", end="")
+    print(f"{'':22}{'clients':>8}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", end="")
     print(f"{'x req/s':>9}{'x CPU':>9}")
     for work, data in works.items():
         if not work.startswith(arguments.only):
             continue
+        over = " HTTP" if isinstance(data, HttpRequest) else ""
         asked = ("ours", "bare") if work.startswith("identity") else ("ours",)
         for clients in arguments.clients:
             loads: dict[str, list[Load]] = {name: [] for name in asked}
             for _ in range(arguments.rounds):
                 for name in asked:
-                    load = measure(servers[name], ports[name], data, clients, arguments.seconds)
+                    server, port = servers[name + over], ports[name + over]
+                    load = measure(server, port, data, clients, arguments.seconds)
                     loads[name].append(load)
             ours = loads["ours"]
-            row = f"{work:18}{clients:8}{median(ours, 'per_s'):9.0f}{median(ours, 'p50_ms'):9.2f}"
+            row = f"{work:22}{clients:8}{median(ours, 'per_s'):9.0f}{median(ours, 'p50_ms'):9.2f}"
             row += f"{median(ours, 'p99_ms'):9.2f}{median(ours, 'server_cpu_ms'):9.2f}"
             if "bare" in loads:
                 pairs = list(zip(ours, loads["bare"], strict=True))

@@ -86,6 +86,7 @@ _OF_A_WHEEL = {
     "foxglove_schemas_protobuf": "pip install 'edge-server[recorder]'",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}, and make the virtual environment with the "
     "system's own Python and --system-site-packages",
+    **dict.fromkeys(("boto3", "requests", "oras"), "pip install 'edge-server[pull]'"),
     **{
         module: f"pip install 'edge-server[{backend}]'"
         for module, (backend, _) in _FRAMEWORKS.items()
@@ -97,6 +98,9 @@ _OF_A_PCS_PACKAGE = {
     "pycuda": "the package for PCs runs models on the CPU; a checkout of the sources with "
     "scripts/install_pycuda runs them on the GPU",
     "cryptography": "sudo apt install python3-cryptography",
+    "boto3": "sudo apt install python3-boto3",
+    "requests": "sudo apt install python3-requests",
+    "oras": "pull it on a PC with pip install 'edge-server[pull]', and `models push` it here",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}",
     **{module: _environment_for(*names) for module, names in _FRAMEWORKS.items()},
 }

@@ -12,9 +12,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from edge_server.api.grpc.credentials import check_certificates
+from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
+from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
@@ -114,6 +115,13 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
         yield partial(check_path, path), f"grpc: the socket can be at {path}"
     if tls.on:
         yield partial(check_certificates, tls), f"grpc: {tls.certificate} is shown to clients"
+    if settings.http.enabled and (tls := settings.http.tls).on:
+        yield (
+            partial(check_certificates, tls, "http.tls"),
+            f"http: {tls.certificate} is shown to clients",
+        )
+    if (file := settings.access.tokens_file) is not None:
+        yield partial(Tokens, file), f"access: tokens of {file}"
     if trace.file:
         yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
     if settings.recorder.mode != "off":

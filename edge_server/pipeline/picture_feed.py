@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # The part of all processors that pictures may take, so that the cameras keep their frame rates.
-PROCESSOR_SHARE = 0.03
+PROCESSOR_SHARE = 0.02
 _LOOK_S = 1.0
 
 
@@ -65,7 +65,8 @@ class PictureFeed:
         encode: returns the picture of a frame that is no wider than so many px.
         processors: how many there are; by default those that this process may use.
         now_s: the monotonic clock.
-        spent_s: the processor time of the calling thread.
+        spent_s: what a picture takes is counted with it; on busy processors a picture takes longer
+            by the clock, so fewer are made there.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PictureFeed:
         *,
         processors: int | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        spent_s: Callable[[], float] = time.thread_time,
+        spent_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = Worker("pictures", self.tick)
         self._encode = encode

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# 1 ms … 500 ms: a camera delivers 10 to 60 frames/s, and lanes older than 0.2 s are stale.
-FRAME_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+# 1 ms … 1 s: a camera delivers 10 to 60 frames/s, lanes older than 0.2 s are stale, and those older
+# than 1 s are not published.
+FRAME_BOUNDS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+)
 
 
 class Distribution(NamedTuple):

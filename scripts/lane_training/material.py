@@ -197,7 +197,8 @@ class Material:
             cameras = len({each.source for each in others})
             more = f", and {len(others)} frames of {cameras} other cameras" if others else ""
             without = f", without {', '.join(sorted(self.left_out))}" if self.left_out else ""
-            return f"human labels, frames 0-83{more}{without}", "human labels, frames 88-109"
+            measured = "human labels of every line, of frames 88-109 and held-out ones"
+            return f"human labels, frames 0-83{more}{without}", measured
         files = ", ".join(each.labels.name for each in self.own)
         shown = f"{100 * self.held_out:g} %"
         return (

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import itertools
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from edge_server.api.http.call import HttpCall
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.errors import Unavailable
-from edge_server.settings import Http
+from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
@@ -36,8 +39,22 @@ async def _fail(_: Request) -> Response:
     raise ZeroDivisionError("unforeseen")
 
 
+async def _slow(request: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        call = HttpCall.of(request.scope)
+        while not call.cancelled:
+            yield b"part"
+            await asyncio.sleep(0.01)
+
+    return StreamingResponse(parts())
+
+
 def _routes() -> Sequence[BaseRoute]:
-    return [Route("/length", _echo, methods=["POST"]), Route("/fault", _fail)]
+    return [
+        Route("/length", _echo, methods=["POST"]),
+        Route("/fault", _fail),
+        Route("/slow", _slow),
+    ]
 
 
 @pytest.fixture
@@ -183,6 +200,49 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         server.stop(TIMEOUT_S)
 
 
+_UPGRADE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /\xff HTTP/1.1\r\n",
+        b"POST /length HTTP/1.1\r\n" + _UPGRADE,
+        b"GET /slow HTTP/1.1\r\n\r\nPOST /length HTTP/1.1\r\n",
+    ],
+    ids=["no path", "a WebSocket with a body", "behind a request that runs"],
+)
+def test_a_body_whose_request_never_runs_is_counted_no_more(
+    serve: Callable[..., HttpServer], head: bytes
+) -> None:
+    size = 64 * 1024
+    server = serve(max_body_bytes=size, max_pending_bytes=1024 * 1024)
+    for _ in range(20):
+        with _connect(server) as connection:
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size)
+            connection.settimeout(0.05)
+            with suppress(TimeoutError, ConnectionError):
+                connection.recv(4096)
+    assert _call(server, "POST", "/length", b"a" * size) == (200, b"%d" % size)
+
+
+def test_every_request_of_a_connection_learns_that_its_client_is_gone(
+    serve: Callable[..., HttpServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    with _connect(server) as connection:
+        connection.sendall(b"GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n")
+        assert connection.recv(1) == b"H"
+    end = time.monotonic() + TIMEOUT_S
+    while server._servers[0].server_state.tasks:
+        assert time.monotonic() < end, "a request goes on for nobody"
+        time.sleep(0.01)
+    assert "failed" not in caplog.text
+
+
 def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
     taken = serve().port_of("http")
     listener = HttpListener("http", "127.0.0.1", taken, _routes)
@@ -190,6 +250,48 @@ def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer])
         Unavailable, match=rf"127\.0\.0\.1:{taken}: .*--http-port.*--allow-http=fal"
     ):
         HttpServer([listener])
+
+
+def test_certificates_that_are_renewed_are_what_new_connections_see(
+    authority: Any, stranger: Any
+) -> None:
+    certificate, key = authority.issue("server")
+    ca = str(authority.ca)
+    tls = Tls(mutual=True, certificate=str(certificate), key=str(key), client_ca=ca)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls)])
+    server.start()
+
+    def status(trusted: Any, *own: str) -> int:
+        context = ssl.create_default_context(cafile=str(trusted.ca))
+        if own:
+            context.load_cert_chain(*own)
+        port = server.port_of("http")
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, context=context, timeout=TIMEOUT_S
+        )
+        try:
+            connection.request("POST", "/length", bytes(1 << 20))
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    try:
+        own = tuple(map(str, authority.issue("client")))
+        assert status(authority, *own) == 200
+        with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
+            status(authority)
+        for old, new in zip((certificate, key), stranger.issue("new"), strict=True):
+            old.write_bytes(new.read_bytes())
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            with suppress(ssl.SSLError):
+                assert status(stranger, *own) == 200
+                break
+        else:
+            pytest.fail("the certificate was not renewed")
+    finally:
+        server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
 
 
 def test_a_server_without_listeners_does_nothing() -> None:
@@ -202,6 +304,7 @@ def test_a_server_without_listeners_does_nothing() -> None:
 def test_nothing_of_http_is_imported_before_a_client_connects() -> None:
     code = """
 import sys, time
+from edge_server.api.http.call import HttpCall
 from edge_server.api.http.server import HttpListener, HttpServer
 server = HttpServer([HttpListener("http", "127.0.0.1", 0, list)])
 server.start()

@@ -225,7 +225,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
         for client in clients:
             client.start()
         try:
-            for _ in range(20):
+            for _ in range(10):
                 serve_and_stop()
         finally:
             end.set()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -107,6 +108,7 @@ def test_a_clients_trace_goes_on_through_the_steps_of_an_ensemble(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     road_input: triton.InferInput,
+    road_image: Any,
 ) -> None:
     process = start(*tracing(collector, 1_000_000))
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01"}
@@ -127,11 +129,19 @@ def test_a_clients_trace_goes_on_through_the_steps_of_an_ensemble(
     assert all(
         begin <= s.start_time_unix_nano <= s.end_time_unix_nano <= end for s in found.values()
     )
+    http = TRACE_ID[::-1]
+    with httpclient.InferenceServerClient(f"127.0.0.1:{process.http_port}") as over_http:
+        image = httpclient.InferInput("image", [1, *road_image.shape], "UINT8")
+        image.set_data_from_numpy(road_image[None])
+        headers = {"traceparent": f"00-{http}-{PARENT}-01"}
+        over_http.infer("lane_detection", [image], headers=headers)
+    found = collector.wait_for("InferRequest", "lane_detection", *steps, trace_id=http)
+    assert found["InferRequest"].parent_span_id.hex() == PARENT
     assert collector.resource["service.name"] == "edge-server"
     assert collector.resource["deployment.environment"] == "test"
     assert process.terminate() == 0
     # What the client does not record was not traced, nor what nobody chose.
-    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID, http}
 
 
 def test_a_frame_is_traced_until_its_lanes_are_published(

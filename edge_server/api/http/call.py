@@ -61,6 +61,7 @@ class HttpCall:
         self._when_answered: list[Callable[[], None]] = []
         self.cancelled = False
         self._answered = False
+        self._declared = length is not None
         if length:
             self._make_room(length)
 
@@ -77,6 +78,11 @@ class HttpCall:
     def body(self) -> memoryview:
         """What has arrived of the body."""
         return memoryview(self._buffer)[: self._used]
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that are missing of a body of declared length."""
+        return len(self._buffer) - self._used if self._declared else 0
 
     @property
     def missing(self) -> memoryview:

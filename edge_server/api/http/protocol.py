@@ -6,9 +6,12 @@ nor one whose client does not read; and a header may have any length.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge_server.api.http.call import HttpCall
@@ -16,10 +19,13 @@ from edge_server.api.http.call import HttpCall
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
 
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from edge_server.api.admission import ByteBudget
 
 # A body begins in the same read as its header.
 _ONE_READ_BYTES = 256 * 1024
+_READ_DIRECTLY_FROM_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,13 @@ class ConnectionLimits:
     waiting: dict[BoundedProtocol, None] = field(default_factory=dict, compare=False)
 
 
+class _Unanswered(NamedTuple):
+    """A request that is not answered yet; of a client's several, the first one runs."""
+
+    cycle: RequestResponseCycle
+    call: HttpCall
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; it is cut off, without a response, where its client passes a limit.
 
@@ -58,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0  # parsed
         self._unparsed_bytes = 0  # what arrived since the last request
         self._call: HttpCall | None = None
+        self._unanswered: deque[_Unanswered] = deque()
         self._sending: TimerHandle | None = None
         self._reading: TimerHandle | None = None
 
@@ -76,8 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timers()
         self._limits.waiting.pop(self, None)
-        if self._call is not None:
-            self._call.cancel()
+        # uvicorn tells the last request alone, and never starts those that wait.
+        for place, (cycle, call) in enumerate(self._unanswered):
+            cycle.disconnected = True
+            cycle.message_event.set()
+            call.cancel()
+            if place:
+                call.release()
+        self._unanswered.clear()
         super().connection_lost(exc)
 
     def cut_off(self) -> None:
@@ -96,6 +116,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cut_off()
                 return
         super().data_received(data)
+        call = self._call
+        if call is not None and not self._in_header and call.left >= _READ_DIRECTLY_FROM_BYTES:
+            self.transport.set_protocol(_BodyReader(self, call))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -118,11 +141,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self.send_400_response("Only HTTP/1.0 and HTTP/1.1 are served.")
             return
-        self._call = HttpCall(
-            _body_length(self.headers), self._limits.body_bytes, self._limits.budget
-        )
-        self._call.put_into(cast("dict[str, Any]", self.scope))
-        super().on_headers_complete()
+        length = _body_length(self.headers)
+        if self.parser.should_upgrade() and self._should_upgrade():
+            if length != 0 or self._unanswered:
+                self.send_400_response("A WebSocket begins without a body, and after all answers.")
+                return
+            self._call = None
+            super().on_headers_complete()
+            return
+        self._call = call = HttpCall(length, self._limits.body_bytes, self._limits.budget)
+        call.put_into(cast("dict[str, Any]", self.scope))
+        try:
+            super().on_headers_complete()
+        except BaseException:  # the address is none
+            call.release()
+            raise
+        self._unanswered.append(_Unanswered(self.cycle, call))
         self._await_client()
 
     def on_body(self, body: bytes) -> None:
@@ -134,6 +168,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if call.refusal is not None:
             self.cycle.message_event.set()
 
+    def body_read(self) -> None:
+        """Go on after a body that the parser has not seen: with a parser of its own."""
+        self.transport.set_protocol(self)
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+
     def on_message_complete(self) -> None:
         self._in_header = True
         self._unparsed_bytes = 0
@@ -144,6 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             # What was sent must still reach the client.
@@ -152,9 +193,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._limits.waiting[self] = None
 
     def handle_websocket_upgrade(self) -> None:
+        if self.transport.is_closing():  # it was refused
+            return
         self._forget_timers()
         self._limits.waiting.pop(self, None)
-        super().handle_websocket_upgrade()
+        if self.transport.is_closing():
+            return
+        named = dict(self.headers)
+        # What is no handshake (RFC 6455, 4.2.1) would be waited for for ever.
+        if (
+            self.scope["method"] == "GET"
+            and self.scope["http_version"] == "1.1"
+            and b"sec-websocket-key" in named
+            and not named.keys() & {b"content-length", b"transfer-encoding"}
+        ):
+            super().handle_websocket_upgrade()
+        else:
+            self.send_400_response("Invalid WebSocket handshake.")
 
     def timeout_keep_alive_handler(self) -> None:
         self.cut_off()
@@ -191,6 +246,44 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._sending = self._reading = None
+
+
+class _BodyReader(asyncio.BufferedProtocol):
+    """Takes the place of a connection's protocol while the rest of a large body arrives: the kernel
+    writes it where it stays. Through the parser each byte would be copied twice."""
+
+    def __init__(self, connection: BoundedProtocol, call: HttpCall) -> None:
+        self._connection = connection
+        self._call = call
+        self._left = call.left
+        self._discarded = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        if self._call.left:
+            return self._call.missing
+        # The request has been answered already.
+        self._discarded = self._discarded or memoryview(bytearray(_ONE_READ_BYTES))
+        return self._discarded[: self._left]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._call.left:
+            self._call.advance(nbytes)
+        if not self._left:
+            self._connection.body_read()
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:

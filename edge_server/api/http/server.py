@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.api.admission import ByteBudget
+from edge_server.api.certificates import CertificateFiles
 from edge_server.board.listening import listener, remedy
-from edge_server.errors import Unavailable
+from edge_server.errors import SettingsError, Unavailable
 from edge_server.process.worker import Worker
 from edge_server.settings import Http, Tls
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
+# Certificates are looked at for renewed ones.
+_RENEW_EVERY_S = 2.0
 # For handlers that use `asyncio.to_thread`.
 _THREADS = 8
 # A message of a WebSocket client.
@@ -68,17 +71,18 @@ class HttpServer:
         self.worker = Worker("http", self._tick, on_end=self._end)
         self._listeners = {each.name: each for each in listeners}
         self._sockets: dict[str, socket.socket] = {}
-        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._encryption: dict[str, _Encryption] = {}
         self._loop: asyncio.AbstractEventLoop  # from `start` on
         self._stopping: asyncio.Event
         self._serving: asyncio.Task[None]
         self._servers: list[uvicorn.Server] = []
         self._grace_s = 0.0
+        self._renew_at = 0.0
         try:
             for each in listeners:
                 self._sockets[each.name] = _bound(each)
                 if each.tls.on:
-                    self._contexts[each.name] = _context(each.tls)
+                    self._encryption[each.name] = _Encryption(each.name, each.tls)
         except BaseException:
             self._close()
             raise
@@ -116,7 +120,10 @@ class HttpServer:
             self._close()
 
     def _tick(self, now: float) -> bool:
-        del now
+        if now >= self._renew_at:
+            self._renew_at = now + _RENEW_EVERY_S
+            for encryption in self._encryption.values():
+                encryption.renew()
         self._loop.run_until_complete(asyncio.wait({self._serving}, timeout=_TICK_S))
         if self._serving.done():
             self._serving.result()
@@ -147,7 +154,7 @@ class HttpServer:
         if not await self._first_connection():
             return
         self._servers = [
-            _server(each, self._contexts.get(each.name)) for each in self._listeners.values()
+            _server(each, self._encryption.get(each.name)) for each in self._listeners.values()
         ]
         if self._stopping.is_set():
             self._ask_to_stop()
@@ -189,13 +196,37 @@ def _bound(each: HttpListener) -> socket.socket:
     return bound
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.certificate, tls.key, password="")
-    if tls.mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(tls.client_ca)
-    return context
+class _Encryption:
+    """The certificates of a listener; renewed files are what new connections see."""
+
+    def __init__(self, name: str, tls: Tls) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._section = f"{name}.tls"
+        self._tls = tls
+        self._seen = CertificateFiles.read(tls, self._section)
+        self._seen.check(tls)
+        self._seen.load_into(self.context)
+        self._logged = ""
+
+    def renew(self) -> None:
+        """Read the files again; what is not valid leaves the certificates as they are."""
+        try:
+            found = CertificateFiles.read(self._tls, self._section)
+            if found == self._seen:
+                return
+            found.check(self._tls)
+        except SettingsError as error:
+            if str(error) != self._logged:
+                self._logged = str(error)
+                # The text is complete; a traceback adds nothing.
+                log.error("http: certificates stay as they were: %s", error)  # noqa: TRY400
+            return
+        found.load_into(self.context)
+        self._seen, self._logged = found, ""
+        log.info(
+            "http: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
+        )
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -207,7 +238,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _server(each: HttpListener, context: ssl.SSLContext | None) -> uvicorn.Server:
+def _server(each: HttpListener, encryption: _Encryption | None) -> uvicorn.Server:
     """Return uvicorn's server of a listener; imports all that it serves."""
     # Not needed to start, nor by an appliance that nobody asks over HTTP.
     import uvicorn  # noqa: PLC0415
@@ -246,7 +277,7 @@ def _server(each: HttpListener, context: ssl.SSLContext | None) -> uvicorn.Serve
         timeout_keep_alive=max(1, limits.idle_timeout_ms // 1000),
     )
     config.load()
-    config.ssl = context
+    config.ssl = None if encryption is None else encryption.context
     return uvicorn.Server(config)
 
 

@@ -99,9 +99,12 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     path = directory / config.default_model_filename
     _require(path, framework, config.name)
     program = _program(framework, config, path)
-    if path.suffix in framework.unsigned:
+    if path.suffix in framework.unsigned or (
+        # Triton completes no configuration of PyTorch's.
+        config.backend == "pytorch" and _declares_tensors(config)
+    ):
         _require_tensors(files, config, path)
-    elif _is_complete(config):
+    elif _declares_tensors(config) and config.max_batch_size > 0 and not config.sequence_batching:
         # An import of the framework less; each instance checks the configuration when it starts.
         config = complete_from(files, config, _configured(config))
     else:
@@ -142,16 +145,10 @@ def _decoded(found: str) -> Signature | None:
     return None if signature is None else Signature(signature.inputs, signature.outputs)
 
 
-def _is_complete(config: ModelConfig) -> bool:
-    """Return whether the model's file could add nothing to the configuration."""
-    message = config.message
-    return bool(
-        config.max_batch_size > 0
-        and config.sequence_batching is None
-        and message.input
-        and message.output
-        and all(t.data_type and t.dims for t in (*message.input, *message.output))
-    )
+def _declares_tensors(config: ModelConfig) -> bool:
+    """Return whether the configuration has tensors, all with their types and dims."""
+    given, made = config.message.input, config.message.output
+    return bool(given and made) and all(t.data_type and t.dims for t in (*given, *made))
 
 
 def _configured(config: ModelConfig) -> Signature:
@@ -166,6 +163,11 @@ def _configured(config: ModelConfig) -> Signature:
 def _check_agreement(files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
     """Raises: ModelConfigError: the configuration does not agree with the model's file."""
     completed = complete_from(files, config, signature)
+    if completed.max_batch_size != config.max_batch_size:
+        raise ModelConfigError(
+            f"{files.config_path}: model '{config.name}' batches and the configuration's dims have "
+            "no batch dimension; give max_batch_size, or the dims in full"
+        )
     if missing := sorted(completed.input_names - config.input_names):
         raise ModelConfigError(
             f"{files.config_path}: model '{config.name}' has an input '{missing[0]}' that the "

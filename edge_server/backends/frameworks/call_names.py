@@ -68,16 +68,21 @@ def result_of(made: Any, index: int, name: str) -> Any:
         LookupError: there is no such result.
         TypeError: the result is a dict, and `name` names no key of it.
     """
-    if place := _RESULT.fullmatch(name):
-        if place[1] is None:
-            return made
-        return made[int(place[1])] if place[1].isdigit() else made[place[1]]
+    place = _RESULT.fullmatch(name)
+    key = place[1] if place else None
     if isinstance(made, dict):
-        raise TypeError("the model returns a dict, whose tensors have no order; return a tuple")
+        if key in made:
+            return made[key]
+        raise TypeError(
+            f"output '{name}': the model returns a dict, whose tensors have no order: of a "
+            "model.pt2 RESULT[key] names one; TorchScript has to return a tuple"
+        )
     # A list of texts is one tensor.
     several = isinstance(made, (tuple, list)) and not is_texts(made)
     results = made if several else (made,)
-    if indexed := _INDEXED.fullmatch(name):
+    if place:
+        index = int(key) if key and key.isdigit() else 0 if key is None else len(results)
+    elif indexed := _INDEXED.fullmatch(name):
         index = int(indexed[1])
     if index >= len(results):
         raise IndexError(f"output '{name}': the model has {len(results)} results")

@@ -99,6 +99,9 @@ def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
     """Return the model that the framework's module makes of its file, and the file."""
     config = json.loads(arguments["model_config"])
     directory = Path(arguments["model_repository"]) / arguments["model_version"]
+    # Threads of OpenMP sleep while they wait: a third of the processor time of an inference, where
+    # other processes want the processors too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     device = arguments["model_instance_kind"]
     # Before the framework is imported. Some write to the user's home, which the sandbox closes; and
     # a framework takes the memory of every GPU that it sees.

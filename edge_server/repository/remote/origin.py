@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError, NotFound, SettingsError, Unavailable
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
@@ -125,7 +126,7 @@ def open_origin(url: str, sha256: str) -> Origin:
         module = import_module(f"edge_server.repository.remote.{_MODULES[parts.scheme]}")
     except ImportError as error:
         raise Unavailable(
-            f"{url}: {error.name} is not installed; pip install 'edge-server[pull]'"
+            f"{url}: {error.name} is not installed; {remedy(error.name or '')}"
         ) from error
     if parts.scheme == "oci":
         origin: Origin = module.open_origin(url, sha256)

@@ -90,10 +90,8 @@ class LivePages:
 
         self._rings = (*self._rings, ring)
         viewer = self._sources.pictures.open(ring)
-        tasks = {
-            asyncio.create_task(self._send(socket, viewer, wake)),
-            asyncio.create_task(_receive(socket, viewer)),
-        }
+        receiving = asyncio.create_task(_receive(socket, viewer))
+        tasks = {receiving, asyncio.create_task(self._send(socket, viewer, wake, receiving))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -105,14 +103,24 @@ class LivePages:
                 if isinstance(result, Exception) and not isinstance(result, _GONE):
                     log.error("page: a socket ended by an error", exc_info=result)
 
-    async def _send(self, socket: WebSocket, viewer: Viewer, wake: asyncio.Event) -> None:
+    async def _send(
+        self,
+        socket: WebSocket,
+        viewer: Viewer,
+        wake: asyncio.Event,
+        receiving: asyncio.Task[None],
+    ) -> None:
         events = self._sources.events
         event_id = events.newest - RECENT_EVENTS
         state_due_s = 0.0
-        while True:
+        # Before Python 3.12, `wait_for` loses a cancellation that comes as its wait ends.
+        while not receiving.done():
             now_s = time.monotonic()
             if now_s >= state_due_s:
                 state_due_s = now_s + STATE_S
+                if not self._access.is_open_to(socket):  # its token is valid no more
+                    await socket.close(NEEDS_TOKEN, "a token is needed")
+                    return
                 await _in_time(socket.send_text(self._state_of(now_s)))
             if found := events.after(event_id):
                 event_id = found[-1].id

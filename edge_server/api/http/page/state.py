@@ -12,7 +12,7 @@ from edge_server.inference.snapshot import UNLOADED
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from edge_server.api.http.sources import Sources
     from edge_server.board.identity import Identity
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.events import Event
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.picture_feed import PictureFeed
+    from edge_server.process.histogram import Distribution
 
 _LONGEST_REASON = 600  # characters
 
@@ -50,6 +51,7 @@ class PageSources:
 def state_text(sources: PageSources) -> str:
     """Return the present state as JSON; opens no file but those of /proc, and waits for nobody."""
     parts, now_s = sources.parts, time.monotonic()
+    answered = parts.latency.end_to_end()
     state = {
         "type": "state",
         "device": sources.identity.device,
@@ -58,7 +60,7 @@ def state_text(sources: PageSources) -> str:
         "epoch_ms": time.time_ns() // 1_000_000,
         "mono_ms": round(1e3 * now_s),
         "vehicle_width_m": sources.vehicle_width_m,
-        "cameras": [_camera(each, parts, now_s) for each in tuple(parts.pipelines)],
+        "cameras": [_camera(each, answered, now_s) for each in tuple(parts.pipelines)],
         "models": [_model(entry) for entry in parts.models() if entry.reason != UNLOADED],
         "broker": _broker(parts),
         "repository": _repository(parts, now_s),
@@ -89,9 +91,11 @@ def _event(event: Event) -> dict[str, Any]:
     }
 
 
-def _camera(pipeline: LanePipeline, parts: Sources, now_s: float) -> dict[str, Any]:
+def _camera(
+    pipeline: LanePipeline, answered: Mapping[tuple[str, ...], Distribution], now_s: float
+) -> dict[str, Any]:
     camera, status = pipeline.camera, pipeline.camera.status
-    counted = parts.latency.end_to_end().get((camera.name,))
+    counted = answered.get((camera.name,))
     return {
         "name": camera.name,
         "state": status.state.value,

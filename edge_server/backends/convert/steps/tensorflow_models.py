@@ -77,9 +77,11 @@ def keras_to_graphdef(
             "import keras, tensorflow as tf",
             _FREEZE,
             "m = keras.saving.load_model({source!r}, compile=False)",
-            'f = tf.function(lambda x: tf.identity(m(x), name="output"))',
-            's = tf.TensorSpec(m.inputs[0].shape, m.inputs[0].dtype, "input")',
-            "c = f.get_concrete_function(s)",
+            f"i, o = {json.dumps([spec.name for spec in specs])}, {json.dumps(names)}",
+            "s = [tf.TensorSpec(t.shape, t.dtype, n) for t, n in zip(m.inputs, i)]",
+            "r = lambda *x: tf.nest.flatten(m(list(x) if len(x) > 1 else x[0], training=False))",
+            "f = tf.function(lambda *x: [tf.identity(t, n) for t, n in zip(r(*x), o)])",
+            "c = f.get_concrete_function(*s)",
             'tf.io.write_graph(freeze(c).graph, ".", {target!r}, as_text=False)',
         )
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edge_server.api.grpc.credentials import check_certificates
+from edge_server.api.certificates import check_certificates
 from edge_server.errors import SettingsError
 from edge_server.settings import Tls
 

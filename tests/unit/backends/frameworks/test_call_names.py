@@ -60,12 +60,17 @@ def test_an_exported_program_takes_places_and_names() -> None:
         ("OUTPUT__1", 0, 8),
         ("first", 0, 7),
         ("second", 1, 8),
-        ("RESULT", 0, (7, 8)),
         ("RESULT[1]", 0, 8),
     ],
 )
 def test_an_output_is_numbered_or_in_order(name: str, index: int, found: object) -> None:
     assert result_of((7, 8), index, name) == found
+
+
+@pytest.mark.parametrize("name", ["RESULT", "RESULT[0]", "OUTPUT__0", "y"])
+def test_a_result_without_others_is_the_first(name: str) -> None:
+    assert result_of("tensor", 0, name) == "tensor"
+    assert result_of(("tensor",), 0, name) == "tensor"
 
 
 def test_a_list_of_texts_is_one_output() -> None:
@@ -74,13 +79,15 @@ def test_a_list_of_texts_is_one_output() -> None:
 
 def test_of_a_dict_an_output_is_named_by_its_key() -> None:
     assert result_of({"y": 7}, 0, "RESULT[y]") == 7
-    with pytest.raises(TypeError, match="no order; return a tuple"):
+    with pytest.raises(TypeError, match="has to return a tuple"):
         result_of({"y": 7}, 0, "y")
 
 
 def test_an_output_that_is_not_there_is_named() -> None:
-    with pytest.raises(IndexError, match="output 'OUTPUT__2': the model has 2 results"):
-        result_of((7, 8), 0, "OUTPUT__2")
+    for name in ("OUTPUT__2", "RESULT[2]", "RESULT[y]"):
+        with pytest.raises(IndexError) as caught:
+            result_of((7, 8), 0, name)
+        assert str(caught.value) == f"output '{name}': the model has 2 results"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +106,15 @@ def test_no_more_comes_than_the_manifest_says(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="more than 100"):
         fetch(FakeServer(DATA, []), tmp_path / "file", size=100)
     assert not (tmp_path / "file").exists()
+
+
+def test_a_missing_library_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "edge_server.repository.remote.s3", raising=False)
+    with pytest.raises(
+        Unavailable, match=r"boto3 is not installed; pip install 'edge-server\[pull"
+    ):
+        open_origin("s3://fleet/net/", "")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ function sampled(polynomial) {
   return points;
 }
 
-// `colours` has ground, edge, text, quiet, lane, other, paint, fill; `size` is in CSS px.
+// `colours` has road, edge, text, quiet, lane, other, paint as #rrggbb; `size` is in CSS px.
 export function drawRoad(context, size, frame, vehicleWidth, colours) {
   const { width, height } = size;
   const across = width / (2 * SIDE_M);
@@ -63,8 +63,8 @@ export function drawRoad(context, size, frame, vehicleWidth, colours) {
   if (left && right) {
     line([...left.points, ...[...right.points].reverse()]);
     const shade = context.createLinearGradient(0, height, 0, 0);
-    shade.addColorStop(0, colours.fill);
-    shade.addColorStop(1, "transparent");
+    shade.addColorStop(0, `${colours.lane}33`);
+    shade.addColorStop(1, `${colours.lane}00`);
     context.fillStyle = shade;
     context.fill();
   }
@@ -77,7 +77,7 @@ export function drawRoad(context, size, frame, vehicleWidth, colours) {
     ]);
     const band = context.createLinearGradient(0, height, 0, 0);
     band.addColorStop(0, colour);
-    band.addColorStop(1, "transparent");
+    band.addColorStop(1, `${colour}00`);
     context.globalAlpha = 0.5;
     context.fillStyle = band;
     context.fill();

@@ -45,7 +45,7 @@ function tone(node, value) {
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["road", "edge", "text", "quiet", "lane", "other", "paint", "fill"];
+  const names = ["road", "edge", "text", "quiet", "lane", "other", "paint"];
   colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 

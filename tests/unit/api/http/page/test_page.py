@@ -304,6 +304,21 @@ def test_a_page_without_a_token_learns_that_it_needs_one() -> None:
     run(page, scenario)
 
 
+def test_a_page_ends_when_its_token_is_valid_no_more() -> None:
+    valid = {"right"}
+    page = sources(may_read=valid.__contains__)
+
+    async def scenario(pages: LivePages) -> None:
+        async with Browser(pages, cookie=f"{COOKIE}=right") as browser:
+            await browser.next_of("state")
+            valid.clear()
+            while (message := await browser.next())["type"] != "websocket.close":
+                pass
+            assert message["code"] == NEEDS_TOKEN
+
+    run(page, scenario)
+
+
 @pytest.mark.parametrize(
     "headers", [{"origin": "http://evil.example"}, {"host": "evil.example"}, {"origin": "null"}]
 )

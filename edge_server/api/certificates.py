@@ -1,0 +1,141 @@
+"""The files of certificates: read together, and checked against each other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.settings import Tls
+
+# The file's group may read it (Debian's ssl-cert); other users have no access.
+_TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+
+
+def check_certificates(tls: Tls, section: str = "grpc.tls") -> None:
+    """Check that the files of `tls` can be presented now.
+
+    Args:
+        section: of the settings, for error texts.
+
+    Raises:
+        SettingsError: a file is missing, unreadable, no PEM, open to everyone, or does not fit
+            the others; the text names it and the remedy.
+    """
+    CertificateFiles.read(tls, section).check(tls)
+
+
+class CertificateFiles(NamedTuple):
+    """The contents of the files at one time; `section` is that of the settings."""
+
+    section: str
+    certificate: bytes
+    key: bytes
+    key_mode: int
+    client_ca: bytes | None
+
+    @classmethod
+    def read(cls, tls: Tls, section: str) -> CertificateFiles:
+        """Raises: SettingsError: a file cannot be read."""
+        certificate, _ = _read(f"{section}.certificate", tls.certificate)
+        key, mode = _read(f"{section}.key", tls.key)
+        client_ca = _read(f"{section}.client_ca", tls.client_ca)[0] if tls.mutual else None
+        return cls(section, certificate, key, mode, client_ca)
+
+    @property
+    def digest(self) -> str:
+        """What tells these certificates from others."""
+        content = self.certificate + (self.client_ca or b"")
+        return f"sha256 {hashlib.sha256(content).hexdigest()[:12]}"
+
+    def check(self, tls: Tls) -> None:
+        """Validate each file and that the files match: OpenSSL's own errors name no file.
+
+        Raises:
+            SettingsError: a file is invalid; the text names the file.
+        """
+        _try(tls, self)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have new connections of `context` see these files, which are valid."""
+        with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
+            context.load_cert_chain(certificate, key, password="")
+        if self.client_ca is not None:
+            with _as_file(self.client_ca) as client_ca:
+                context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _read(setting: str, path: str) -> tuple[bytes, int]:
+    """Return the file's contents and its mode."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except OSError as error:
+        raise SettingsError(
+            f"{setting}: {path}: cannot be read: {error.strerror}; put a PEM file there that this "
+            "user may read"
+        ) from error
+
+
+def _try(tls: Tls, files: CertificateFiles) -> None:
+    """Validate each file and that the files match: the libraries' own errors name no file.
+
+    Raises:
+        SettingsError: a file is invalid; the text names the file.
+    """
+    if files.key_mode & _TOO_OPEN:
+        raise SettingsError(
+            f"{files.section}.key: {tls.key}: others may read or change it (mode "
+            f"{files.key_mode:o}): chmod 600 it"
+        )
+    _try_pair(tls, files)
+    if files.client_ca is not None:
+        _try_certificates(f"{files.section}.client_ca", tls.client_ca, files.client_ca)
+
+
+def _try_pair(tls: Tls, files: CertificateFiles) -> None:
+    _try_certificates(f"{files.section}.certificate", tls.certificate, files.certificate)
+    try:
+        with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
+            # An empty password keeps OpenSSL from asking for one on a terminal.
+            _context().load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise SettingsError(
+                f"{files.section}.key: {tls.key}: is not the key of {tls.certificate}; give the "
+                "one that the certificate was made for"
+            ) from None
+        raise SettingsError(
+            f"{files.section}.key: {tls.key}: holds no private key in PEM form without a password"
+        ) from None
+
+
+def _try_certificates(setting: str, path: str, content: bytes) -> None:
+    try:
+        with _as_file(content) as file:
+            _context().load_verify_locations(file)
+    except ssl.SSLError:
+        raise SettingsError(f"{setting}: {path}: holds no certificate in PEM form") from None
+
+
+def _context() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Yield a path in memory: OpenSSL takes paths, and the file on disk may have changed by now."""
+    descriptor = os.memfd_create("pem")
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(content)
+        yield f"/proc/self/fd/{descriptor}"

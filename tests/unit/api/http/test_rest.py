@@ -1,0 +1,129 @@
+"""What the paths make of bodies, without a server; and their description."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.api.admission import ByteBudget
+from edge_server.api.http.call import HttpCall
+from edge_server.api.http.rest.calls import JSON, Answer
+from edge_server.api.http.rest.infer import _wanted_encoding, compressed
+from edge_server.api.http.rest.infer_request import json_request
+from edge_server.api.http.rest.openapi import document
+from edge_server.api.http.rest.table import PATHS
+from edge_server.errors import EdgeServerError, InvalidRequest
+
+MIB = 1024 * 1024
+
+
+def _request(**more: Any) -> tuple[Any, list[bytes | memoryview], Any]:
+    given = {"name": "x", "shape": [2], "datatype": "UINT8", "data": [1, 2], **more}
+    body = memoryview(json.dumps({"inputs": [given]}).encode())
+    return json_request("m", "", body, len(body))
+
+
+def test_json_becomes_raw_contents_and_binary_data_stays_where_it_is() -> None:
+    message, raw, wanted = _request()
+    assert (message.inputs[0].datatype, raw, wanted.is_binary("y")) == ("UINT8", [b"\1\2"], False)
+    given = {"name": "x", "shape": [3], "datatype": "UINT8", "parameters": {"binary_data_size": 3}}
+    text = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    body = memoryview(bytearray(text + b"abc"))
+    _, raw, wanted = json_request("m", "", body, len(text))
+    assert wanted.is_binary("y")
+    view = np.frombuffer(raw[0], np.uint8)
+    assert np.shares_memory(view, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"data": [1, 300]}, "does not fit UINT8"),
+        ({"data": [1, 2.5]}, "non-unsigned-integer as unsigned-integer"),
+        ({"data": [1, True]}, "non-unsigned-integer as unsigned-integer"),
+        ({"data": [1]}, "Shape does not match true shape of 'data' field"),
+        ({"datatype": "BOOL"}, "non-boolean as boolean"),
+        ({"datatype": "BYTES"}, "non-string as string"),
+        ({"shape": [2**63, 2]}, "no memory holds"),
+        ({"name": 3}, "Unable to parse 'name'"),
+        ({"parameters": []}, "Unable to parse 'parameters'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(EdgeServerError, match=says):
+        _request(**more)
+
+
+def test_sequence_and_region_numbers_keep_their_64_bits() -> None:
+    body = json.dumps({"inputs": [], "parameters": {"sequence_id": 2**64 - 1}}).encode()
+    message, _, _ = json_request("m", "", memoryview(body), len(body))
+    assert message.parameters["sequence_id"].int64_param == -1
+    body = json.dumps({"inputs": [], "parameters": {"sequence_id": 2**64}}).encode()
+    with pytest.raises(EdgeServerError, match="sequence_id"):
+        json_request("m", "", memoryview(body), len(body))
+
+
+def test_large_json_is_refused_before_it_is_parsed() -> None:
+    body = memoryview(bytes(5 * MIB))
+    with pytest.raises(InvalidRequest, match="send large tensors as binary data"):
+        json_request("m", "", body, len(body))
+
+
+@pytest.mark.parametrize(
+    ("accepts", "wanted"),
+    [
+        ("", "identity"),
+        ("gzip", "gzip"),
+        ("deflate;q=0.5, gzip;q=0.7", "gzip"),
+        ("br, *", "identity"),
+        ("gzip;q=x, deflate", "deflate"),
+        ("deflate, gzip", "deflate"),
+    ],
+)
+def test_the_accepted_encoding_of_the_highest_weight_is_chosen(accepts: str, wanted: str) -> None:
+    assert _wanted_encoding(accepts) == wanted
+
+
+def test_tensors_are_compressed_only_for_clients_that_accept_nothing_else() -> None:
+    binary = Answer(200, (("content-type", "application/octet-stream"),), (b"x" * 100,))
+    assert compressed(binary, "gzip, deflate, br") is binary
+    assert len(compressed(binary, "gzip").parts[0]) < 100
+    assert len(compressed(Answer(200, JSON, (b"x" * 100,)), "gzip, br").parts[0]) < 100
+
+
+def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
+    budget = ByteBudget(2 * MIB, "http.max_pending_bytes")
+    one = HttpCall(MIB, 2 * MIB, budget)
+    assert (budget.used_bytes, len(one.missing)) == (MIB, MIB)
+    other = HttpCall(2 * MIB, 2 * MIB, budget)
+    assert other.refusal is not None
+    assert (other.refusal.status, other.left) == (503, 0)
+    assert "http.max_pending_bytes" in other.refusal.text
+    one.release()
+    assert budget.used_bytes == 0
+    too_long = HttpCall(2 * MIB + 1, 2 * MIB, budget)
+    assert too_long.refusal is not None
+    assert too_long.refusal.status == 413
+    chunked = HttpCall(None, 2 * MIB, budget)
+    for _ in range(33):
+        chunked.add(bytes(64 * 1024))
+    assert chunked.refusal is not None
+    chunked.release()
+    assert budget.used_bytes == 0
+
+
+@pytest.fixture
+def validator() -> Any:
+    """Its import binds a socket, to see whether there is IPv6."""
+    return pytest.importorskip("openapi_spec_validator")
+
+
+def test_the_description_has_every_path_and_is_valid(validator: Any) -> None:
+    described = json.loads(document("triton", "1"))
+    assert {
+        (path, method.upper()) for path, each in described["paths"].items() for method in each
+    } == {(each.path, each.method) for each in PATHS}
+    validator.validate(described)
