@@ -119,6 +119,9 @@ def run_command(argv: Sequence[str]) -> int:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
         return _report(error)
+    except KeyboardInterrupt:
+        # While a verb imports what it needs; later ones say what they leave.
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
         _discard_output()
