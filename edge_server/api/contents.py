@@ -34,7 +34,7 @@ _FIELD_OF_TYPE = {
     datatype: field for field, datatypes in _CONTENTS_FIELDS.items() for datatype in datatypes
 }
 # numpy's limit on 1.x; such a tensor has more elements than any board has memory for.
-_MOST_DIMENSIONS = 32
+MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 2**48
 # A copy of fewer bytes takes less time than a view.
 _COPIED_BELOW_BYTES = 16 * 1024
@@ -67,7 +67,7 @@ class Declared(msgspec.Struct, frozen=True):
                 f"'{name}' for model '{model}'; known: {', '.join(_TYPES)}"
             )
         # Avoid a tuple of millions: one dimension too many proves the error.
-        shape = tuple(tensor.shape[: _MOST_DIMENSIONS + 1])
+        shape = tuple(tensor.shape[: MOST_DIMENSIONS + 1])
         least = min(shape, default=1)
         if least < 0:
             raise InvalidRequest(
@@ -77,10 +77,10 @@ class Declared(msgspec.Struct, frozen=True):
         count = math.prod(shape)
         # An empty tensor, too, has a shape that numpy can count.
         elements = count if least else math.prod(dim or 1 for dim in shape)
-        if len(shape) > _MOST_DIMENSIONS or elements > _MOST_ELEMENTS:
+        if len(shape) > MOST_DIMENSIONS or elements > _MOST_ELEMENTS:
             raise InvalidRequest(
                 f"{log_prefix(request_id)}input '{name}' for model '{model}' has a shape that no "
-                f"memory holds: {shape_text(shape[:_MOST_DIMENSIONS])}"
+                f"memory holds: {shape_text(shape[:MOST_DIMENSIONS])}"
             )
         return Declared(name, datatype, shape, count, model, request_id)
 

@@ -119,12 +119,20 @@ class Tokens:
         return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(path: Path) -> Mapping[bytes, frozenset[str]]:
     """Return the scopes by the digest of their token."""
     where = f"access.tokens_file: {path}"
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        # A pipe would have every call wait for its writer.
+        with open(path, "rb", opener=_open_at_once) as file:
+            found_mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(found_mode):
+                raise SettingsError(f"{where}: is no file")
+            mode = stat.S_IMODE(found_mode)
             content = file.read(_LONGEST_FILE_BYTES + 1)
     except OSError as error:
         raise SettingsError(

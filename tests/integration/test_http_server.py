@@ -10,13 +10,15 @@ import ssl
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from edge_server.api.http import web_socket
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.errors import Unavailable
@@ -49,11 +51,30 @@ async def _slow(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
+async def _talk(socket: WebSocket) -> None:
+    """Send what nobody reads until the client is gone; `/talk?once` refuses it instead."""
+    await socket.accept()
+    if socket.query_params:
+        await socket.close(4401)
+        return
+    with suppress(WebSocketDisconnect):
+        while True:
+            await socket.send_bytes(bytes(100_000))
+
+
+async def _listen(socket: WebSocket) -> None:
+    await socket.accept()
+    with suppress(WebSocketDisconnect):
+        await socket.receive_bytes()
+
+
 def _routes() -> Sequence[BaseRoute]:
     return [
         Route("/length", _echo, methods=["POST"]),
         Route("/fault", _fail),
         Route("/slow", _slow),
+        WebSocketRoute("/talk", _talk),
+        WebSocketRoute("/listen", _listen),
     ]
 
 
@@ -243,6 +264,56 @@ def test_every_request_of_a_connection_learns_that_its_client_is_gone(
     assert "failed" not in caplog.text
 
 
+def _open(server: HttpServer, path: bytes) -> socket.socket:
+    """Return a WebSocket whose client takes little."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(TIMEOUT_S)
+    connection.connect(("127.0.0.1", server.port_of("http")))
+    connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n" + _UPGRADE + b"\r\n")
+    assert connection.recv(12) == b"HTTP/1.1 101"
+    return connection
+
+
+def _wait_until_none_is_open(server: HttpServer) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while server._servers[0].server_state.connections:
+        assert time.monotonic() < end, "the connection stayed open"
+        time.sleep(0.01)
+
+
+def test_a_websocket_whose_client_does_not_read_is_cut_off(
+    serve: Callable[..., HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_socket, "READ_S", 0.3)
+    server = serve()
+    with _open(server, b"/talk"):
+        _wait_until_none_is_open(server)
+
+
+def test_pings_are_not_answered_faster_than_their_client_reads(
+    serve: Callable[..., HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_socket, "READ_S", 1.0)
+    server = serve()
+    pings = (b"\x89\xfd\0\0\0\0" + bytes(125)) * 1000
+    sent = 0
+    with _open(server, b"/listen") as connection, suppress(ConnectionError):
+        while sent < 64 << 20:
+            connection.sendall(pings)
+            sent += len(pings)
+    assert sent < 32 << 20  # what the kernel holds
+    _wait_until_none_is_open(server)
+
+
+def test_a_refused_websocket_makes_room_for_others(serve: Callable[..., HttpServer]) -> None:
+    server = serve(max_connections=4)
+    with ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(_open(server, b"/talk?once"))
+        assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+
+
 def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
     taken = serve().port_of("http")
     listener = HttpListener("http", "127.0.0.1", taken, _routes)
@@ -304,7 +375,6 @@ def test_a_server_without_listeners_does_nothing() -> None:
 def test_nothing_of_http_is_imported_before_a_client_connects() -> None:
     code = """
 import sys, time
-from edge_server.api.http.call import HttpCall
 from edge_server.api.http.server import HttpListener, HttpServer
 server = HttpServer([HttpListener("http", "127.0.0.1", 0, list)])
 server.start()

@@ -540,3 +540,10 @@ def test_control_calls_and_restricted_apis_are_refused(tmp_path: Path) -> None:
         assert call(url, "GET", "/v2", None, {"K": "v"}).status == 200
     finally:
         daemon.stop()
+
+
+def test_a_version_of_many_digits_is_no_version(server: Server) -> None:
+    answer = call(server.url, "GET", f"/v2/models/add/versions/{'9' * 5000}")
+    assert answer.status == 400
+    assert "version should be an integral value > 0" in answer.json["error"]
+    assert call(server.url, "GET", "/v2/models/add/versions/01/ready").status == 200

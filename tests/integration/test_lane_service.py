@@ -309,6 +309,21 @@ def test_generic_clients_find_and_call_the_service_by_reflection(vehicle: Vehicl
     assert {each.name for each in listed.list_services_response.service} == services
 
 
+def test_a_client_of_reflection_that_leaves_is_no_error(daemon: Process, vehicle: Vehicle) -> None:
+    call = vehicle.channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    for _ in range(10):
+        answers = call(iter([asked]), timeout=WAIT_S)
+        next(answers)
+        answers.cancel()
+    time.sleep(0.5)
+    assert "unforeseen" not in daemon.log.read_text()
+
+
 def test_the_health_check_knows_the_service(vehicle: Vehicle) -> None:
     check = vehicle.channel.unary_unary(
         "/grpc.health.v1.Health/Check",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -50,7 +51,8 @@ def register_reflection(
         def shut_down() -> None:
             end_call(context, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
 
-        with streams.stream(shut_down):
+        # `RpcError`: the client is gone while the server waits for its next question.
+        with streams.stream(shut_down), suppress(grpc.RpcError):
             for response in servicer.ServerReflectionInfo(map(_parse, requests), context):
                 yield response.SerializeToString()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,6 +28,10 @@ _ONE_READ_BYTES = 256 * 1024
 _READ_DIRECTLY_FROM_BYTES = 64 * 1024
 
 
+class _Waiting(Protocol):
+    def cut_off(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class ConnectionLimits:
     """The limits of all connections of one listener.
@@ -39,7 +43,8 @@ class ConnectionLimits:
         header_bytes: of one request, its first line included.
         body_bytes: of one request.
         budget: counts the bodies of all requests in flight.
-        waiting: the connections whose client has not sent a whole request, the longest first.
+        waiting: the connections whose client has not sent a whole request, or has not closed its
+            WebSocket, the longest first.
     """
 
     connections: int
@@ -47,7 +52,7 @@ class ConnectionLimits:
     header_bytes: int
     body_bytes: int
     budget: ByteBudget
-    waiting: dict[BoundedProtocol, None] = field(default_factory=dict, compare=False)
+    waiting: dict[_Waiting, None] = field(default_factory=dict, compare=False)
 
 
 class _Unanswered(NamedTuple):

@@ -245,6 +245,7 @@ def _server(each: HttpListener, encryption: _Encryption | None) -> uvicorn.Serve
 
     from edge_server.api.http.app import application  # noqa: PLC0415
     from edge_server.api.http.protocol import BoundedProtocol, ConnectionLimits  # noqa: PLC0415
+    from edge_server.api.http.web_socket import BoundedWebSocket  # noqa: PLC0415
 
     limits = each.limits
     bounds = ConnectionLimits(
@@ -259,7 +260,7 @@ def _server(each: HttpListener, encryption: _Encryption | None) -> uvicorn.Serve
     config = uvicorn.Config(
         application(each.name, each.routes()),
         http=partial(BoundedProtocol, limits=bounds),  # type: ignore[arg-type]  # is only called
-        ws="websockets-sansio",
+        ws=partial(BoundedWebSocket, limits=bounds),  # type: ignore[arg-type]  # likewise
         ws_max_size=_LONGEST_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="off",

@@ -64,6 +64,16 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
         Tokens(f"{file}.not")
 
 
+def test_a_pipe_in_its_place_makes_no_call_wait(file: Path) -> None:
+    tokens = Tokens(str(file))
+    assert tokens.may_read(READ)
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert tokens.may_read(READ)  # as before
+    with pytest.raises(SettingsError, match="is no file"):
+        Tokens(str(file))
+
+
 def test_a_file_that_changes_counts_at_once_unless_it_has_a_mistake(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.contents import MOST_DIMENSIONS
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.tensor_data import to_raw_contents
 from edge_server.api.parameters import write_parameter
@@ -146,10 +147,13 @@ def _read_input(
     _check_only_one(given, parameters)
     name = fields.field(given, "name", fields.text)
     type_name = fields.field(given, "datatype", fields.text)
-    shape = [
-        fields.field({"shape": dim}, "shape", fields.unsigned)
-        for dim in fields.field(given, "shape", fields.array)
-    ]
+    dims = fields.field(given, "shape", fields.array)
+    if len(dims) > MOST_DIMENSIONS:  # the product of many large ones takes minutes
+        raise InvalidRequest(
+            f"input '{name}' has a shape of {len(dims)} dimensions, at most {MOST_DIMENSIONS} are "
+            "read"
+        )
+    shape = [fields.field({"shape": dim}, "shape", fields.unsigned) for dim in dims]
     if any(dim >= 2**63 for dim in shape):
         raise InvalidRequest(f"input '{name}' has a dimension that no memory holds")
     tensor = message.inputs.add(name=name, datatype=type_name, shape=shape)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from edge_server.errors import InternalError, InvalidRequest
 
@@ -18,9 +21,28 @@ _LONGEST_JSON_BYTES = 4 * 1024 * 1024
 _DEEPEST = 100
 _MOST_UINT64 = 2**64 - 1
 _MISSING = object()
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read_json(data: bytes | memoryview, longest_bytes: int = _LONGEST_JSON_BYTES) -> dict[str, Any]:
+class _Load(msgspec.Struct):
+    parameters: dict[str, str] = {}
+
+
+def read_load_parameters(data: bytes | memoryview, longest_bytes: int) -> dict[str, str]:
+    """Return the parameters of a load; its files are long, and what it does not know is skipped.
+
+    Raises:
+        InvalidRequest, InternalError: see `read_json`.
+    """
+    if len(data) <= longest_bytes:
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(data, type=_Load).parameters if len(data) else {}
+    parameters = field(read_json(data), "parameters", table, default={})
+    return {key: field(parameters, key, text) for key in parameters}
+
+
+def read_json(data: bytes | memoryview) -> dict[str, Any]:
     """Return the JSON object in `data`; nothing is an empty one.
 
     Raises:
@@ -29,9 +51,9 @@ def read_json(data: bytes | memoryview, longest_bytes: int = _LONGEST_JSON_BYTES
     """
     if not len(data):
         return {}
-    if len(data) > longest_bytes:
+    if len(data) > _LONGEST_JSON_BYTES:
         raise InvalidRequest(
-            f"JSON of {len(data)} bytes is not read, {longest_bytes} are at most; send large "
+            f"JSON of {len(data)} bytes is not read, {_LONGEST_JSON_BYTES} are at most; send large "
             "tensors as binary data"
         )
     try:
@@ -39,8 +61,7 @@ def read_json(data: bytes | memoryview, longest_bytes: int = _LONGEST_JSON_BYTES
         try:
             found = msgspec.json.decode(data)
         except msgspec.DecodeError:
-            # NaN and Infinity are no JSON, and Triton reads them.
-            found = json.loads(bytes(data))
+            found = _not_quite_json(str(data, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise InternalError(f"failed to parse the request JSON buffer: {error}") from error
     if not isinstance(found, dict):
@@ -54,23 +75,27 @@ def _check_depth(data: bytes | memoryview) -> None:
     text = bytes(data)
     if text.count(b"[") + text.count(b"{") <= _DEEPEST:
         return
-    depth = deepest = 0
-    for part in _without_texts(text):
-        for byte in part:
-            if byte in b"[{":
-                depth += 1
-                deepest = max(deepest, depth)
-            elif byte in b"]}":
-                depth -= 1
-        if deepest > _DEEPEST:
-            raise InvalidRequest(f"JSON nesting depth exceeds maximum allowed limit ({_DEEPEST})")
-
-
-def _without_texts(text: bytes) -> list[bytes]:
-    """Return only the brackets outside of texts."""
     outside = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
-    keep = bytes(set(range(256)) - set(b"[]{}"))
-    return [part.translate(None, keep) for part in outside]
+    # Arrays, as a loop over some million brackets would take the time of all other threads.
+    brackets = np.frombuffer(b"".join(outside).translate(None, _NO_BRACKETS), np.uint8)
+    steps = np.where((brackets == ord("[")) | (brackets == ord("{")), np.int8(1), np.int8(-1))
+    if np.any(np.cumsum(steps, dtype=np.int32) > _DEEPEST):
+        raise InvalidRequest(f"JSON nesting depth exceeds maximum allowed limit ({_DEEPEST})")
+
+
+def _not_quite_json(text: str) -> Any:
+    """Return what is in JSON with NaN and Infinity, which Triton reads.
+
+    Raises:
+        ValueError: it is no JSON, or has half of a pair of surrogates, which is no text.
+    """
+    found = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("The surrogate pair in string is invalid.") from None
+    return found
 
 
 def field(

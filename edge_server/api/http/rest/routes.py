@@ -7,6 +7,7 @@ import logging
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
@@ -38,6 +39,18 @@ log = logging.getLogger(__name__)
 _LONGEST_TEXT = 4000
 
 
+class _Version(StringConvertor):
+    """A number of any length: Python's `int` refuses long ones by an error."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value.lstrip("0") or "0"
+
+
+register_url_convertor("version", _Version())
+
+
 def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
     """Return every path of the protocol, and its description at `/openapi.json`."""
     described = document(api.name, api.version)
@@ -50,7 +63,7 @@ def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
         by_method = {each.method: each for each in group}
         routes.append(
             Route(
-                path.replace("{version}", "{version:int}"),
+                path.replace("{version}", "{version:version}"),
                 _endpoint(api, by_method),
                 methods=list(by_method),
             )

@@ -112,10 +112,9 @@ def repository_index(api: RestApi, call: RestCall) -> Answer:
 def load(api: RestApi, call: RestCall) -> Answer:
     """Load a model; files of it come in base64."""
     _refuse_repository(call)
-    given = fields.read_json(call.body, api.longest_bytes)
+    given = fields.read_load_parameters(call.body, api.longest_bytes)
     request = pb.RepositoryModelLoadRequest(model_name=call.model)
-    for key in fields.field(given, "parameters", fields.table, default={}):
-        value = fields.field(given["parameters"], key, fields.text)
+    for key, value in given.items():
         if key == "config":
             request.parameters[key].string_param = value
         elif key.startswith("file:"):

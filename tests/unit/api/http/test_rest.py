@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edge_server.api.http.call import HttpCall
 from edge_server.api.http.rest.calls import JSON, Answer
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed
 from edge_server.api.http.rest.infer_request import json_request
+from edge_server.api.http.rest.json_fields import read_json, read_load_parameters
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.table import PATHS
 from edge_server.errors import EdgeServerError, InvalidRequest
@@ -48,6 +50,8 @@ def test_json_becomes_raw_contents_and_binary_data_stays_where_it_is() -> None:
         ({"datatype": "BOOL"}, "non-boolean as boolean"),
         ({"datatype": "BYTES"}, "non-string as string"),
         ({"shape": [2**63, 2]}, "no memory holds"),
+        ({"shape": [2**62] * 100_000}, "a shape of 100000 dimensions, at most 32 are read"),
+        ({"name": "\ud800"}, "The surrogate pair in string is invalid"),
         ({"name": 3}, "Unable to parse 'name'"),
         ({"parameters": []}, "Unable to parse 'parameters'"),
     ],
@@ -70,6 +74,34 @@ def test_large_json_is_refused_before_it_is_parsed() -> None:
     body = memoryview(bytes(5 * MIB))
     with pytest.raises(InvalidRequest, match="send large tensors as binary data"):
         json_request("m", "", body, len(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":' + b"[" * 99 + b"]" * 99 + b"}",
+        b'{"a":["[[", "\\\\", "\\"[[", ' + b"[]," * 500 + b"1]}",
+        b'{"a":"\\"[[","b":' + b"[" * 99 + b"]" * 99 + b"}",
+    ],
+)
+def test_json_of_a_hundred_levels_is_read_and_brackets_in_texts_are_none(body: bytes) -> None:
+    assert "a" in read_json(body)
+
+
+@pytest.mark.parametrize("before", [b'{"a":', b'{"a":"\\\\","b":', b'{"a":[[],[[]]],"b":'])
+def test_deeper_json_is_refused(before: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="nesting depth"):
+        read_json(before + b"[" * 100 + b"]" * 100 + b"}")
+
+
+def test_what_a_load_does_not_know_makes_no_objects() -> None:
+    tracemalloc.start()
+    try:
+        body = b'{"parameters":{"config":"{}"},"more":[' + b"[]," * 300_000 + b"1]}"
+        assert read_load_parameters(body, 64 * MIB) == {"config": "{}"}
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
