@@ -323,6 +323,20 @@ def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer])
         HttpServer([listener])
 
 
+def test_a_client_that_begins_no_encryption_is_cut_off(authority: Any) -> None:
+    certificate, key = map(str, authority.issue("server"))
+    tls = Tls(enabled=True, certificate=certificate, key=key)
+    limits = Http(message_timeout_ms=300)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
+    server.start()
+    try:
+        with _connect(server) as silent, suppress(ConnectionError):
+            assert silent.recv(1) == b""  # or a timeout
+    finally:
+        server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
+
+
 def test_certificates_that_are_renewed_are_what_new_connections_see(
     authority: Any, stranger: Any
 ) -> None:

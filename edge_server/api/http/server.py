@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.certificates import CertificateFiles
@@ -158,6 +158,8 @@ class HttpServer:
         ]
         if self._stopping.is_set():
             self._ask_to_stop()
+        longest_ms = max(each.limits.message_timeout_ms for each in self._listeners.values())
+        _bound_handshakes(self._loop, longest_ms / 1e3)
         await asyncio.gather(
             *(
                 server.serve([bound])
@@ -236,6 +238,19 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+    """Have the servers of `loop` wait so long for a client's handshake: uvicorn has no setting for
+    it, and a minute for connections that nothing counts yet would take all file descriptors."""
+    create = loop.create_server
+
+    def create_server(*args: Any, **options: Any) -> Any:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = timeout_s
+        return create(*args, **options)
+
+    loop.create_server = create_server  # type: ignore[method-assign]
 
 
 def _server(each: HttpListener, encryption: _Encryption | None) -> uvicorn.Server:
