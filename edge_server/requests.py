@@ -29,11 +29,13 @@ class SequencePlace(msgspec.Struct, frozen=True):
         id: the correlation id; 0 and the empty string mean no sequence.
         start: the request is the first of its sequence.
         end: the request is the last of its sequence.
+        generated: the id is the server's own, for a request that came without one.
     """
 
     id: int | str
     start: bool = False
     end: bool = False
+    generated: bool = False
 
 
 class Cancellation(Protocol):

@@ -33,8 +33,12 @@ make_venv() {
     wanted=$(cat "$root/pyproject.toml" - <<<"$3" | sha256sum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "installing edge-server[$3] into ${1#"$root"/} …" >&2
-    "$2" -m venv ${4:+"$4"} "$1"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[$3]" >&2
+    if ! "$2" -m venv ${4:+"$4"} "$1" ||
+        ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "${root}[$3]" >&2; then
+        echo "${1#"$root"/} is not complete, for the reason above: pip needs PyPI, or the mirror that" \
+            "PIP_INDEX_URL names, and some hundred MB of disk; then run this again" >&2
+        return 1
+    fi
     echo "$wanted" >"$stamp"
 }
 

@@ -25,6 +25,10 @@ _RESERVED = frozenset(
         "binary_data_output",
     }
 )
+# They have tokens of this daemon, which no model and no trace shall have.
+_NEVER = frozenset({"authorization", "cookie"})
+# The search for a name's match must end soon, whatever name a client makes up.
+_LONGEST_NAME = 128
 
 
 class HeaderForwarding:
@@ -35,9 +39,11 @@ class HeaderForwarding:
 
     Args:
         pattern: a valid regular expression; empty forwards none.
+        secret: names of headers that are not forwarded, beside those that may have tokens.
     """
 
-    def __init__(self, pattern: str = "") -> None:
+    def __init__(self, pattern: str = "", secret: Iterable[str] = ()) -> None:
+        self._secret = _NEVER.union(secret)
         self._pattern = re.compile(pattern) if pattern else None
 
     def add(
@@ -46,15 +52,26 @@ class HeaderForwarding:
         """Return `request` with the parameters of the call's `headers`.
 
         Raises:
-            InvalidRequest: a forwarded header has a reserved name, or is no text.
+            InvalidRequest: a header's name is too long for a search; a forwarded header has a
+                reserved name, or is no text.
         """
         if self._pattern is None:
             return request
-        found = {name: value for name, value in headers if self._pattern.search(name)}
+        found = {name: value for name, value in headers if self._matches(name)}
         if not found:
             return request
         forwarded = {name: _text(name, value) for name, value in found.items()}
         return replace(request, parameters={**request.parameters, **forwarded})
+
+    def _matches(self, name: str) -> bool:
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequest(
+                f"Header '{name[:16]}…' has a name of {len(name)} characters; where headers are "
+                f"forwarded it has {_LONGEST_NAME} at most."
+            )
+        if self._pattern is None or name.lower() in self._secret:
+            return False
+        return self._pattern.search(name) is not None
 
 
 def _text(name: str, value: str | bytes) -> str:

@@ -19,7 +19,7 @@ from edge_server.pixels import Image
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.cameras.http_stream import Stream
+    from edge_server.cameras.http_stream import ByteStream
     from edge_server.cameras.source import SourceOptions
     from edge_server.cameras.source_uri import SourceUri
 
@@ -83,7 +83,7 @@ class HttpMjpegSource:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ByteStream,
         parser: MultipartParser,
         label: str,
         decoder: JpegDecoder,

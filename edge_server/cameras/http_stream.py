@@ -38,7 +38,7 @@ _SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
 _LONGEST_LINE_BYTES = 4096
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The body of a response."""
 
     def receive(self, timeout_s: float) -> bytes:
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 def open_stream(
     uri: SourceUri, credentials: Credentials | None, until: float
-) -> tuple[Stream, bytes]:
+) -> tuple[ByteStream, bytes]:
     """Return the body of the camera's stream, and its boundary; follow redirects.
 
     Args:
@@ -207,7 +207,7 @@ class Chunks:
 
 
 class _HttpStream:
-    """One GET and the body of its response; a Stream.
+    """One GET and the body of its response; a ByteStream.
 
     Raises:
         OSError: no response came.

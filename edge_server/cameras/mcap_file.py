@@ -9,8 +9,12 @@ its pictures in px (`width`, `height`; the JPEGs may be smaller) and its calibra
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import stat
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,10 +22,11 @@ from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from google.protobuf.message import DecodeError
 from mcap.exceptions import EndOfFile, McapError
 from mcap.reader import make_reader
-from mcap.records import Channel, Message, Metadata, Schema
-from mcap.stream_reader import StreamReader
+from mcap.records import Channel, Chunk, Message, Metadata, Schema
+from mcap.stream_reader import StreamReader, breakup_chunk
 
 from edge_server.cameras.calibration import Calibration, calibration_id
+from edge_server.cameras.frame import LARGEST_PX
 from edge_server.errors import SourceError
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 
@@ -29,10 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from mcap.records import McapRecord
+
 IMAGES, LANES, ANNOTATIONS = "/{}/image", "/{}/lanes", "/{}/annotations"
 EVENTS = "/events"
-# A record of the recorder has a chunk of 256 KiB, or one picture.
-_LARGEST_RECORD_BYTES = 1 << 28
+# A record of the recorder has a chunk of 256 KiB, or one picture. A chunk that another tool has
+# compressed may unpack to as much.
+_LARGEST_RECORD_BYTES = 1 << 26
+_TOO_LARGE = f"a chunk that unpacks to more than {_LARGEST_RECORD_BYTES >> 20} MiB"
 # What damaged bytes raise in the library, beside its own errors.
 _DAMAGE = (McapError, DecodeError, struct.error, ValueError, KeyError, OverflowError)
 
@@ -73,10 +82,9 @@ class Records:
         """
         schemas: dict[int, Schema] = {}
         channels: dict[int, Channel] = {}
-        with self._path.open("rb") as file:
-            reader = StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD_BYTES)
+        with _open(self._path) as file:
             try:
-                for record in reader.records:
+                for record in _unpacked_records(file):
                     match record:
                         case Schema():
                             schemas[record.id] = record
@@ -136,7 +144,7 @@ class PictureRecords:
                     image = CompressedImage.FromString(message.data)
                     known = captures is not None and captures[0] == message.publish_time
                     mono_ns = captures[1] if captures is not None and known else None
-                    size = _size_of(channel)
+                    size = size_of(channel)
                     yield Picture(image.data, mono_ns, message.publish_time, size)
             except DecodeError:
                 self.damaged += 1
@@ -172,9 +180,92 @@ def cameras_in(path: Path) -> dict[str, Calibration | None]:
     return found
 
 
+class _BoundedFile(io.BufferedReader):
+    """A file of which nothing larger than a record is read at once: a damaged length within a
+    record would ask the library for memory that nobody has."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LARGEST_RECORD_BYTES:
+            raise McapError(f"a field of {size} bytes")
+        return super().read(size)
+
+
+def _open(path: Path) -> _BoundedFile:
+    """Open `path`, and wait for nobody: a pipe would have its writer's pace.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = _BoundedFile(io.FileIO(descriptor))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return file
+
+
+def _unpacked_records(file: _BoundedFile) -> Iterator[McapRecord]:
+    """Yield the records of a file, those within chunks too.
+
+    Raises:
+        McapError, …: see `_DAMAGE`.
+    """
+    reader = StreamReader(
+        file, emit_chunks=True, validate_crcs=True, record_size_limit=_LARGEST_RECORD_BYTES
+    )
+    for record in reader.records:
+        if isinstance(record, Chunk):
+            yield from breakup_chunk(_unpacked(record), validate_crc=True)
+        else:
+            yield record
+
+
+def _unpacked(chunk: Chunk) -> Chunk:
+    """Return `chunk` without its compression, which mcap would undo at any size.
+
+    Where a library for it is missing the chunk stays as it is, and mcap names it: packages leave
+    both out, as the recorder does not compress.
+
+    Raises:
+        McapError: the chunk is damaged, or too large.
+    """
+    unpack = {"zstd": _zstd, "lz4": _lz4}.get(chunk.compression)
+    try:
+        data = None if unpack is None else unpack(chunk)
+    except ModuleNotFoundError:
+        return chunk
+    return chunk if data is None else replace(chunk, compression="", data=data)
+
+
+def _zstd(chunk: Chunk) -> bytes:
+    import zstandard  # noqa: PLC0415 - optional
+
+    try:
+        size = zstandard.frame_content_size(chunk.data)
+        if max(size, chunk.uncompressed_size) > _LARGEST_RECORD_BYTES:
+            raise McapError(_TOO_LARGE)
+        decompressor = zstandard.ZstdDecompressor()
+        return decompressor.decompress(chunk.data, max_output_size=chunk.uncompressed_size)
+    except zstandard.ZstdError as error:
+        raise McapError(f"a chunk of damaged zstd: {error}") from error
+
+
+def _lz4(chunk: Chunk) -> bytes:
+    import lz4.frame  # noqa: PLC0415 - optional
+
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    try:
+        data: bytes = decompressor.decompress(chunk.data, max_length=_LARGEST_RECORD_BYTES)
+    except RuntimeError as error:
+        raise McapError(f"a chunk of damaged lz4: {error}") from error
+    if not decompressor.eof:
+        raise McapError(_TOO_LARGE)
+    return data
+
+
 def _channels_of_summary(path: Path) -> Mapping[int, Channel] | None:
     """Return the channels that the end of a file lists; None where it has no such end."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         try:
             summary = make_reader(file).get_summary()
         except (*_DAMAGE, OSError):  # a seek to where a damaged footer points
@@ -182,11 +273,13 @@ def _channels_of_summary(path: Path) -> Mapping[int, Channel] | None:
     return None if summary is None else summary.channels
 
 
-def _size_of(channel: Channel) -> tuple[int, int] | None:
+def size_of(channel: Channel) -> tuple[int, int] | None:
+    """Return the size that a channel of images states; None where no camera has such a one."""
     try:
-        return int(channel.metadata["width"]), int(channel.metadata["height"])
+        width, height = int(channel.metadata["width"]), int(channel.metadata["height"])
     except (KeyError, ValueError):
         return None
+    return (width, height) if min(width, height) > 0 and width * height <= LARGEST_PX else None
 
 
 def _calibration_of(path: Path, channel: Channel) -> Calibration | None:

@@ -12,6 +12,7 @@ from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.mcap_file import PictureRecords, cameras_in
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +40,9 @@ def chosen_camera(uri: SourceUri) -> tuple[str, Calibration | None]:
         (wanted,) = cameras
     if wanted not in cameras:
         what = "has several cameras" if wanted is None else f"has no camera {wanted!r}"
-        raise SourceError(f"{uri.label}: {what}; write ?camera= and one of {', '.join(cameras)}")
+        raise SourceError(
+            f"{uri.label}: {what}; write ?camera= and one of {', '.join(map(shown, cameras))}"
+        )
     return wanted, cameras[wanted]
 
 
@@ -105,6 +108,7 @@ class McapSource:
         self._sleep = sleep
         self._pace = None if fps is None else Pace(fps)
         self._count = 0
+        self._damage = ""  # that the log has, in whatever round
         self._due_ns: int | None = None  # of the newest picture
         self._last: Picture | None = None
         self._pictures = self._play()
@@ -171,13 +175,14 @@ class McapSource:
             except OSError as error:
                 raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error
             self.corrupt += pictures.damaged
-            if pictures.records.damage:
+            before, self._damage = self._damage, pictures.records.damage
+            if self._damage not in ("", before):
                 log.warning(
                     "recording %s: broke off after %d pictures of camera %s: %s",
                     self._path,
                     count,
                     self._camera,
-                    pictures.records.damage,
+                    self._damage,
                 )
             if not self._loop or not count:
                 return

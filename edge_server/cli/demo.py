@@ -91,6 +91,8 @@ def run_demo(
             page_port or 0,
             _calibration_file(source, running),
         )
+        if page_port is not None:
+            _require_free(page_port)
         listeners: list[Listener] = [_keep_in(newest)]
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
@@ -108,6 +110,18 @@ def run_demo(
                 stop.wait()
     if newest:
         _leave_picture(*newest[0], output)
+
+
+def _require_free(port: int) -> None:
+    """Raises: Unavailable: another process has the page's port. The daemon's own text, which has
+    the flags of `run`, is for whoever takes it after this."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise Unavailable(
+            f"the page cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}; choose "
+            "another port with --serve PORT"
+        ) from error
 
 
 def shipped_models() -> Path:

@@ -162,13 +162,15 @@ def _health(arguments: argparse.Namespace) -> int:
 def _print(arguments: argparse.Namespace, stability: Stability, *, healthy: bool) -> None:
     unmet = stability.last.unmet
     names = dict.fromkeys(["daemon", "version", "grpc", *arguments.require, *unmet])
+    if "daemon" in unmet:
+        unmet = {**dict.fromkeys(names, "not known without the daemon"), **unmet}
     if arguments.json:
         rows = [{"name": n, "met": n not in unmet, "reason": unmet.get(n, "")} for n in names]
         report = {"healthy": healthy, "restarts": stability.restarts, "requirements": rows}
         print(json.dumps(report, indent=2))
         return
     # Reports of scripts keep the last line: what is wrong.
-    for name in sorted(names, key=unmet.__contains__):
+    for name in sorted(names, key=lambda each: (each in unmet, each == "daemon")):
         print(f"{name}: {unmet.get(name, 'ok')}")
     if not healthy and not unmet:
         print(f"healthy, but not yet for {stability.stable_s:g} s in a row")

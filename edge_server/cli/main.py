@@ -44,6 +44,7 @@ from edge_server.process.logs import (
     set_up_logging,
 )
 from edge_server.process.masking import masked
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,6 +119,9 @@ def run_command(argv: Sequence[str]) -> int:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
         return _report(error)
+    except KeyboardInterrupt:
+        # While a verb imports what it needs; later ones say what they leave.
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
         _discard_output()
@@ -142,7 +146,7 @@ def _report(error: errors.EdgeServerError) -> int:
         if logs_json() or logs_fields():
             log.error("%s", line, extra={"error_classes": _class_names(error)})
         else:
-            print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
+            print(f"{prefix}edge-server: {shown(line)}", file=sys.stderr, flush=True)
     return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
 
 

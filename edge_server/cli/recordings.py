@@ -11,6 +11,7 @@ from edge_server.board.installation import remedy
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.verbs import OK, Verbs
 from edge_server.errors import SettingsError, SourceError
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -56,7 +57,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> int:
     for line in _lines_of(arguments.file):
-        print(line)
+        print(shown(line))
     return OK
 
 
@@ -94,7 +95,7 @@ def _export(arguments: argparse.Namespace) -> int:
     cameras = cameras_in(path)
     camera = arguments.camera or (next(iter(cameras)) if len(cameras) == 1 else "")
     if camera not in cameras:
-        raise SourceError(f"{path}: choose one with --camera: {', '.join(cameras)}")
+        raise SourceError(f"{path}: choose one with --camera: {', '.join(map(shown, cameras))}")
     count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def _export(arguments: argparse.Namespace) -> int:
             count += 1
     except OSError as error:
         raise SourceError(f"{error.filename or folder}: {error.strerror}") from error
-    print(f"{count} pictures of camera {camera} in {folder}")
+    print(f"{count} pictures of camera {shown(camera)} in {folder}")
     return OK
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
-from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding
@@ -30,6 +29,7 @@ from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
+from edge_server.daemon.live_parts import check_broker, live_parts, trace_rule
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -37,21 +37,19 @@ from edge_server.daemon.model_parts import (
     python_of,
     store_directory,
 )
-from edge_server.daemon.reload import LivePart, SettingsReload
+from edge_server.daemon.reload import SettingsReload
 from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
-from edge_server.errors import EdgeServerError, SettingsError, StageStuck
+from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.otlp import SpanSender
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
-from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
@@ -69,7 +67,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.process.worker import Worker
-    from edge_server.settings import Settings, TraceSection
+    from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +127,7 @@ class Daemon:
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
         identity = Identity.of_this_host(settings.device.id, VERSION)
         self._spans = _span_sender(settings, identity)
-        tracer = Tracer(_trace_rule(trace), self._traces, self._spans)
+        tracer = Tracer(trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
         tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
         requests = RequestMetrics()
@@ -154,12 +152,14 @@ class Daemon:
             log_switches,
             BoundedControl(self.control, LOADS_AT_ONCE),
             self._grpc.shared_memory,
-            HeaderForwarding(settings.http.forward_headers),
+            HeaderForwarding(
+                settings.http.forward_headers, (r.header for r in settings.http.restricted)
+            ),
             settings.http.max_body_bytes,
             requests,
         )
         # Later a file may be absent while it is replaced; at the start that is a mistake.
-        _check_broker(settings)
+        check_broker(settings)
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
         self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
@@ -215,7 +215,14 @@ class Daemon:
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
-            parts = self._live_parts(tracer, log_switches)
+            parts = live_parts(
+                self._cameras,
+                publisher,
+                self._grpc,
+                tracer,
+                log_switches,
+                allow_to_finish=self._allow_to_finish,
+            )
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
         disks = partial(_free_bytes, _directories(settings))
         sources = Sources(
@@ -264,38 +271,6 @@ class Daemon:
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
-
-    def _live_parts(self, tracer: Tracer, log_switches: LogSwitches) -> dict[str, LivePart]:
-        """Return what changes while the daemon runs, by the names in `live_settings.TABLE`."""
-        cameras, publisher, grpc = self._cameras, self._publisher, self._grpc
-
-        def change_grpc(_: Settings, wanted: Settings) -> str:
-            grpc.change(wanted.grpc)
-            return ""
-
-        def change_trace(before: Settings, wanted: Settings) -> str:
-            if _trace_rule(before.trace) != _trace_rule(wanted.trace):
-                tracer.begin_anew(_trace_rule(wanted.trace))
-            return ""
-
-        def change_log(before: Settings, wanted: Settings) -> str:
-            # What clients have set stays until the file says something else.
-            if before.log != wanted.log:
-                log_switches.apply(wanted.log)
-            return ""
-
-        def change_stop(_: Settings, wanted: Settings) -> str:
-            self._exit_timeout_s = wanted.serving.exit_timeout_s
-            return ""
-
-        return {
-            "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
-            "broker": LivePart(lambda _, wanted: publisher.change(wanted.mqtt), _check_broker),
-            "grpc": LivePart(change_grpc, _check_certificates),
-            "trace": LivePart(change_trace),
-            "log": LivePart(change_log),
-            "stop": LivePart(change_stop),
-        }
 
     @property
     def pipelines(self) -> Sequence[LanePipeline]:
@@ -426,6 +401,10 @@ class Daemon:
         if self._reload is not None:
             self._reload.stop(self._left_s())
 
+    def _allow_to_finish(self, exit_timeout_s: float) -> None:
+        """Give requests in flight so long at the next stop."""
+        self._exit_timeout_s = exit_timeout_s
+
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
 
@@ -466,10 +445,6 @@ def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
     return found
 
 
-def _trace_rule(trace: TraceSection) -> TraceRule:
-    return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
-
-
 def _span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
     tracing = settings.tracing
     if not tracing.enabled:
@@ -481,13 +456,3 @@ def _span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
     }
     share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
     return SpanSender(tracing, share, about)
-
-
-def _check_broker(settings: Settings) -> None:
-    if settings.mqtt is not None and (faults := faults_of(settings.mqtt)):
-        raise SettingsError("\n".join(faults))
-
-
-def _check_certificates(settings: Settings) -> None:
-    if settings.grpc.enabled and settings.grpc.tls.on:
-        check_certificates(settings.grpc.tls)

@@ -89,9 +89,9 @@ class SequenceScheduler:
         slots, self._strategy = _strategy(config, batching)
         self._executor = executor
         self._iterative = batching.iterative
-        self._generated_ids = itertools.count(1)
         self._states = SequenceStates(config, batching.states, directory)
         self._controls = SequenceControls(config, batching.controls)
+        self._generated = itertools.count()
         pools = InstancePool.each_of(config, model, limiter)
         self._book: SequenceBook[Job] = SequenceBook(
             len(pools), slots, batching.max_sequence_idle_us / 1e6
@@ -190,7 +190,9 @@ class SequenceScheduler:
                 "requirements of sequence batcher"
             )
         if self._iterative and (place is None or not place.id):
-            place = SequencePlace(next(self._generated_ids), start=True)
+            # In the upper half: clients count from 1.
+            half = (self._controls.largest_id + 1) // 2
+            place = SequencePlace(half + next(self._generated) % half, start=True, generated=True)
             job.request = replace(job.request, sequence=place)
         if place is None or not place.id:
             raise InvalidRequest(
@@ -206,6 +208,11 @@ class SequenceScheduler:
             raise stopping(request)
         if self._book.waiting >= MOST_WAITING:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
+        if self._book.is_taken(place):
+            raise InvalidRequest(
+                f"sequence id {place.id} is that of a request to model "
+                f"'{self._executor.config.name}' that came without one; choose another"
+            )
         if not place.start and not self._book.is_live(place.id):
             raise InvalidRequest(
                 f"inference request for sequence {place.id} to model "

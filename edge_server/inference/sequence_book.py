@@ -44,6 +44,7 @@ class BookedSequence(Generic[T]):
         slot: None while the sequence waits for one.
         running: its first request has begun and is not over.
         open: more requests may come.
+        generated: its id is the server's own, which no other request may join.
         over_at: when its last request was over, in s.
         expires_at: when the sequence gives up waiting for a slot, in s.
         states: state tensors that the scheduler carries from one request to the next.
@@ -54,6 +55,7 @@ class BookedSequence(Generic[T]):
     slot: Slot | None = None
     running: bool = False
     open: bool = True
+    generated: bool = False
     over_at: float = 0.0
     expires_at: float = inf
     states: Tensors = field(default_factory=dict)
@@ -91,6 +93,12 @@ class SequenceBook(Generic[T]):
         """Whether a request without START may join a sequence of that id."""
         return sequence_id in self._live
 
+    def is_taken(self, place: SequencePlace) -> bool:
+        """Whether the id of `place` is that of another's live sequence, which the server has given
+        it."""
+        live = self._live.get(place.id)
+        return live is not None and (live.generated or place.generated)
+
     def add(
         self, item: T, place: SequencePlace, now: float, timeout_s: float = inf
     ) -> BookedSequence[T]:
@@ -102,7 +110,8 @@ class SequenceBook(Generic[T]):
         """
         sequence = self._live.get(place.id)
         if sequence is None:
-            sequence = self._live[place.id] = BookedSequence(place.id)
+            sequence = BookedSequence(place.id, generated=place.generated)
+            self._live[place.id] = sequence
             slot = self._free_slot()
             if slot is not None:
                 self._seat(sequence, slot)

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class SequenceControls:
-    """Makes a model's control tensors: of shape [1, 1] where it batches, [1] where it does not."""
+    """Makes a model's control tensors: of shape [1, 1] where it batches, [1] where it does not.
+
+    Attributes:
+        largest_id: the largest that INT64 and the model's CORRID input can hold.
+    """
 
     def __init__(self, config: ModelConfig, controls: tuple[SequenceControl, ...]) -> None:
         self._model = config.name
@@ -37,6 +41,8 @@ class SequenceControls:
             if (values := control.false_true) is not None
         ]
         self._ids = [control for control in controls if control.kind is ControlKind.CORRID]
+        numbers = [each.datatype.numpy for each in self._ids if each.datatype is not DataType.BYTES]
+        self.largest_id = min([2**63 - 1, *(int(np.iinfo(each).max) for each in numbers)])
 
     def check(self, sequence_id: int | str) -> None:
         """Raises: InvalidRequest: the model's CORRID input cannot hold that id."""

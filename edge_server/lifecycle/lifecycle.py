@@ -98,6 +98,12 @@ class ModelLifecycle:
             self._table.publish(changed)
         return due
 
+    def expects(self, model_spec: ModelSpec) -> bool:
+        """Whether the load of `model_spec` would be published if it ended now."""
+        with self._table.lock:
+            record = self._table.get(model_spec.name)
+            return not self._table.over and model_spec in record.specs
+
     def report_progress(self, name: str, text: str) -> None:
         """Report the progress of the load of `name` on the index; without a load do nothing."""
         with self._table.lock:

@@ -90,7 +90,8 @@ class RepositoryLoader:
         scheduling: the resources that the models' schedulers share.
         completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
-        load_retries: number of further attempts for a model that cannot be loaded.
+        load_retries: number of further attempts for a model that cannot be loaded; none is made
+            once the model is unloaded or replaced, or the loader ends.
         budget, devices, server_context: see `Build`.
         canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
@@ -226,7 +227,7 @@ class RepositoryLoader:
 
             def load(model_spec: ModelSpec) -> None:
                 if stop is None or not stop.is_set():
-                    publish({model_spec.name: self._make(model_spec)})
+                    publish({model_spec.name: self._make(model_spec, stop)})
 
             run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
@@ -283,7 +284,9 @@ class RepositoryLoader:
         except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
             return LoadFailure.of(error, name)
 
-    def _make(self, read: ModelSpec | LoadFailure) -> LoadedVersions | LoadFailure:
+    def _make(
+        self, read: ModelSpec | LoadFailure, stop: threading.Event | None = None
+    ) -> LoadedVersions | LoadFailure:
         if isinstance(read, LoadFailure):
             return read
         if read.is_ensemble:
@@ -291,7 +294,8 @@ class RepositoryLoader:
         progress = partial(self.lifecycle.report_progress, read.name)
         built = self._build.model(read, self.table.serving(read.name), progress)
         for attempt in range(1, self._load_retries + 1):
-            if not isinstance(built, LoadFailure):
+            stopped = stop is not None and stop.is_set()
+            if not isinstance(built, LoadFailure) or stopped or not self.lifecycle.expects(read):
                 break
             log.warning(
                 "model %s: loading failed, retry %d of %d: %s",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
 
+from edge_server.settings.header_pattern import check_header_pattern
 from edge_server.settings.sections import Count, Port, Positive, Section, is_loopback
 
 MIB = 1024 * 1024
@@ -89,7 +89,9 @@ class Grpc(Section, frozen=True):
         max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
             TCP and as many again on the socket; each has a thread, beside those of inferences.
         forward_headers: a regular expression; headers of a call whose name has a match of it become
-            parameters of the request, for Python models to read. Empty forwards none.
+            parameters of the request, for Python models to read. Empty forwards none. Headers
+            with secrets of this daemon are never forwarded: `authorization`, `cookie` and those of
+            `restricted`.
         reflection: generic clients can list the services and their messages.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed after this time.
@@ -148,7 +150,7 @@ class Grpc(Section, frozen=True):
                 '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
                 "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
-        _check_pattern(self.forward_headers)
+        check_header_pattern(self.forward_headers)
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
         ):
@@ -183,7 +185,7 @@ class Http(Section, frozen=True):
         idle_timeout_ms: a connection without a request is closed after this time.
         max_connections: one more ends the connection that has kept the server waiting longest.
         max_header_bytes: of one request, its first line included.
-        forward_headers: headers that it matches become request parameters.
+        forward_headers: as `[grpc]` has it.
         host_names: by which browsers may call the page, beside the name of this machine and its
             addresses; any other name may lead a browser here against its user's will.
     """
@@ -210,15 +212,8 @@ class Http(Section, frozen=True):
                 "in plain text; encrypt it with [http.tls], or set insecure = true "
                 "(--http-insecure) if that is meant"
             )
-        _check_pattern(self.forward_headers)
+        check_header_pattern(self.forward_headers)
         _check_restricted(self.restricted)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"forward_headers: no regular expression: {error}") from None
 
 
 def _check_restricted(restricted: tuple[Restriction, ...]) -> None:

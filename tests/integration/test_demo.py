@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -204,3 +205,12 @@ def test_without_a_broker_seq_counts_every_message(tmp_path: Path) -> None:
     )
     assert "no MQTT broker here" in done.stderr
     assert [json.loads(line)["seq"] for line in done.stdout.splitlines()] == [0, 1, 2, 3, 4]
+
+
+def test_a_port_that_is_taken_is_named_with_the_flag_of_the_demo(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = demo(tmp_path, "--serve", port)
+    assert done.returncode == 69
+    assert f"127.0.0.1:{port}: Address already in use; choose another port" in done.stderr
+    assert "--serve PORT" in done.stderr

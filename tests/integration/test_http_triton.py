@@ -15,8 +15,10 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
 
+from edge_server.api.grpc.client import DaemonClient
 from edge_server.daemon.daemon import Daemon
-from edge_server.settings import read_settings
+from edge_server.errors import Unauthenticated
+from edge_server.settings import Grpc, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -461,7 +463,9 @@ _CALLS = {
 }
 
 
-def test_tokens_open_what_their_scopes_say_over_http_and_grpc(tmp_path: Path) -> None:
+def test_tokens_open_what_their_scopes_say_over_http_and_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tritonclient.grpc as triton_grpc
 
     file = tmp_path / "tokens"
@@ -500,6 +504,14 @@ def test_tokens_open_what_their_scopes_say_over_http_and_grpc(tmp_path: Path) ->
             with pytest.raises(triton.InferenceServerException) as caught:
                 client.update_log_settings({"log_info": True}, headers=headers)
             assert "PERMISSION_DENIED" in str(caught.value.status())
+        with (
+            DaemonClient(Grpc(port=daemon.grpc_port)) as verb,
+            pytest.raises(Unauthenticated, match="put it into EDGE_SERVER_TOKEN"),
+        ):
+            verb.server()
+        monkeypatch.setenv("EDGE_SERVER_TOKEN", "reads-0123456789abcdef")
+        with DaemonClient(Grpc(port=daemon.grpc_port)) as verb:
+            assert verb.server().name == "triton"
         # A new token counts at once, a file with a mistake changes nothing.
         file.write_text("read fresh-0123456789abcdef\n")
         assert status("fresh-0123456789abcdef", "GET", "/v2") == 200

@@ -309,7 +309,7 @@ def test_generic_clients_find_and_call_the_service_by_reflection(vehicle: Vehicl
     assert {each.name for each in listed.list_services_response.service} == services
 
 
-def test_a_client_of_reflection_that_leaves_is_no_error(daemon: Process, vehicle: Vehicle) -> None:
+def test_a_client_that_leaves_a_stream_is_no_error(daemon: Process, vehicle: Vehicle) -> None:
     call = vehicle.channel.stream_stream(
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -320,6 +320,12 @@ def test_a_client_of_reflection_that_leaves_is_no_error(daemon: Process, vehicle
         answers = call(iter([asked]), timeout=WAIT_S)
         next(answers)
         answers.cancel()
+        # Before its first request has come.
+        unasked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        silent = vehicle.service.StreamLanes(iter(unasked.get, None), timeout=WAIT_S)
+        time.sleep(0.02)
+        silent.cancel()
+        unasked.put(None)
     time.sleep(0.5)
     assert "unforeseen" not in daemon.log.read_text()
 

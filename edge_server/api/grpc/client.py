@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,7 +19,9 @@ from edge_server.errors import (
     InternalError,
     InvalidRequest,
     NotFound,
+    PermissionDenied,
     SettingsError,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -55,7 +58,11 @@ _ERRORS: Mapping[grpc.StatusCode, type[EdgeServerError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
+# The environment variable of a bearer token, see `Tokens`; a Unix socket needs none.
+TOKEN = "EDGE_SERVER_TOKEN"  # noqa: S105 - its name
 
 
 def socket_target(path: str) -> str:
@@ -102,6 +109,8 @@ class DaemonClient:
     def __init__(self, settings: Grpc) -> None:
         self.target = target_of(settings)
         self._metadata = tuple((each.header, each.value) for each in settings.restricted)
+        if settings.socket is None and (token := os.environ.get(TOKEN)):
+            self._metadata += (("authorization", f"Bearer {token}"),)
         self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
         self._triton = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -195,7 +204,8 @@ class DaemonClient:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             kind = _ERRORS.get(error.code(), InternalError)
-            raise kind(_text(error)) from error
+            remedy = f"; put it into {TOKEN}" if kind is Unauthenticated else ""
+            raise kind(_text(error) + remedy) from error
 
 
 def _text(error: Any) -> str:

@@ -45,6 +45,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
 OVER_BYTES = ("StreamLanes", "StreamEvents")
 # Clocks of one host agree; a moment that is later than this was not measured yet.
 _FUTURE_NS = 10_000_000
+_LONGEST_CAUSE = 200
 _LONGEST_REQUEST_BYTES = 64 * 1024
 _INDICATORS: Mapping[int, Indicator] = MappingProxyType(
     {
@@ -210,6 +211,11 @@ class LaneServicer:
         return pb.SetVehicleStateResponse()
 
     def Record(self, request: Any, context: Any) -> Any:
+        if len(request.cause) > _LONGEST_CAUSE:
+            raise InvalidRequest(
+                f"cause has {len(request.cause)} characters: it is part of the file's name and of "
+                f"its metadata, with {_LONGEST_CAUSE} at most"
+            )
         times: list[float | None] = []
         for name, most in (("before_s", 60.0), ("after_s", 300.0)):
             value = getattr(request, name) if request.HasField(name) else None

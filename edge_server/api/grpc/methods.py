@@ -113,6 +113,9 @@ def streaming(
                 with traffic.sending(response, context):
                     yield response
                 del response
+        except grpc.RpcError:
+            # Its requests raise it where the client is gone: nobody waits for a status.
+            return
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, path, error)
         finally:

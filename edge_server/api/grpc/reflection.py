@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -51,8 +50,7 @@ def register_reflection(
         def shut_down() -> None:
             end_call(context, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
 
-        # `RpcError`: the client is gone while the server waits for its next question.
-        with streams.stream(shut_down), suppress(grpc.RpcError):
+        with streams.stream(shut_down):
             for response in servicer.ServerReflectionInfo(map(_parse, requests), context):
                 yield response.SerializeToString()
 

@@ -116,7 +116,8 @@ class GrpcServer:
         log_switches = log_switches or LogSwitches()
         requests = requests or RequestMetrics()
         pattern = settings.forward_headers
-        headers = HeaderForwarding(pattern) if pattern else None
+        secret = [each.header for each in settings.restricted]
+        headers = HeaderForwarding(pattern, secret) if pattern else None
         shared_memory = self.shared_memory
 
         def side(*, unix: bool) -> _Side:

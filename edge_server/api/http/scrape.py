@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import math
+import socket
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import parser
@@ -21,7 +25,7 @@ _LONGEST_BYTES = 16 * 1024 * 1024
 
 
 class Scrape:
-    """The samples of one moment.
+    """The samples of one moment, without those that are no number (NaN, infinite).
 
     Args:
         text: in Prometheus' text format.
@@ -32,6 +36,7 @@ class Scrape:
             sample
             for family in parser.text_string_to_metric_families(text)
             for sample in family.samples
+            if math.isfinite(sample.value)
         ]
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -78,8 +83,12 @@ def read_metrics(host: str, port: int) -> str:
     host = client_host(host)
     where = f"http://{host_and_port(host, port)}/metrics"
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-    # The timeout is that of one read; who sends a byte now and then would keep this for hours.
+    # The timeout is that of one read; who sends a byte now and then would keep this for hours, of
+    # the head too.
     until_s = time.monotonic() + _LONGEST_S
+    cut = threading.Timer(_LONGEST_S, _cut, [connection])
+    cut.daemon = True
+    cut.start()
     try:
         connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
         response = connection.getresponse()
@@ -87,14 +96,26 @@ def read_metrics(host: str, port: int) -> str:
         while len(read) < _LONGEST_BYTES and (part := response.read1(_PART_BYTES)):
             read += part
             if time.monotonic() > until_s:
-                raise Unavailable(f"{where}: no whole answer within {_LONGEST_S:g} s")
+                break
         text = read.decode()
+        if time.monotonic() > until_s:
+            raise TimeoutError
         if response.status != http.client.OK:
             raise Unavailable(f"{where}: status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if time.monotonic() > until_s:
+            raise Unavailable(f"{where}: no whole answer within {_LONGEST_S:g} s") from error
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unavailable(f"{where}: {reason}") from error
     else:
         return text
     finally:
+        cut.cancel()
         connection.close()
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """End what is read; the body has no socket here, and looks at the clock itself."""
+    if (sock := connection.sock) is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

@@ -67,7 +67,7 @@ class SettingsState(Protocol):
     def restart_needed(self) -> Sequence[str]: ...
 
 
-class Recording(Protocol):
+class RecorderState(Protocol):
     """What the recorder does."""
 
     @property
@@ -134,7 +134,7 @@ class Sources:
     free_bytes: Callable[[], Mapping[str, int]] = dict
     gpu: bool = True
     settings: SettingsState | None = None
-    recorder: Recording | None = None
+    recorder: RecorderState | None = None
     requests: RequestMetrics | None = None
     events: Callable[[], Mapping[tuple[str, str], int]] = dict
     ready: Callable[[], bool] | None = None

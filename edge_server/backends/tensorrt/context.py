@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorrt as trt
 
 from edge_server.backends.tensorrt.engine import trt_log
-from edge_server.backends.tensorrt.io_slots import Span
+from edge_server.backends.tensorrt.io_slots import ByteSpan
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 from edge_server.gpu.memory import DeviceMemory
 
@@ -255,4 +255,4 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
     def copy_to(self, array: NDArray[Any], stream: Stream) -> None:
         """Copy the last output to `array`, of its shape; the copy is done once `stream` is."""
         if self.memory is not None and array.nbytes:
-            stream.to_host(array, Span(self.memory.pointer, array.nbytes))
+            stream.to_host(array, ByteSpan(self.memory.pointer, array.nbytes))

@@ -27,7 +27,7 @@ ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteSpan:
     """A view on a part of device memory, without ownership."""
 
     pointer: int
@@ -70,8 +70,8 @@ class StagingBuffer:
         """Return another buffer of this kind."""
         return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
 
-    def span(self, begin: int, nbytes: int) -> Span:
-        return Span(self.pointer + begin, nbytes)
+    def span(self, begin: int, nbytes: int) -> ByteSpan:
+        return ByteSpan(self.pointer + begin, nbytes)
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from edge_server.cameras.synthetic.road_view import fill_polygons, marks_ahead, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cameras.synthetic.road_scene import RoadScene, Vehicle
+    from edge_server.cameras.synthetic.road_scene import DrawnVehicle, RoadScene
     from edge_server.cameras.synthetic.road_view import Colour, View
 
 TREE_VIEW_M = 220.0
@@ -88,7 +88,9 @@ def _draw_tree(
         cv2.circle(image, (int(x), int(y)), radius, tuple(green * tone), -1, cv2.LINE_AA)
 
 
-def draw_vehicle(image: NDArray[np.uint8], view: View, vehicle: Vehicle, distance_m: float) -> None:
+def draw_vehicle(
+    image: NDArray[np.uint8], view: View, vehicle: DrawnVehicle, distance_m: float
+) -> None:
     """Draw the rear of a box, its visible side, and the shadow under it."""
     rear_m = vehicle.ahead_m + vehicle.swing_m * np.sin(distance_m / 95.0 + vehicle.ahead_m)
     front_m = rear_m + 2.4 * vehicle.width_m

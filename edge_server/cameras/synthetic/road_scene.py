@@ -96,7 +96,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Vehicle:
+class DrawnVehicle:
     """A box on the road about `ahead_m` ahead, whose distance oscillates by `swing_m`."""
 
     lane_m: float
@@ -142,7 +142,7 @@ class RoadScene:
     camera: PinholeCamera
     course: Course
     lines: tuple[Line, ...]
-    vehicles: tuple[Vehicle, ...]
+    vehicles: tuple[DrawnVehicle, ...]
     roadside: Roadside
     branches: tuple[Branch, ...] = field(default=(), kw_only=True)
     conditions: Conditions = field(default=CLEAR, kw_only=True)
@@ -200,7 +200,7 @@ def _lines(rng: np.random.Generator, lane_m: float, left: int, right: int) -> tu
 
 def traffic(
     rng: np.random.Generator, lane_m: float, left: int, right: int, count: int
-) -> tuple[Vehicle, ...]:
+) -> tuple[DrawnVehicle, ...]:
     """Return `count` cars and lorries in the lanes ahead."""
     vehicles = []
     for _ in range(count):
@@ -210,7 +210,7 @@ def traffic(
         tint = rng.uniform(-12, 12, 3) if rng.random() < 0.7 else rng.uniform(-90, 50, 3)
         blue, green, red = np.clip(grey + tint, 8, 245)
         vehicles.append(
-            Vehicle(
+            DrawnVehicle(
                 lane_m=lane * lane_m + rng.uniform(-0.3, 0.3),
                 ahead_m=rng.uniform(14, 90) if lane else rng.uniform(24, 90),
                 swing_m=rng.uniform(-8, 8),

@@ -173,7 +173,7 @@ def make_report(
     metrics = now.metrics
     builds = [] if metrics is None else metrics.labels("edge_build_info", 1)
     return DaemonReport(
-        version=builds[0]["version"] if builds else None,
+        version=builds[0].get("version") if builds else None,
         installed=version("edge-server"),
         uptime_s=None if metrics is None else metrics.value("edge_uptime_seconds"),
         ready=now.ready,
@@ -312,8 +312,8 @@ def _board(board: Board, metrics: Scrape | None) -> BoardReport:
         clocks = metrics.labels("edge_board_clock_state", 1)
         free = metrics.by_label("edge_disk_free_bytes", "directory")
         found |= {
-            "conditions": tuple(each["reason"] for each in conditions),
-            "clock": clocks[0]["state"] if clocks else "",
+            "conditions": tuple(each.get("reason", "") for each in conditions),
+            "clock": clocks[0].get("state", "") if clocks else "",
             "cpu_load": metrics.value("nv_cpu_utilization"),
             "free_bytes": {directory: int(count) for directory, count in free.items()},
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,9 @@ _STARTING = frozenset({"starting", "LOADING", "UNLOADING", "ended", "degraded"})
 
 
 def screen(report: DaemonReport) -> list[str]:
-    """Return the lines; none is empty."""
-    return [
+    """Return the lines; none is empty, and none steers a terminal, whatever a model or a camera
+    reports of itself."""
+    lines = [
         _head(report),
         *(f"{FAULT} {line}" for fault in report.faults for line in fault.splitlines()),
         *_models(report.models),
@@ -39,6 +41,7 @@ def screen(report: DaemonReport) -> list[str]:
         _recorder(report),
         *_settings(report),
     ]
+    return [shown(line) for line in lines]
 
 
 def _head(report: DaemonReport) -> str:

@@ -20,6 +20,7 @@ from edge_server.cli.status.report import make_report
 from edge_server.cli.status.sample import DaemonSampler
 from edge_server.cli.status.screen import FAULT, PLAIN, screen
 from edge_server.errors import Unavailable
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +74,7 @@ def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool)
             try:
                 now = sampler.sample()
             except Unavailable as error:
-                lines = [f"{FAULT} {line}" for line in str(error).splitlines()]
+                lines = [f"{FAULT} {shown(line)}" for line in str(error).splitlines()]
                 text = json.dumps({"faults": str(error).splitlines()})
             else:
                 report = make_report(before, now, settings, read_board())
@@ -93,14 +94,16 @@ def _draw(lines: Sequence[str]) -> None:
     """Write over the lines before, within the terminal as it is now."""
     width, height = shutil.get_terminal_size()
     title = f"edge-server top  {time.strftime('%H:%M:%S')}  q quits"
-    fitted = [line[: width - 1] + _END_OF_LINE for line in (title, "", *lines)][:height]
-    sys.stdout.write(_HOME + _printable("\n".join(fitted)) + _REST)
+    fitted = [_printable(line)[: width - 1] for line in (title, "", *lines)][:height]
+    sys.stdout.write(_HOME + "\n".join(line + _END_OF_LINE for line in fitted) + _REST)
     sys.stdout.flush()
 
 
 def _printable(text: str) -> str:
-    is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
-    return text if is_utf8 else text.translate(PLAIN)
+    encoding = sys.stdout.encoding or "ascii"
+    if encoding.lower().startswith("utf"):
+        return text
+    return text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,13 @@ import oras.provider
 import requests
 
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
-from edge_server.repository.remote.https import TIMEOUT_S, body_of, range_headers
+from edge_server.repository.remote.https import (
+    NOT_ENCRYPTED,
+    TIMEOUT_S,
+    body_of,
+    only_encrypted,
+    range_headers,
+)
 from edge_server.repository.remote.origin import Body, ConnectionCut, Origin, RemoteFile, small_file
 
 if TYPE_CHECKING:
@@ -29,6 +36,9 @@ _MANIFESTS = (
 )
 _TITLE = "org.opencontainers.image.title"
 _UNPACK = "io.deis.oras.content.unpack"
+
+# oras repeats whatever has failed for two minutes, in silence; `download` has its own attempts.
+_request_once = oras.provider.Registry.do_request.__wrapped__
 
 
 class _WithTimeout(requests.adapters.HTTPAdapter):  # type: ignore[misc]  # requests is untyped
@@ -45,6 +55,7 @@ class _Registry:
         self._container = oras.container.Container(reference)
         self._registry = oras.provider.Registry(self._container.registry)
         self._registry.session.mount("https://", _WithTimeout())
+        only_encrypted(self._registry.session)
         self._registry.auth.load_configs(self._container)
         self.close = self._registry.session.close
 
@@ -70,11 +81,16 @@ class _Registry:
     def _get(self, path: str, headers: dict[str, str], offset: int) -> Body:
         url = f"https://{path}"
         try:
-            response = self._registry.do_request(
-                url, headers={"Accept-Encoding": "identity", **headers}, stream=True
+            response = _request_once(
+                self._registry,
+                url,
+                headers={"Accept-Encoding": "identity", **headers},
+                stream=True,
             )
         except requests.exceptions.SSLError as error:
             raise Unavailable(f"{url}: its certificate is not trusted: {error}") from error
+        except requests.exceptions.InvalidSchema as error:
+            raise Unavailable(f"{url}: {NOT_ENCRYPTED}") from error
         except requests.RequestException as error:
             raise ConnectionCut(f"cannot be reached: {error}") from error
         except ValueError as error:
@@ -105,7 +121,7 @@ def _artifact(registry: _Registry, url: str, sha256: str) -> Origin:
     try:
         manifest = json.loads(data)
         layers = [_layer(registry, layer, url) for layer in manifest["layers"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelConfigError(
             f"{url}: is no image manifest ({error}); of an index of several platforms, give the "
             "digest of one"
@@ -115,7 +131,7 @@ def _artifact(registry: _Registry, url: str, sha256: str) -> Origin:
 
 def _layer(registry: _Registry, layer: Mapping[str, Any], url: str) -> RemoteFile:
     algorithm, _, digest = str(layer["digest"]).partition(":")
-    if algorithm != "sha256" or len(digest) != 64:
+    if algorithm != "sha256" or not re.fullmatch("[0-9a-f]{64}", digest):
         raise ModelConfigError(f"{url}: a layer has digest {layer['digest']}; only sha256 is known")
     annotations = layer.get("annotations") or {}
     title = str(annotations.get(_TITLE, ""))

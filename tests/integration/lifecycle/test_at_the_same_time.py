@@ -75,8 +75,7 @@ def test_an_unload_overtakes_a_load_that_is_under_way(
         assert held.reached.wait(TIMEOUT_S)
         world.control.unload("m")
         held.open()
-        with pytest.raises(ModelConfigError, match="Newer operation has been applied"):
-            load.result(TIMEOUT_S)
+        load.result(TIMEOUT_S)  # Triton's load succeeds too, and its unload comes after it
     assert world.states() == {("m", 1): UNLOADED}
     assert [made.closed for made in counted.made] == [1]
 

@@ -34,3 +34,13 @@ def test_a_reserved_name_is_refused_with_tritons_text(name: str) -> None:
 def test_a_binary_header_that_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^Header 'x-bin' is not UTF-8 text"):
         HeaderForwarding("x").add(REQUEST, [("x-bin", b"\xff")])
+
+
+def test_the_daemons_own_tokens_are_not_forwarded() -> None:
+    headers = [("authorization", "Bearer secret"), ("Cookie", "edge_token=secret"), ("x-key", "s")]
+    assert HeaderForwarding(".*", ["x-key"]).add(REQUEST, headers) is REQUEST
+
+
+def test_a_name_that_no_proxy_gives_is_refused_before_it_is_searched() -> None:
+    with pytest.raises(InvalidRequest, match="a name of 8000 characters"):
+        HeaderForwarding(".*b.*c").add(REQUEST, [("a" * 8000, "1")])

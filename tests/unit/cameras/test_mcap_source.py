@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import struct
+import sys
 from typing import TYPE_CHECKING
 
+import lz4.frame
 import numpy as np
 import pytest
+import zstandard
 from mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.mcap_file import Records, size_of
 from edge_server.cameras.mcap_source import McapSource
 from edge_server.cameras.source import SourceOptions, open_source, recorded_calibration
 from edge_server.errors import SourceError, SourceUriError
@@ -151,6 +157,16 @@ def test_a_file_that_breaks_off_ends_there_and_the_log_says_so(
     assert f"broke off after {len(frames)} pictures of camera front" in record.message
 
 
+def test_the_log_has_the_damage_once_however_often_a_recording_plays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = recording(tmp_path, count=40)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    source = source_of(path, Clock(), fps=0, loop=True)
+    assert all(source.read() for _ in range(100))
+    assert len(caplog.records) == 1
+
+
 def test_the_calibration_comes_with_the_recording_bit_for_bit(tmp_path: Path) -> None:
     path = recording(tmp_path, count=40, calibration=CALIBRATION)
     assert recorded_calibration(f"mcap://{path}") == CALIBRATION
@@ -197,3 +213,73 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     for path in (empty, text):
         with pytest.raises(SourceError, match="has no pictures of a camera"):
             open_source(f"mcap://{path}")
+
+
+def _record(opcode: int, content: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<BQ", opcode, len(content) if length is None else length) + content
+
+
+def _chunk(compression: bytes, data: bytes, unpacked_bytes: int) -> bytes:
+    head = struct.pack("<QQQII", 0, 0, unpacked_bytes, 0, len(compression)) + compression
+    return _record(6, head + struct.pack("<Q", len(data)) + data)
+
+
+_ZEROS = bytes(65 << 20)
+_HOSTILE = {
+    "zstd": _chunk(b"zstd", b"no frame of zstd", 100),
+    "lz4": _chunk(b"lz4", b"no frame of lz4 at all", 100),
+    "zstd of a false size": _chunk(
+        b"zstd", zstandard.ZstdCompressor(write_content_size=False).compress(b"a"), 2**62
+    ),
+    "large zstd": _chunk(b"zstd", zstandard.compress(_ZEROS), 100),
+    "large lz4": _chunk(b"lz4", lz4.frame.compress(_ZEROS), 100),
+    "a chunk longer than its record": _record(
+        6, struct.pack("<QQQIIQ", 0, 0, 0, 0, 0, 2**62) + bytes(100)
+    ),
+    "a name longer than its record": _record(4, struct.pack("<HHI", 1, 0, 2**32 - 1) + b"name"),
+    "a message shorter than its header": _record(5, b"12") + bytes(100),
+}
+
+
+@pytest.mark.parametrize("what", _HOSTILE)
+def test_damage_of_any_kind_ends_a_recording_and_asks_for_no_memory(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = recording(tmp_path, count=40)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[what])
+    source = open_source(f"mcap://{path}?fps=0")
+    assert len(played(source)) == 40  # type: ignore[arg-type]
+    assert "broke off after 40 pictures" in caplog.text
+
+
+@pytest.mark.parametrize("size", ["0", "-320", "9" * 30, "9" * 400])
+def test_a_size_that_no_camera_has_is_not_believed(tmp_path: Path, size: str) -> None:
+    path = recording(tmp_path)
+    channel = next(each.channel for each in Records(path) if each.channel.topic == "/front/image")
+    assert size_of(channel) == (WIDTH, HEIGHT)
+    channel.metadata["width"] = size
+    assert size_of(channel) is None
+
+
+def test_a_pipe_is_no_recording_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mcap")
+    with pytest.raises(SourceError, match="is no regular file"):
+        recorded_calibration(f"mcap://{tmp_path}/pipe.mcap")
+
+
+@pytest.mark.parametrize("library", ["zstd", "lz4"])
+def test_without_a_library_for_a_compression_all_else_is_read(
+    tmp_path: Path,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("zstandard", "lz4", "lz4.frame"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(f"mcap.stream_reader.{library.replace('zstd', 'zstandard')}", None)
+    path = recording(tmp_path, count=40)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[library])
+    assert len(played(open_source(f"mcap://{path}?fps=0"))) == 40  # type: ignore[arg-type]
+    assert "UnsupportedCompressionError" in caplog.text

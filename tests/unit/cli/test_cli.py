@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -34,6 +36,19 @@ def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
             run_command(arguments)
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
+
+
+class Interrupted(ModuleType):
+    """A module that a user interrupts while it is imported."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_verb_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "edge_server.cli.infer.request"
+    monkeypatch.setitem(sys.modules, name, Interrupted(name))
+    assert run_command(["infer", "net", "--image", "road.png"]) == 130
 
 
 def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:

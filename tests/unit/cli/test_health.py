@@ -98,6 +98,20 @@ def test_one_look_suffices_where_nothing_need_be_stable() -> None:
     assert not Stability(0.0).is_met(Look({"daemon": "gone"}), 5.0)
 
 
+def test_nothing_is_well_of_a_daemon_that_does_not_respond(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge_server.cli.health.look", lambda *_: Look({"daemon": "timed out"}))
+    (tmp_path / "models/lanes").mkdir(parents=True)
+    config = tmp_path / "config.toml"
+    config.write_text(f'[repository]\npaths = ["{tmp_path}/models"]\n')
+    assert run_command(["health", "--config", str(config), "--require", "model:lanes"]) == 69
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "daemon: timed out"
+    assert "model:lanes: not known without the daemon" in lines
+    assert not [line for line in lines if line.endswith(": ok")]
+
+
 def settings(tmp_path: Path, **more: Any) -> Any:
     (tmp_path / "models/lanes").mkdir(parents=True, exist_ok=True)
     paths = {"repository": {"paths": [str(tmp_path / "models")]}}

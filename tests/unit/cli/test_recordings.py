@@ -61,3 +61,19 @@ def test_what_is_not_there_is_named(
     more = [str(tmp_path / "pictures")] if verb[0] == "export" else []
     assert run_command(["recordings", *verb, str(absent), *more]) == EX_UNAVAILABLE
     assert f"{absent}: No such file or directory; " in capsys.readouterr().err
+
+
+def test_a_name_from_a_foreign_recording_does_nothing_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drive = Drive(tmp_path / "recordings")
+    for camera in ("a\x1b[2J", "b\nc"):
+        drive.frames(3, jpeg=True, camera=camera)
+    drive.stop()
+    (path,) = drive.files()
+    assert run_command(["recordings", "info", str(path)]) == 0
+    assert run_command(["recordings", "export", str(path), str(tmp_path / "pictures")]) != 0
+    said = "".join(capsys.readouterr())
+    assert "\x1b" not in said
+    assert "/a\\x1b[2J/image" in said
+    assert "choose one with --camera: a\\x1b[2J, b\\nc" in said

@@ -13,7 +13,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest, TensorModel
-from edge_server.errors import Cancelled, EdgeServerError, InternalError, Unavailable
+from edge_server.errors import (
+    Cancelled,
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
@@ -248,3 +254,32 @@ def test_a_scheduler_that_closes_refuses_what_would_run_again(
     with pytest.raises(Unavailable, match="Server is stopping"):
         model.server.send("a", 3).values()
     assert model.forgotten == ["a"]
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_no_client_joins_the_sequence_that_the_server_made_for_another(
+    serve: Callable[..., Server], start: bool
+) -> None:
+    model = Repeats()
+    model.allowed.clear()
+    server = serve(model)
+    first = server.send("a", 3)
+    assert model.entered.acquire(timeout=TIMEOUT_S)
+    place = model.places[0]
+    assert place is not None
+    own = server.send("b", 1, sequence=SequencePlace(1, start=True, end=True))
+    with pytest.raises(InvalidRequest, match=f"sequence id {place.id} is that of a request"):
+        server.send("c", 1, sequence=SequencePlace(place.id, start=start))
+    model.allowed.set()
+    assert (first.values(), own.values()) == ([3], [1])
+
+
+@pytest.mark.parametrize("corrid", ["INT32", "UINT64", "STRING"])
+def test_the_servers_own_ids_fit_the_models_input(
+    serve: Callable[..., Server], corrid: str
+) -> None:
+    control = (
+        'control_input { name: "id" control { kind: CONTROL_SEQUENCE_CORRID '
+        f"data_type: TYPE_{corrid} }} }}"
+    )
+    assert serve(Repeats(), control).send("a", 2).values() == [2]

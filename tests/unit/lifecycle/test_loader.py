@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
+from edge_server.backends.vision.identity import complete
 from edge_server.cli.models.push import write_manifest
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
@@ -323,3 +325,31 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_so_often(
     assert len(sys.modules["backend_that_stumbles"].attempts) == min(1 + retries, 3)
     assert (f"retry {retries} of {retries}" in caplog.text) is (retries == 1)
     monkeypatch.delitem(sys.modules, "backend_that_stumbles")
+
+
+@pytest.mark.parametrize("how", ["unload", "end", "stop"])
+def test_a_model_that_nobody_waits_for_is_not_tried_again(
+    repository: Path, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    attempts = []
+    stop = threading.Event()
+
+    def load(context: object) -> NoReturn:
+        attempts.append(context)
+        {
+            "unload": lambda: loader.lifecycle.unload("late"),
+            "end": lambda: loader.lifecycle.end(0.1),
+            "stop": stop.set,
+        }[how]()
+        raise OSError("the device is busy")
+
+    backend = ModuleType("backend_that_fails")
+    backend.complete, backend.load = complete, load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "backend_that_fails", backend)
+    monkeypatch.setitem(BACKENDS, "fails", "backend_that_fails")
+    write_model("late", IDENTITY.replace("identity", "fails"))
+    loader = RepositoryLoader(
+        ModelTable(ModelRegistry()), Repositories([repository]), load_retries=5
+    )
+    loader.load_all(stop)
+    assert len(attempts) == 1

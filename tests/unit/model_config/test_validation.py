@@ -48,6 +48,17 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
             'platform: "pytorch_libtorch" backend: "tensorflow"',
             "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, tensorflow",
         ),
+        (
+            'backend: "identity" '
+            + 'metric_tags { key: "t%d" value: "" } ' * 33 % tuple(range(33)),
+            "33 metric tags; each is on every line of the model's metrics: use 32 at most for m",
+        ),
+        (
+            'backend: "identity" model_metrics { metric_control { metric_identifier '
+            '{ family: "f" } '
+            "histogram_options { buckets: [ " + ", ".join(map(str, range(257))) + " ] } } }",
+            "257 buckets of f; each is a line of every scrape: use 256 at most for m",
+        ),
         ('name: "other" backend: "identity"', "unexpected directory name 'm' for model 'other'"),
         (
             'backend: "identity" instance_group { kind: KIND_GPU }',

@@ -250,6 +250,8 @@ def test_a_recording_is_requested_with_its_seconds_or_those_of_the_settings() ->
     for wrong in ({"before_s": -1}, {"before_s": 61}, {"after_s": 301}, {"after_s": float("nan")}):
         with pytest.raises(InvalidRequest, match=f"{next(iter(wrong))} is .*: it is 0 to "):
             servicer.Record(pb.RecordRequest(**wrong), Context())
+    with pytest.raises(InvalidRequest, match="cause has 201 characters"):
+        servicer.Record(pb.RecordRequest(cause="a" * 201), Context())
 
 
 def test_a_recording_without_a_recorder_says_how_to_get_one() -> None:

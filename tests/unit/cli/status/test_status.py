@@ -151,6 +151,31 @@ def test_each_part_is_judged_in_its_line(board: Board, changed: dict[str, int], 
     assert line in report(board, metrics=metrics(**changed))[1]
 
 
+def test_what_the_daemon_reports_does_not_steer_the_terminal(board: Board) -> None:
+    _, text = report(
+        board, faults=("http://x: \x1b[2J", "gone\x9b2J"), metrics=metrics(version="\x1b[31m")
+    )
+    assert text.replace("\n", "").isprintable()
+    assert "✘ http://x: \\x1b[2J" in text
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_what_is_no_number_is_unknown(value: str, board: Board) -> None:
+    text = METRICS.format(
+        version="9.0", frames=1, sum_s=1, connected=1, reloaded=1, waiting=0, throttled=0
+    )
+    numbers = text.replace("3700.0", value).replace("1073741824.0", value).replace("5.0", value)
+    found, text = report(board, metrics=Scrape(numbers))
+    assert found.uptime_s is None
+    assert "✘ edge-server 9.0, ready" not in text
+    assert "disk" not in text
+
+
+def test_labels_of_another_program_are_unknown(board: Board) -> None:
+    found, _ = report(board, metrics=Scrape("edge_build_info 1\nedge_board_clock_state 1\n"))
+    assert found.version is None
+
+
 def test_another_version_than_the_installed_one_waits_for_a_restart(board: Board) -> None:
     found, text = report(board)
     assert f"‼ edge-server 9.0, up 1 h 1 min, ready; {found.installed} is installed" in text

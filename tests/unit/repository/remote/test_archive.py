@@ -144,6 +144,38 @@ def test_a_header_does_not_fill_the_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
+def test_many_headers_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """tarfile keeps every comment of every member, and they shrink a thousandfold."""
+    path = tmp_path / "net.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT, compresslevel=1) as archive:
+        archive.addfile(tarfile.TarInfo("net/config.pbtxt"))
+        for number in range(120):
+            info = tarfile.TarInfo(f"net/1/{number}")
+            info.pax_headers = {"comment": "x" * (200 << 10)}
+            archive.addfile(info)
+    tracemalloc.start()
+    with pytest.raises(ModelConfigError, match="headers of more than"):
+        contents(path)
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"GNU.sparse.map": "a,b", "GNU.sparse.size": "1"},
+    ],
+)
+def test_a_broken_list_of_holes_is_damage(headers: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "net.tar"
+    info = tarfile.TarInfo("net/1/model.onnx")
+    info.pax_headers = headers
+    path.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    with pytest.raises(ModelConfigError, match="is damaged"):
+        contents(path)
+
+
 @pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 cut", b"\x1f\x8b\x08cut off"])
 def test_what_is_no_archive_is_named(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "net.tgz"
