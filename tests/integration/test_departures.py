@@ -23,8 +23,10 @@ WAIT_S = 60
 
 
 def commands() -> list[str]:
-    """The README's block that warns of departures."""
-    block = re.search(r"```\n(edge-server calibrate lens .*?)```", README.read_text(), re.DOTALL)
+    """The README's block that warns of departures, behind the one that enters the environment."""
+    block = re.search(
+        r"```\nsource [^\n]*\n(edge-server calibrate lens .*?)```", README.read_text(), re.DOTALL
+    )
     assert block is not None
     return [line.partition("  #")[0].strip() for line in block[1].splitlines()]
 
