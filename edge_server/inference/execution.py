@@ -187,7 +187,9 @@ class Executor:
 
     def respond(self, job: Job, response: ResponseCallback, *, final: bool) -> None:
         """Pass a response to the caller; log what the callback raises, so other jobs go on."""
-        job.over = job.over or final
+        if final:
+            # The execution has the job: a cycle would keep the request's tensors for the collector.
+            job.over, job.execution = True, None
         try:
             job.respond(response, final)
         except Exception:

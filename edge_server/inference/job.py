@@ -109,7 +109,7 @@ class Job:
 
     def abandon(self) -> None:
         """End the job: it will not run again."""
-        self.over = True
+        self.over, self.execution = True, None
         forget, self._forget = self._forget, None
         if forget is not None:
             forget()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -117,3 +121,28 @@ def test_a_response_takes_as_long_as_it_came_after_the_one_before() -> None:
     in_all_ns = sum(each.compute_infer.ns for each in counts.responses.values())
     assert in_all_ns <= counts.batches[1].compute_infer.ns
     registry.clear()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_tensors_of_a_request_go_with_its_last_response(decoupled: bool) -> None:
+    config = replace(CONFIG, decoupled=decoupled)
+    model, registry = GoesOn(), ModelRegistry()
+    model.go_on.set()
+    loaded = Scheduling().model(config, 1, model)
+    registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
+    array = np.zeros(1, np.float32)
+    held, responded = weakref.ref(array), threading.Event()
+    request = InferRequest("m", {"x": Tensor(array)})
+    del array
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            submit = DataPlane(registry).submit
+            pool.submit(submit, request, lambda _, final: final and responded.set()).result()
+            assert responded.wait(TIMEOUT_S)
+        registry.replace("m", [])
+        assert registry.wait_closed(TIMEOUT_S)
+        del request
+        assert held() is None, "it waits for the garbage collector"
+    finally:
+        gc.enable()
