@@ -28,7 +28,7 @@ def dependencies(target: Target) -> list[str]:
     """What is installed before the package, as its control file lists it."""
     # 249 is JetPack 6's, the oldest that the unit was written for.
     needed = (f"python{target.python}", f"libc6 (>= {target.glibc})", "systemd (>= 249)")
-    return [*needed, "libgcc-s1", "libstdc++6", "zlib1g", *target.depends]
+    return [*needed, "ca-certificates", "libgcc-s1", "libstdc++6", "zlib1g", *target.depends]
 
 
 def write_control(target: Target, root: Path, version: str) -> None:
