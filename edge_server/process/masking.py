@@ -27,6 +27,7 @@ _LONGEST_KEY = max(map(len, _KEYS))
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
 # In longer texts, a secret is looked for in one piece before its expression is tried everywhere.
 _LONG = 4096
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 # One table for the process, as the root logger is one: whoever writes a text need not know who
 # holds a secret. Longest first, as a secret may begin with another; replaced, never changed.
@@ -60,6 +61,8 @@ def _may_have(text: str, secret: str) -> bool:
     """Return False where `secret` is in `text` in none of the forms of `_any_form`."""
     if not {"%", "\\", "'", '"'}.isdisjoint(secret):
         return True
+    if "%" in text and secret[0] in _HEX_DIGITS:
+        return True  # decoding could take its first letters for those of an escape before it
     data = text.encode(errors="surrogatepass")
     return secret.encode(errors="surrogatepass") in (
         unquote_to_bytes(data) if b"%" in data else data

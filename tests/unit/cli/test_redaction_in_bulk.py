@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_server.cli.support_bundle import redaction
@@ -66,6 +66,8 @@ def test_what_a_plain_expression_hides_is_hidden(text: str) -> None:
     st.text("ab%4é'x ", max_size=8),
     st.lists(st.booleans(), min_size=6, max_size=6),
 )
+@example("4444", "%", [False] * 6)
+@example("4ab4", "%a", [False] * 6)
 def test_a_secret_is_found_in_a_long_text_in_every_form(
     secret: str, around: str, encoded: list[bool]
 ) -> None:
