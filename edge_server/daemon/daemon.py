@@ -23,6 +23,7 @@ from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.server import HttpServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.state_directory import state_directory
@@ -131,13 +132,18 @@ class Daemon:
         log_switches = log_switches or LogSwitches()
         tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
         requests = RequestMetrics()
+        shared_memory = (
+            SharedMemory(longest_bytes=settings.grpc.max_message_bytes)
+            if serving.client_shared_memory
+            else None
+        )
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
             serving.name,
             VERSION,
             control=self.control,
-            client_shared_memory=serving.client_shared_memory,
+            shared_memory=shared_memory,
             tracer=tracer,
             log_switches=log_switches,
             tokens=tokens,
@@ -151,7 +157,7 @@ class Daemon:
             tracer,
             log_switches,
             BoundedControl(self.control, LOADS_AT_ONCE),
-            self._grpc.shared_memory,
+            shared_memory,
             HeaderForwarding(
                 settings.http.forward_headers, (r.header for r in settings.http.restricted)
             ),

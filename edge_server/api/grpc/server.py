@@ -28,7 +28,6 @@ from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
 from edge_server.api.request_metrics import RequestMetrics
-from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.listening import client_host, host_and_port, listener, remedy
 from edge_server.errors import LimitReached, Unavailable
 from edge_server.inference.control import BoundedControl
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Handler
+    from edge_server.api.shared_memory import SharedMemory
     from edge_server.api.tokens import Tokens
     from edge_server.errors import EdgeServerError
     from edge_server.inference.control import ModelControl
@@ -72,13 +72,10 @@ class GrpcServer:
     Args:
         name: the server's name for clients.
         control, log_switches: see `TritonServicer`.
-        client_shared_memory: clients may register regions.
+        shared_memory: the regions that clients register; None where they may register none.
         tokens: that calls over TCP need; None needs none.
         tracer: traces requests; None traces none.
         requests: counts inference requests; None counts them for nobody.
-
-    Attributes:
-        shared_memory: the clients' regions; None where there are none.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -94,7 +91,7 @@ class GrpcServer:
         version: str,
         *,
         control: ModelControl | None = None,
-        client_shared_memory: bool = False,
+        shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
         tokens: Tokens | None = None,
@@ -108,9 +105,6 @@ class GrpcServer:
         self._reflection = settings.reflection
         self._services = list(_SERVICES)
         self._socket: UnixSocket | None = None
-        self.shared_memory = (
-            SharedMemory(longest_bytes=settings.max_message_bytes) if client_shared_memory else None
-        )
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
@@ -118,7 +112,6 @@ class GrpcServer:
         pattern = settings.forward_headers
         secret = [each.header for each in settings.restricted]
         headers = HeaderForwarding(pattern, secret) if pattern else None
-        shared_memory = self.shared_memory
 
         def side(*, unix: bool) -> _Side:
             made = _Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
