@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -209,6 +210,16 @@ class SimulatedGpu:
     def keep_busy(self, most_ms: int) -> None:
         """Whoever frees memory waits until `let_go_on`, or for `most_ms`."""
         self._library.simulated_keep_busy(most_ms)
+
+    @contextmanager
+    def nothing_is_freed(self) -> Iterator[None]:
+        """Memory that other threads free meanwhile is freed afterwards: to free it ends all work
+        of every stream, here as on a real GPU."""
+        self.keep_busy(int(1000 * TIMEOUT_S))
+        try:
+            yield
+        finally:
+            self.keep_busy(0)
 
     def let_go_on(self, while_true: Callable[[], bool]) -> bool:
         """Let the GPU be idle once somebody waits for that; whether somebody did, `while_true`."""

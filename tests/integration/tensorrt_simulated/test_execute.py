@@ -125,9 +125,10 @@ def test_who_gets_an_answer_on_the_device_waits_for_nothing(
 ) -> None:
     workshop.write()
     instance = workshop.instance()
-    asked = ask(instance, inputs={"x": on_device(workshop, X, pool)}, on_device=True)
-    array = asked.answer["y"].on_device
-    assert not array.ready.reached()
+    with workshop.gpu.nothing_is_freed():
+        asked = ask(instance, inputs={"x": on_device(workshop, X, pool)}, on_device=True)
+        array = asked.answer["y"].on_device
+        assert not array.ready.reached()
     np.testing.assert_array_equal(array.on_host(), X + 1)
 
 
