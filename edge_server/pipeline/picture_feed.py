@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # The part of all processors that pictures may take, so that the cameras keep their frame rates.
-PROCESSOR_SHARE = 0.02
+PROCESSOR_SHARE = 0.01
 _LOOK_S = 1.0
 
 
