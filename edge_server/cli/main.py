@@ -33,6 +33,7 @@ from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.recordings import add_recording_verbs
+from edge_server.cli.running_daemon import INSTALLED
 from edge_server.cli.status.verbs import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.cli.verbs import positive
@@ -171,7 +172,8 @@ def command_line() -> argparse.ArgumentParser:
             "check",
             _check,
             "validate settings and model repository, start nothing",
-            "Looks for what `run` would trip over with the same flags, and starts nothing.",
+            "Looks for what `run` would trip over with the same flags, and starts nothing. Without "
+            f"any flag it takes the settings of the installed service, {INSTALLED}.",
         ),
     ):
         each = verbs.add_parser(
@@ -413,14 +415,27 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     os._exit(code)
 
 
+def choose_file(arguments: argparse.Namespace, installed: Path = INSTALLED) -> str:
+    """Have `check` without a flag take the settings of the service; return what it then checks."""
+    flags = [name for name, value in vars(arguments).items() if value and name != "config"]
+    if arguments.config is None and not set(flags) - {"verb", "flags"} and installed.is_file():
+        arguments.config = installed
+    if arguments.config is not None:
+        return f"settings: {shown(str(arguments.config))}"
+    if installed.is_file():
+        return f"settings: the flags alone; those of the service: --config {installed}"
+    return "settings: the flags and the defaults; --config names a file"
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from edge_server.cli.check import check
 
+    what = choose_file(arguments)
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
-    for line in (*findings.well, *(f"note: {note}" for note in notes)):
+    for line in (what, *findings.well, *(f"note: {note}" for note in notes)):
         print(line, flush=True)
     code = OK
     if findings.unavailable:
