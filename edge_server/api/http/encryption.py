@@ -110,6 +110,9 @@ class _HandshakeServer:
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._bound)
+            except ConnectionError:  # it is gone already
+                await asyncio.sleep(0)
+                continue
             except OSError:
                 await asyncio.sleep(_RETRY_S)
                 continue
