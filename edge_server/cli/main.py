@@ -263,6 +263,14 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
+    demo.add_argument(
+        "--calibration", metavar="FILE", help="of edge-server calibrate: lanes in metres, tracked"
+    )
+    demo.add_argument(
+        "--video",
+        metavar="FILE",
+        help="write what is published, drawn into the frames, as .mp4 or .avi",
+    )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument(
         "--serve",
@@ -280,7 +288,10 @@ def command_line() -> argparse.ArgumentParser:
     )
     demo.set_defaults(
         verb=_demo,
-        flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
+        flags=(
+            *("--source", "--frames", "--mqtt", "--calibration", "--video", "--json", "--serve"),
+            "--model-repository",
+        ),
     )
     add_examples(parser)
     return parser
@@ -467,5 +478,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         repositories=arguments.model_repository,
         as_json=arguments.json,
         page_port=arguments.serve,
+        calibration=arguments.calibration,
+        video=arguments.video,
     )
     return OK
