@@ -18,6 +18,9 @@ Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 
 # At 1 rad/s a heading that is older is off by half a radian.
 OLDEST_S = 0.5
+# Beyond these a unit is wrong, or a bus gives a value that stands for none; in the trackers' powers
+# of the way ahead, numbers without bounds have no result.
+_LARGEST: Mapping[str, float] = MappingProxyType({"speed_mps": 150.0, "yaw_rate_radps": 10.0})
 # Clocks of one host agree; a moment that is later than this was not measured yet.
 _FUTURE_NS = 10_000_000
 _INDICATORS: Mapping[int, Indicator] = MappingProxyType(
@@ -56,14 +59,20 @@ def vehicle_state(request: pb.SetVehicleStateRequest, now_ns: int) -> VehicleSta
         now_ns: `time.monotonic_ns()`.
 
     Raises:
-        InvalidRequest: a number is not finite, the indicator unknown, or the moment in the future.
+        InvalidRequest: a number is not finite or no vehicle's, the indicator unknown, or the moment
+            in the future.
     """
     measured: dict[str, float] = {}
-    for name in ("speed_mps", "yaw_rate_radps"):
+    for name, largest in _LARGEST.items():
         if request.HasField(name):
             measured[name] = getattr(request, name)
             if not math.isfinite(measured[name]):
                 raise InvalidRequest(f"{name} is {measured[name]}: it is a finite number")
+            if abs(measured[name]) > largest:
+                raise InvalidRequest(
+                    f"{name} is {measured[name]:g}: a vehicle's is from -{largest:g} to "
+                    f"{largest:g}; leave out what is not known"
+                )
     indicator = _INDICATORS.get(request.indicator)
     if indicator is None:
         raise InvalidRequest(f"indicator is {request.indicator}: it is a value of Indicator")

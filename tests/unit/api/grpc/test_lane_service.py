@@ -223,6 +223,9 @@ def test_the_vehicles_state_reaches_tracking(service: Service) -> None:
         pb.SetVehicleStateRequest(mono_ns=-1),
         pb.SetVehicleStateRequest(mono_ns=NOW_NS + 1_000_000_000),
         pb.SetVehicleStateRequest.FromString(b"\x18\x09"),
+        # In the trackers' powers of the way ahead they have no result.
+        pb.SetVehicleStateRequest(speed_mps=1e300),
+        pb.SetVehicleStateRequest(yaw_rate_radps=-1e308),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(
