@@ -402,6 +402,16 @@ def test_certificates_that_are_renewed_are_what_new_connections_see(
                 break
         else:
             pytest.fail("the certificate was not renewed")
+        # The authority of the clients is replaced, too: whom it signed is a stranger now.
+        authority.ca.write_bytes(stranger.ca.read_bytes())
+        while time.monotonic() < end:
+            with suppress(OSError):
+                assert status(stranger, *map(str, stranger.issue("successor"))) == 200
+                break
+        else:
+            pytest.fail("the authority was not renewed")
+        with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
+            status(stranger, *own)
     finally:
         server.stop(TIMEOUT_S)
     assert server.worker.failure is None

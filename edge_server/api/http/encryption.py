@@ -6,7 +6,6 @@ import asyncio
 import logging
 import ssl
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.api.certificates import CertificateFiles
@@ -25,16 +24,18 @@ _RETRY_S = 0.5
 
 
 class Encryption:
-    """The certificates of a listener; renewed files are what new connections see."""
+    """The certificates of a listener; renewed files are what new connections see.
+
+    Attributes:
+        context: for the next connection.
+    """
 
     def __init__(self, name: str, tls: Tls) -> None:
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._section = f"{name}.tls"
         self._tls = tls
         self._seen = CertificateFiles.read(tls, self._section)
         self._seen.check(tls)
-        self._seen.load_into(self.context)
+        self.context = _context_of(self._seen)
         self._logged = ""
 
     def renew(self) -> None:
@@ -44,31 +45,42 @@ class Encryption:
             if found == self._seen:
                 return
             found.check(self._tls)
+            # A context keeps every authority that it was ever given, also one that is gone now.
+            self.context = _context_of(found)
         except SettingsError as error:
             if str(error) != self._logged:
                 self._logged = str(error)
                 # The text is complete; a traceback adds nothing.
                 log.error("http: certificates stay as they were: %s", error)  # noqa: TRY400
             return
-        found.load_into(self.context)
         self._seen, self._logged = found, ""
         log.info(
             "http: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
         )
 
 
+def _context_of(files: CertificateFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    files.load_into(context)
+    return context
+
+
 def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-    """Have the encrypted servers of `loop` be `_HandshakeServer`s, with as many handshakes as their
-    backlog has connections: uvicorn has no setting for either bound."""
+    """Have servers of `loop` whose `ssl` is an `Encryption` be `_HandshakeServer`s, with as many
+    handshakes as their backlog has connections: uvicorn has no setting for either bound."""
     create = loop.create_server
 
     async def create_server(factory: Callable[[], asyncio.Protocol], **options: Any) -> Any:
-        context = options.get("ssl")
-        if context is None:
+        encryption = options.get("ssl")
+        if encryption is None:
             return await create(factory, **options)
-        greet = partial(
-            loop.connect_accepted_socket, factory, ssl=context, ssl_handshake_timeout=timeout_s
-        )
+
+        def greet(connection: socket.socket) -> Awaitable[object]:
+            return loop.connect_accepted_socket(
+                factory, connection, ssl=encryption.context, ssl_handshake_timeout=timeout_s
+            )
+
         return _HandshakeServer(loop, options["sock"], greet, options["backlog"])
 
     loop.create_server = create_server  # type: ignore[method-assign, assignment]

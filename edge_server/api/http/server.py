@@ -246,7 +246,8 @@ def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server
         timeout_keep_alive=max(1, limits.idle_timeout_ms // 1000),
     )
     config.load()
-    config.ssl = None if encryption is None else encryption.context
+    # Only `bound_handshakes` takes it.
+    config.ssl = encryption  # type: ignore[assignment]  # a context for each connection
     return uvicorn.Server(config)
 
 
