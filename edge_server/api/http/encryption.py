@@ -47,7 +47,7 @@ class Encryption:
             found.check(self._tls)
             # A context keeps every authority that it was ever given, also one that is gone now.
             self.context = _context_of(found)
-        except SettingsError as error:
+        except (SettingsError, OSError) as error:  # as without a free file descriptor
             if str(error) != self._logged:
                 self._logged = str(error)
                 # The text is complete; a traceback adds nothing.
