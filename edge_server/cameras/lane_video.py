@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import deque
 from types import MappingProxyType
@@ -29,6 +31,8 @@ VIDEO_FPS = 30
 # Each may hold a buffer of its camera's driver.
 _MOST_WAITING = 4
 _LOOK_S = 0.2
+# A camera that was away: 150 pictures of 8K.
+_LONGEST_TICK_S = 60.0
 # A camera that is away for longer stands still for so many pictures.
 _LONGEST_STAND = 5 * VIDEO_FPS
 # Those that every OpenCV with FFmpeg can write.
@@ -42,11 +46,14 @@ class LaneVideo:
     pipeline dropped shows as a picture that stands longer. Frames for which the encoder has no time
     are left out and counted.
 
+    Until `close` the video has the suffix .part before its own: what ends in the middle is no
+    video, and a file of the name stays until there is another.
+
     Args:
         path: .mp4 or .avi; a file of that name is replaced.
 
     Attributes:
-        frames: number of frames in the video.
+        frames: number of frames in the video; those that stood for no picture are not.
         missed: number of frames for which there was no time.
 
     Raises:
@@ -56,8 +63,12 @@ class LaneVideo:
     def __init__(self, path: Path) -> None:
         if path.suffix not in _CODECS:
             raise SourceError(f"{path}: videos are written as {' or '.join(_CODECS)}; rename it")
+        # Absolute: FFmpeg takes what is before a colon for a protocol.
+        self._part = path.absolute().with_suffix(f".part{path.suffix}")
         try:
-            path.write_bytes(b"")
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._part.write_bytes(b"")
         except OSError as error:
             raise SourceError(f"{path}: cannot be written: {error.strerror}") from error
         self.frames = 0
@@ -65,7 +76,7 @@ class LaneVideo:
         self._path = path
         self._arrived = threading.Condition()
         self._waiting: deque[tuple[LaneFrame, Frame]] = deque()
-        self._worker = Worker("video", self._tick, on_end=self._end)
+        self._worker = Worker("video", self._tick, deadline_s=_LONGEST_TICK_S, on_end=self._end)
         # The following are the worker's alone.
         self._writer: cv2.VideoWriter | None = None
         self._size = (0, 0)
@@ -87,17 +98,41 @@ class LaneVideo:
             self._arrived.notify()
 
     def close(self) -> None:
-        """Write what waits, and complete the file.
+        """Write what waits, and complete the file; without a whole video there is none.
 
         Raises:
             SourceError: the file cannot be written, or is empty, as there was no frame.
         """
-        self._worker.stop(timeout_s=60.0)
+        self._worker.stop(_LONGEST_TICK_S)
+        try:
+            self._complete()
+        except SourceError:
+            self._part.unlink(missing_ok=True)
+            raise
+
+    def _complete(self) -> None:
         if self._fault is not None:
             raise self._fault
+        if self._worker.alive:
+            raise SourceError(f"{self._path}: not written: the encoder does not end")
+        if self._worker.failure is not None:
+            raise SourceError(f"{self._path}: not written: {self._worker.failure}")
         if not self.frames:
-            self._path.unlink(missing_ok=True)
             raise SourceError(f"{self._path}: not written, as there was no frame")
+        # OpenCV ignores what the disk does not take.
+        found = cv2.VideoCapture(str(self._part))
+        count = round(found.get(cv2.CAP_PROP_FRAME_COUNT)) if found.isOpened() else 0
+        found.release()
+        # From GStreamer, the number is a duration that is rounded.
+        if count < max(1, self._written - 1):
+            raise SourceError(
+                f"{self._path}: not written: its folder took {max(0, count)} of {self._written} "
+                "pictures; free space there, or choose another"
+            )
+        try:
+            self._part.replace(self._path)
+        except OSError as error:
+            raise SourceError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     # On the worker.
 
@@ -128,14 +163,13 @@ class LaneVideo:
             due -= beyond
         self._write_until(due)
         self._picture = resized(drawn, *self._size)
-        self.frames += 1
 
     def _begin(self, frame: Frame) -> None:
         settle_opencv()
         self._began_ns = frame.capture_mono_ns
         self._size = frame.size
         codec = cv2.VideoWriter.fourcc(*_CODECS[self._path.suffix])
-        self._writer = cv2.VideoWriter(str(self._path), codec, VIDEO_FPS, frame.size)
+        self._writer = cv2.VideoWriter(str(self._part), codec, VIDEO_FPS, frame.size)
         if not self._writer.isOpened():
             raise SourceError(
                 f"{self._path}: this OpenCV cannot write it; choose .avi, which needs no FFmpeg"
@@ -145,13 +179,17 @@ class LaneVideo:
         """Write the picture that stands until place `due`."""
         if self._picture is None or self._writer is None:
             return
+        self.frames += self._written < due
         while self._written < due:
             self._writer.write(self._picture)
             self._written += 1
 
     def _end(self) -> None:
         while self._waiting and self._fault is None:
-            self._put(*self._waiting.popleft())
+            try:
+                self._put(*self._waiting.popleft())
+            except SourceError as error:
+                self._fault = error
         self._write_until(self._written + 1)
         if self._writer is not None:
             self._writer.release()

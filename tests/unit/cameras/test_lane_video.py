@@ -1,0 +1,89 @@
+"""LaneVideo: a video is whole or an error, and a file of its name stays until there is one."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.lane_video import LaneVideo
+from edge_server.errors import SourceError
+from edge_server.lanes.types import LaneFrame
+from edge_server.pixels import Image, PixelFormat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WIDTH, HEIGHT = 64, 48
+NOISE = np.random.default_rng(1).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+
+
+def write(path: Path, *at_s: float) -> LaneVideo:
+    """A video of frames that are captured at these times; four wait at most."""
+    video = LaneVideo(path)
+    image = Image(PixelFormat.BGR, (NOISE,))
+    for number, second in enumerate(at_s):
+        capture_ns = 1 + round(second * 1e9)
+        lane_frame = LaneFrame("front", number, capture_ns, 0, 0, WIDTH, HEIGHT, "m")
+        video(lane_frame, Frame(number, image, capture_ns, 0))
+    video.close()
+    return video
+
+
+@pytest.mark.parametrize("name", ["drive.mp4", "drive.avi", "rtp:drive.mp4"])
+def test_a_video_is_there_once_it_is_whole(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    video = write(path, 0.0, 0.1)
+    assert (video.frames, video.missed) == (2, 0)
+    assert cv2.VideoCapture(f"file:{path}").get(cv2.CAP_PROP_FRAME_COUNT) == 4
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_frames_that_stand_for_no_picture_do_not_count(tmp_path: Path) -> None:
+    assert write(tmp_path / "drive.avi", 0.0, 0.001, 0.002, 0.1).frames == 2
+
+
+def test_a_path_without_a_folder_may_have_a_colon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path.__class__("front:left.mp4")
+    assert write(path, 0.0).frames == 1
+    assert path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".avi"])
+def test_a_disk_that_is_full_is_an_error_and_leaves_what_was_there(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"drive{suffix}"
+    path.write_text("of yesterday")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        with pytest.raises(SourceError, match=r"took 0 of \d+ pictures; free space"):
+            write(path, 0.0, 1.0, 2.0, 3.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "of yesterday"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_frame_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "drive.mp4"
+    path.write_text("of yesterday")
+    with pytest.raises(SourceError, match="there was no frame"):
+        write(path)
+    assert path.read_text() == "of yesterday"
+
+
+def test_what_cannot_be_drawn_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    video = LaneVideo(tmp_path / "drive.avi")
+    video(None, Frame(0, Image(PixelFormat.BGR, (NOISE,)), 1, 0))  # type: ignore[arg-type]  # a fault of this program
+    with pytest.raises(SourceError, match=r"drive\.avi: not written: 'NoneType'"):
+        video.close()
+    assert "worker video: ended by an error" in caplog.text
