@@ -104,6 +104,7 @@ def run_demo(
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
         if video is not None:
+            _require_other_file(Path(video), settings.cameras["road"].uri)
             listeners.append(_into_video(Path(video), running, output))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
@@ -219,6 +220,13 @@ def _keep_in(newest: deque[tuple[LaneFrame, Frame]]) -> Listener:
     return keep
 
 
+def _require_other_file(video: Path, uri: str) -> None:
+    """Raises: SettingsError: `video` is the clip that is played, and would take its place."""
+    with suppress(OSError, ValueError):  # there is no such video yet, or the source is no file
+        if video.samefile(parse_source_uri(uri).path):
+            raise SettingsError(f"--video: {video} is the source itself; choose another name")
+
+
 def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
     """Return a listener that writes a video, which is complete at the end of `running`."""
     try:
@@ -229,12 +237,19 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
         raise SettingsError(f"--video: {library} is missing; {remedy(library)}") from error
     video = LaneVideo(path)
 
-    def close() -> None:
-        video.close()
+    def close(_kind: object, ends_with: BaseException | None, _trace: object) -> None:
+        try:
+            video.close()
+        except SourceError as error:
+            if ends_with is None:
+                raise
+            # The demo's own error says why.
+            print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
+            return
         missed = f", {video.missed} left out for want of time" if video.missed else ""
         print(f"{video.frames} frames are in {path.absolute()}{missed}", file=output, flush=True)
 
-    running.callback(close)
+    running.push(close)
     return video
 
 

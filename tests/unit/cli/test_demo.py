@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from edge_server.cameras.recordings import write_picture
-from edge_server.cli.demo import KEPT, Inbox, _Table, free_name, no_lanes_text
-from edge_server.errors import SourceError
+from edge_server.cli.demo import (
+    KEPT,
+    Inbox,
+    _into_video,
+    _require_other_file,
+    _Table,
+    free_name,
+    no_lanes_text,
+)
+from edge_server.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +53,31 @@ def test_a_picture_never_takes_the_place_of_another_file(tmp_path: Path) -> None
     assert free_name(picture) == tmp_path / "lanes-2.png"
     (tmp_path / "lanes-2.png").symlink_to("nowhere")
     assert free_name(picture) == tmp_path / "lanes-3.png"
+
+
+def test_a_video_never_takes_the_place_of_its_source(tmp_path: Path) -> None:
+    clip, link = tmp_path / "drive.mp4", tmp_path / "link.mp4"
+    _require_other_file(clip, f"file://{clip}")
+    clip.touch()
+    link.symlink_to(clip)
+    for video in (clip, link):
+        with pytest.raises(SettingsError, match="is the source itself; choose another name"):
+            _require_other_file(video, f"file://{clip}?loop=false")
+    _require_other_file(tmp_path / "lanes.mp4", f"file://{clip}")
+    _require_other_file(clip, "synthetic://road")
+
+
+def test_an_error_of_the_demo_is_not_covered_by_its_video(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = ExitStack()
+    _into_video(tmp_path / "lanes.mp4", running, sys.stdout)
+    trouble = SourceError("nowhere.mp4: no such file")
+    assert running.__exit__(SourceError, trouble, None) is False
+    assert "warning: " in capsys.readouterr().err
+    _into_video(tmp_path / "lanes.mp4", running, sys.stdout)
+    with pytest.raises(SourceError, match="there was no frame"):
+        running.close()
 
 
 def test_the_end_without_lanes_names_the_source_once() -> None:
