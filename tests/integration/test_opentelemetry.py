@@ -196,6 +196,7 @@ def test_a_collector_that_hangs_or_is_killed_costs_spans_alone(
     [
         ("200 OK\r\nContent-Length: 1000000000000", True),
         ("200 OK\r\nTransfer-Encoding: chunked", True),
+        ("200 OK\r\nContent-Length: 0\r\nTransfer-Encoding: chunked", True),
         ("307 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 1000", False),
     ],
 )

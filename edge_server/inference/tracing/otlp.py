@@ -283,7 +283,10 @@ def _session_without_bodies() -> Any:
     import requests  # noqa: PLC0415 - comes with the exporter
 
     def judge(response: Any, **_: object) -> None:
-        if response.status_code == 200 and response.headers.get("Content-Length") == "0":
+        headers = response.headers
+        # A body in chunks has no length, whatever is said of it.
+        is_empty = headers.get("Content-Length") == "0" and "Transfer-Encoding" not in headers
+        if response.status_code == 200 and is_empty:
             response.content  # noqa: B018 - hands the connection back for the next request
         else:
             response.close()
