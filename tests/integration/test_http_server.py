@@ -365,6 +365,26 @@ def test_clients_that_begin_no_encryption_are_bounded_in_number(authority: Any) 
     assert server.worker.failure is None
 
 
+def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(authority: Any) -> None:
+    certificate, key = map(str, authority.issue("server"))
+    tls = Tls(enabled=True, certificate=certificate, key=key)
+    limits = Http(message_timeout_ms=200)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
+    server.start()
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    with socket.create_connection(("127.0.0.1", server.port_of("http")), TIMEOUT_S) as opened:
+        # It reads its response, and not that the server closes.
+        encrypted = context.wrap_socket(opened, server_hostname="127.0.0.1")
+        encrypted.sendall(b"POST /length HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1")
+        assert encrypted.recv(1)
+        began = time.monotonic()
+        server.stop(TIMEOUT_S)
+        assert time.monotonic() - began < TIMEOUT_S / 2
+        encrypted.close()
+    assert not server.worker.alive
+    assert server.worker.failure is None
+
+
 def test_certificates_that_are_renewed_are_what_new_connections_see(
     authority: Any, stranger: Any
 ) -> None:

@@ -7,6 +7,7 @@ nor one whose client does not read; and a header may have any length.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # A body begins in the same read as its header.
 _ONE_READ_BYTES = 256 * 1024
 _READ_DIRECTLY_FROM_BYTES = 64 * 1024
+# In which TLS says that it closes.
+_FAREWELL_S = 0.1
 
 
 class _Waiting(Protocol):
@@ -79,6 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered: deque[_Unanswered] = deque()
         self._sending: TimerHandle | None = None
         self._reading: TimerHandle | None = None
+        self._responded_at = -math.inf  # by the loop's clock
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
         limits = self._limits
@@ -190,6 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
+        self._responded_at = self.loop.time()
         super().on_response_complete()
         if self.transport.is_closing():
             # What was sent must still reach the client.
@@ -216,6 +221,14 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.send_400_response("Invalid WebSocket handshake.")
 
+    def shutdown(self) -> None:
+        """Close the connection, or have its response be the last one. A client of TLS that is idle
+        need not confirm the end; what was sent, it may still read."""
+        super().shutdown()
+        if self.transport.is_closing():
+            read_by = self._responded_at + self._limits.message_timeout_s
+            self._await_client(max(_FAREWELL_S, read_by - self.loop.time()))
+
     def timeout_keep_alive_handler(self) -> None:
         self.cut_off()
 
@@ -235,10 +248,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_bytes > self._limits.header_bytes:
             self.cut_off()
 
-    def _await_client(self) -> None:
+    def _await_client(self, timeout_s: float | None = None) -> None:
         if self._sending is not None:
             self._sending.cancel()
-        self._sending = self.loop.call_later(self._limits.message_timeout_s, self.cut_off)
+        if timeout_s is None:
+            timeout_s = self._limits.message_timeout_s
+        self._sending = self.loop.call_later(timeout_s, self.cut_off)
 
     def _client_has_sent(self) -> None:
         self._limits.waiting.pop(self, None)
