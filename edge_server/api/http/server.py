@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.api.admission import ByteBudget
-from edge_server.api.certificates import CertificateFiles
+from edge_server.api.certificates import CertificateWatch
 from edge_server.board.listening import listener, remedy
-from edge_server.errors import SettingsError, Unavailable
+from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
 from edge_server.settings import Http, Tls
 
@@ -204,31 +204,13 @@ class _Encryption:
     def __init__(self, name: str, tls: Tls) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._section = f"{name}.tls"
-        self._tls = tls
-        self._seen = CertificateFiles.read(tls, self._section)
-        self._seen.check(tls)
-        self._seen.load_into(self.context)
-        self._logged = ""
+        self._watch = CertificateWatch(tls, f"{name}.tls")
+        self._watch.shown.load_into(self.context)
 
     def renew(self) -> None:
         """Read the files again; what is not valid leaves the certificates as they are."""
-        try:
-            found = CertificateFiles.read(self._tls, self._section)
-            if found == self._seen:
-                return
-            found.check(self._tls)
-        except SettingsError as error:
-            if str(error) != self._logged:
-                self._logged = str(error)
-                # The text is complete; a traceback adds nothing.
-                log.error("http: certificates stay as they were: %s", error)  # noqa: TRY400
-            return
-        found.load_into(self.context)
-        self._seen, self._logged = found, ""
-        log.info(
-            "http: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
-        )
+        if (found := self._watch.renewed()) is not None:
+            found.load_into(self.context)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
