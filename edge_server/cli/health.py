@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.exit_codes import INTERRUPTED, OK, UNAVAILABLE, USAGE
 from edge_server.cli.running_daemon import add_config_flag, settings_of
 from edge_server.errors import SettingsError, Unavailable
 
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
     from edge_server.api.http.scrape import Scrape
     from edge_server.settings import Settings
-
-OK = 0
-USAGE = 2
-UNAVAILABLE = 69
-INTERRUPTED = 130
 
 # Health that lasted less may be a daemon that crashes and starts again.
 STABLE_S = 10.0

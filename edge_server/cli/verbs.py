@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-OK = 0
-FAILED = 1
-INTERRUPTED = 130
+from edge_server.cli.exit_codes import INTERRUPTED
 
 Run = Callable[[argparse.Namespace], int]
 

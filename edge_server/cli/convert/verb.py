@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from edge_server.cli.verbs import INTERRUPTED
+from edge_server.cli.exit_codes import INTERRUPTED
 
 _ABOUT = """\
 Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,

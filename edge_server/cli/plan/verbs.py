@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs, positive
+from edge_server.cli.exit_codes import FAILED, OK
+from edge_server.cli.verbs import Run, Verb, Verbs, positive
 
 _ABOUT = """\
 TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
