@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import OK, USAGE
-from edge_server.cli.health import STABLE_S, Stability, faults_of, seconds
-from edge_server.cli.verbs import Verbs
+from edge_server.cli.health import STABLE_S, Stability, faults_of
+from edge_server.cli.verbs import Verbs, seconds
 from edge_server.errors import EdgeServerError, Unavailable
 
 if TYPE_CHECKING:

@@ -69,3 +69,21 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
     return int(text)
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number of a flag, 0 or above."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds of a flag."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
+    return value

@@ -6,9 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import INTERRUPTED, OK
-from edge_server.cli.health import seconds
 from edge_server.cli.running_daemon import add_address_flags, settings_of
-from edge_server.cli.verbs import positive
+from edge_server.cli.verbs import positive, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
