@@ -94,11 +94,6 @@ class GstreamerSource:
         """Number of damaged frames, and of parts of the stream that could not be decoded."""
         return self._corrupt + self._player.damaged
 
-    @property
-    def timestamp_faults(self) -> int:
-        """Number of timestamps that jumped or ran backwards; their frames have the arrival time."""
-        return self._stamps.faults
-
     def read(self) -> Frame | None:
         first, self._first = self._first, None
         return self._next() if first is None else first

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import cv2
 
 from edge_server.cameras.frame import LARGEST_PX
-from edge_server.cameras.gstreamer_modes import best_mode
+from edge_server.cameras.gstreamer_modes import V4L2_FORMATS, best_mode
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.network_probe import check_name, find_fault
@@ -48,7 +48,6 @@ _JPEG_FOURCCS = frozenset({"MJPG", "JPEG", "mjpg", "jpeg"})
 _KEY_FRAME_S = 4.0
 # FFmpeg's options are those of a process: for so long a camera waits for others with other ones.
 _TURN_S = 1.0
-_FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
 
 
 def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
@@ -218,7 +217,7 @@ def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
             uri.whole("width", 0, 0, 16384),
             uri.whole("height", 0, 0, 16384),
             Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
-            _FORMATS.get(uri.query.get("format", ""), ""),
+            V4L2_FORMATS.get(uri.query.get("format", ""), ""),
         )
     except SourceError as error:
         raise SourceError(f"{uri.label}: {error}", reason=error.reason) from error

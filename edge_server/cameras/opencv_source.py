@@ -96,11 +96,6 @@ class OpenCvSource:
             self.close()
             raise
 
-    @property
-    def timestamp_faults(self) -> int:
-        """Number of timestamps that jumped or ran backwards; their frames have the arrival time."""
-        return self._stamps.faults
-
     def read(self) -> Frame | None:
         first, self._first = self._first, None
         return self._next() if first is None else first

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
+from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.return_watch import watch_device, watch_port
 from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
@@ -256,7 +257,9 @@ def _check_v4l2(uri: SourceUri) -> None:
     flip_of(uri)
     form = uri.query.get("format", "mjpeg")
     if form not in V4L2_FORMATS:
-        raise SourceUriError(f"{uri.label}: unknown format {did_you_mean(form, V4L2_FORMATS)}")
+        raise SourceUriError(
+            f"{uri.label}: unknown format {did_you_mean(form, tuple(V4L2_FORMATS))}"
+        )
     _check_size_and_fps(uri)
 
 
@@ -282,7 +285,6 @@ def _check_network(uri: SourceUri) -> None:
 
 
 # Of `format=`, by what the kernel calls MJPG, YUYV, NV12, YU12 and GREY.
-V4L2_FORMATS = ("mjpeg", "yuy2", "nv12", "i420", "grey")
 
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
