@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_server.api.admission import ByteBudget
-from edge_server.api.certificates import CertificateWatch
+from edge_server.api.http.encryption import Encryption, bound_handshakes
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
@@ -103,7 +102,7 @@ class HttpServer:
         self.worker = Worker("http", self._tick, on_end=self._end)
         self._listeners = {each.name: each for each in listeners}
         self._sockets: dict[str, socket.socket] = {}
-        self._encryption: dict[str, _Encryption] = {}
+        self._encryption: dict[str, Encryption] = {}
         self._loop: asyncio.AbstractEventLoop  # from `start` on
         self._stopping: asyncio.Event
         self._serving: asyncio.Task[None]
@@ -114,7 +113,7 @@ class HttpServer:
             for each in listeners:
                 self._sockets[each.name] = _bound(each)
                 if each.tls.on:
-                    self._encryption[each.name] = _Encryption(each.name, each.tls)
+                    self._encryption[each.name] = Encryption(each.name, each.tls)
         except BaseException:
             self._close()
             raise
@@ -191,7 +190,7 @@ class HttpServer:
         if self._stopping.is_set():
             self._ask_to_stop()
         longest_ms = max(each.limits.message_timeout_ms for each in self._listeners.values())
-        _bound_handshakes(self._loop, longest_ms / 1e3)
+        bound_handshakes(self._loop, longest_ms / 1e3)
         await asyncio.gather(
             *(
                 server.serve([bound])
@@ -230,21 +229,6 @@ def _bound(each: HttpListener) -> socket.socket:
     return bound
 
 
-class _Encryption:
-    """The certificates of a listener; renewed files are what new connections see."""
-
-    def __init__(self, name: str, tls: Tls) -> None:
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._watch = CertificateWatch(tls, f"{name}.tls")
-        self._watch.shown.load_into(self.context)
-
-    def renew(self) -> None:
-        """Read the files again; what is not valid leaves the certificates as they are."""
-        if (found := self._watch.renewed()) is not None:
-            found.load_into(self.context)
-
-
 def _new_loop() -> asyncio.AbstractEventLoop:
     """Return a loop of uvloop, which serves a third more requests, or asyncio's own."""
     try:
@@ -254,20 +238,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-    """Have the servers of `loop` wait so long for a client's handshake: uvicorn has no setting for
-    it, and a minute for connections that nothing counts yet would take all file descriptors."""
-    create = loop.create_server
-
-    def create_server(*args: Any, **options: Any) -> Any:
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = timeout_s
-        return create(*args, **options)
-
-    loop.create_server = create_server  # type: ignore[method-assign]
-
-
-def _server(each: HttpListener, encryption: _Encryption | None) -> uvicorn.Server:
+def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server:
     """Return uvicorn's server of a listener; imports all that it serves."""
     # Not needed to start, nor by an appliance that nobody asks over HTTP.
     import uvicorn  # noqa: PLC0415
