@@ -11,7 +11,7 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
 from edge_server.cameras.gstreamer_pipelines import flip_of
-from edge_server.cameras.return_watch import watch_device, watch_port
+from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource, UsefulSize
-    from edge_server.cameras.return_watch import ReturnWatch
+    from edge_server.cameras.reopening import ReturnWatch
     from edge_server.cameras.source_uri import Credentials, SourceUri
     from edge_server.pixels import ColourMatrix, ColourRange
 

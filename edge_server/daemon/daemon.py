@@ -29,7 +29,6 @@ from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
-from edge_server.daemon.live_parts import check_broker, live_parts, trace_rule
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -37,7 +36,7 @@ from edge_server.daemon.model_parts import (
     python_of,
     store_directory,
 )
-from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
 from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
