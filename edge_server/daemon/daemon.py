@@ -25,7 +25,6 @@ from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
-from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
@@ -54,7 +53,7 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.disk import free_bytes
+from edge_server.process.disk import free_bytes, state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 
