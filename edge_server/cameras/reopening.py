@@ -114,12 +114,10 @@ class PortWatch:
     Args:
         host: name or address; a name is looked up once, on a thread of its own.
         port: of its server.
-        draw: returns a number in 0..1 for each interval.
     """
 
-    def __init__(self, host: str, port: int, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self.due = 0.0
-        self._draw = draw
         self._away = False
         self._addresses: Future[list[Any]] = Future()
         self._turn = 0
@@ -130,7 +128,7 @@ class PortWatch:
     def look(self, now: float) -> bool:
         if now < self.due:
             return False
-        self.due = now + _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()
+        self.due = now + random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
         there = self._is_there(now)
         if there is None:
             return False
@@ -184,16 +182,15 @@ def _look_up(host: str, port: int, found: Future[list[Any]]) -> None:
 class DeviceWatch:
     """Looks for the file of a video device; a ReturnWatch."""
 
-    def __init__(self, path: str, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, path: str) -> None:
         self.due = 0.0
         self._path = path
-        self._draw = draw
         self._away = False
 
     def look(self, now: float) -> bool:
         if now < self.due:
             return False
-        self.due = now + _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()
+        self.due = now + random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
         # A new device belongs to root until udev has seen it.
         there = os.access(self._path, os.R_OK | os.W_OK)
         back = there and self._away

@@ -104,8 +104,8 @@ class Answer(NamedTuple):
     parts: Sequence[bytes | memoryview] = ()
 
 
-def as_json(value: Any, status: int = 200) -> Answer:
-    return Answer(status, JSON, (msgspec.json.encode(value),))
+def as_json(value: Any) -> Answer:
+    return Answer(200, JSON, (msgspec.json.encode(value),))
 
 
 NOTHING = Answer()
