@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
+from edge_server.cameras.synthetic.road_weather import draw_bonnet
 from edge_server.lanes.decode import INPUT_WIDTH_PX, ROW_COUNT
 from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.frames import FRAME_HEIGHT_PX, FRAME_WIDTH_PX, ROWS_PX, RoadFrame
@@ -23,7 +24,8 @@ GRID_PX = 4
 LABEL_ROWS_PX = INPUT_HEIGHT_PX * np.linspace(1.0, 0.0, ROW_COUNT)
 BEND_OFFSET_PX = 35.0
 MINIMUM_GAP_PX = 2.0
-NIGHT_SHARE, STRETCH_SHARE = 0.08, 0.08
+BROADER = -0.25, 0.45
+NIGHT_SHARE, STRETCH_SHARE, BONNET_SHARE = 0.08, 0.08, 0.12
 BEGINS_ABOVE_PX = 0.93 * INPUT_HEIGHT_PX
 
 
@@ -76,20 +78,18 @@ def labels_on_rows(
 
 
 def _affine(rng: np.random.Generator, strength: float) -> NDArray[np.float64]:
-    """(2, 3) from 960x540 to 640x360: turn, scale, shift; half the time a far shift in height."""
+    """(2, 3) from 960x540 to 640x360: turn, scale, shift; half the time a far shift in height, and
+    half the time lanes as broad or narrow as another lens or another height shows them."""
     angle = np.radians(rng.uniform(-5, 5)) * strength
     scale = 1.0 + rng.uniform(-0.15, 0.2) * strength
     shift_x = rng.uniform(-60, 60) * strength
     shift_y = rng.uniform(-40, 95) if rng.random() < 0.5 else rng.uniform(-15, 15)
-    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
-    x0, y0 = FRAME_WIDTH_PX / 2, 0.55 * FRAME_HEIGHT_PX
-    matrix = np.array(
-        (
-            (cos, -sin, x0 - cos * x0 + sin * y0 + shift_x),
-            (sin, cos, y0 - sin * x0 - cos * y0 + shift_y),
-        )
-    )
-    return matrix * (INPUT_WIDTH_PX / FRAME_WIDTH_PX)
+    broader = np.exp(rng.uniform(*BROADER) * strength) if rng.random() < 0.5 else 1.0
+    turn = scale * np.array(((np.cos(angle), -np.sin(angle)), (np.sin(angle), np.cos(angle))))
+    turn[0] *= broader
+    pivot = np.array((FRAME_WIDTH_PX / 2, 0.55 * FRAME_HEIGHT_PX))
+    moved = pivot - turn @ pivot + (shift_x, shift_y)
+    return np.column_stack((turn, moved)) * (INPUT_WIDTH_PX / FRAME_WIDTH_PX)
 
 
 def _source_grid(affine: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -219,6 +219,10 @@ class Photographer:
         if not light:
             bgr = self._occlude(bgr, rng)
             bgr = self._shadow(bgr, rng)
+        if rng.random() < BONNET_SHARE:
+            picture = bgr.astype(np.float32)
+            draw_bonnet(picture, rng.uniform(0.04, 0.2), 1.0, rng)
+            bgr = np.clip(picture, 0, 255).astype(np.uint8)
         if rng.random() < NIGHT_SHARE:
             bgr = self._night(bgr, rng)
         bgr = cv2.LUT(bgr, self._tone_curve(rng))

@@ -277,11 +277,19 @@ def lane_labels(
     return lanes[:MAX_LANES]
 
 
+def _inner_m(view: View, line: Line) -> float:
+    """Where people label a line, sideways from the lane's middle: at a double line's stroke that is
+    nearer to the vehicle."""
+    vehicle_m = -float(view.centre_m[0])
+    strokes_m = (line.offset_m + stroke_m for stroke_m in line.strokes_m)
+    return min(strokes_m, key=lambda place_m: abs(place_m - vehicle_m))
+
+
 def _labels_round(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float32]]:
     """Return the lines of a tight bend, from the picture's lower edge to where they turn back."""
     lanes = []
     for line in sorted(lines, key=lambda line: abs(line.offset_m))[:MAX_LANES]:
-        points = view.project(line.offset_m, view.z_m[view.z_m <= FARTHEST_LABEL_M])
+        points = view.project(_inner_m(view, line), view.z_m[view.z_m <= FARTHEST_LABEL_M])
         falls = np.append(np.diff(points[:, 1]) < -1e-3, True)
         first = int(np.argmax(points[:, 1] <= view.height))
         if points[first, 1] > view.height:
@@ -305,7 +313,7 @@ def _labels_ahead(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float3
     z_m = np.append(bottom_m, z_m[z_m > bottom_m])
     lanes = []
     for line in sorted(lines, key=lambda line: abs(line.offset_m))[:MAX_LANES]:
-        points = view.project(line.offset_m, z_m)
+        points = view.project(_inner_m(view, line), z_m)
         inside = (points[:, 0] >= 0) & (points[:, 0] < view.width)
         if inside.sum() >= 2:
             lanes.append(points.astype(np.float32))

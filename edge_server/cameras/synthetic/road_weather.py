@@ -61,8 +61,26 @@ def expose(
     if weather.rain:
         _rain(picture, weather, rng)
     if weather.bonnet:
-        _bonnet(picture, weather)
+        draw_bonnet(picture, weather.bonnet, weather.ambient, np.random.default_rng(weather.seed))
     return _sense(picture, weather, rng)
+
+
+def draw_bonnet(picture: Floats, share: float, ambient: float, rng: np.random.Generator) -> None:
+    """Hide the lower edge behind the vehicle's own bonnet, which mirrors the sky.
+
+    Args:
+        share: of the picture's height, in the middle.
+        ambient: light around, 1 by day.
+    """
+    height, width = picture.shape[:2]
+    x = np.arange(width, dtype=np.float32) / width - 0.5
+    top = height * (1.0 - share * (1.0 - rng.uniform(0.3, 1.2) * (2 * x) ** 2))
+    y = np.arange(height, dtype=np.float32)[:, None]
+    cover = np.clip(y - top, 0.0, 1.0)[..., None]
+    shine = np.clip(1.0 - (y - top) / (0.06 * height), 0.0, 1.0)[..., None]
+    paint = rng.uniform(10, 90, 3).astype(np.float32) * max(ambient, 0.1)
+    mirrored = picture[: max(height // 4, 1)].mean(axis=(0, 1)) * 0.5
+    picture += cover * (paint + shine * mirrored - picture)
 
 
 def _coarse(view: View) -> tuple[Floats, Floats]:
@@ -272,20 +290,6 @@ def _rain(picture: Floats, weather: Conditions, rng: np.random.Generator) -> Non
         ends = tuple(map(int, pivot)), tuple(map(int, tip))
         cv2.line(blade, *ends, 0.93, thick, cv2.LINE_AA)
         picture += cv2.blur(blade, (5, 5))[..., None] * (18.0 - picture)
-
-
-def _bonnet(picture: Floats, weather: Conditions) -> None:
-    """Hide the lower edge behind the vehicle's own bonnet, which mirrors the sky."""
-    height, width = picture.shape[:2]
-    x = np.arange(width, dtype=np.float32) / width - 0.5
-    rng = np.random.default_rng(weather.seed)
-    top = height * (1.0 - weather.bonnet * (1.0 - rng.uniform(0.3, 1.2) * (2 * x) ** 2))
-    y = np.arange(height, dtype=np.float32)[:, None]
-    cover = np.clip(y - top, 0.0, 1.0)[..., None]
-    shine = np.clip(1.0 - (y - top) / (0.06 * height), 0.0, 1.0)[..., None]
-    paint = rng.uniform(10, 90, 3).astype(np.float32) * max(weather.ambient, 0.1)
-    mirrored = picture[: max(height // 4, 1)].mean(axis=(0, 1)) * 0.5
-    picture += cover * (paint + shine * mirrored - picture)
 
 
 def _sense(picture: Floats, weather: Conditions, rng: np.random.Generator) -> NDArray[np.uint8]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edge_server.cameras.synthetic.road_conditions import CLEAR, Conditions
-from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_renderer import lane_labels, render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
-from edge_server.cameras.synthetic.road_view import Course, PinholeCamera, look
+from edge_server.cameras.synthetic.road_view import Course, PinholeCamera, Pose, look
 
 WEATHER = {"night", "rain", "wet", "snow", "sun", "tunnel", "bonnet", "sensor"}
 
@@ -72,6 +73,18 @@ def test_labels_lie_on_the_paint(name: str, seed: int) -> None:
                 brightness_gained.append(np.percentile(on_paint - beside, 80))
     # Dashed lines have paint on a quarter of their length.
     assert np.median(brightness_gained) > 40
+
+
+def test_a_double_line_is_labelled_at_its_stroke_nearer_to_the_vehicle() -> None:
+    """On either side of it, as people label it."""
+    scene = RoadScene.for_camera(3)
+    line = replace(scene.lines[0], strokes_m=(-0.2, 0.2))
+    for pose, stroke_m in ((Pose(), 0.2), (Pose(left_m=-2 * line.offset_m), -0.2)):
+        view = look(scene.camera, scene.course, 0.0, 1280, 720, pose=pose)
+        (lane,) = lane_labels(view, (line,))
+        stroke = view.project(line.offset_m + stroke_m, view.z_m)
+        at_label = np.interp(-lane[:, 1], -stroke[:, 1], stroke[:, 0])
+        np.testing.assert_allclose(lane[:, 0], at_label, atol=1.0)
 
 
 def test_a_tight_bend_is_a_circle_on_the_ground() -> None:
