@@ -44,6 +44,7 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
+from edge_server.process.allocator import keep_large_buffers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -102,6 +103,7 @@ def main() -> int:
         read_pictures(arguments.reader)
         return 0
 
+    keep_large_buffers()  # as the daemon does
     devices = Devices()
     data_plane = load_models(SHIPPED_MODELS, devices)
     identity = Identity.of_this_host("bench", "0")

@@ -44,7 +44,8 @@ class Row(NamedTuple):
         address: the topic of `DEVICE`, `CAMERA` and `MODEL`.
         message: the name of its schema.
         summary: when it is published.
-        kind: state (retained, QoS 1), live (QoS 0) or event (QoS 1, not retained).
+        kind: state (retained, QoS 1), live (QoS 0), event (QoS 1, not retained), or input (QoS 0,
+            not retained, published by others).
     """
 
     channel: str
@@ -55,7 +56,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Return the topics that a device publishes."""
+    """Return the topics that a device publishes, and that it reads."""
     topics = Topics(DEVICE)
     of_cameras = ("lane_departure", "lane_change", "camera", "degraded")
     events = [
@@ -82,6 +83,13 @@ def rows() -> list[Row]:
         Row("calibration", topics.calibration(CAMERA), "Calibration", "Once for each camera."),
         Row("lanes", topics.lanes(CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
         *events,
+        Row(
+            "vehicle",
+            topics.vehicle,
+            "SetVehicleStateRequest",
+            "Ten times a second, by the vehicle, where mqtt.vehicle_state is on.",
+            "input",
+        ),
     ]
 
 
@@ -163,7 +171,8 @@ def document() -> dict[str, Any]:
             "title": "edge_server on MQTT",
             "version": "1",
             "description": (
-                "What a lane-detection device publishes. The protos in edge_server/proto are the "
+                "What a lane-detection device publishes, and the state of its vehicle, which it "
+                "receives. The protos in edge_server/proto are the "
                 "source of truth; JSON is their proto3 mapping. Readers ignore fields that they do "
                 "not know; a removal makes a new prefix. Lanes and events have the user property "
                 f"{e2e.PROPERTY}, a counter and a CRC: see edge_server/lanes/e2e.py."
@@ -179,7 +188,7 @@ def document() -> dict[str, Any]:
             }
         },
         "channels": {row.channel: _channel(row) for row in table},
-        "operations": {f"send_{row.channel}": _operation(row) for row in table},
+        "operations": {f"{_action(row)}_{row.channel}": _operation(row) for row in table},
         "components": {
             "messages": {row.channel: _message(row) for row in table},
             "schemas": _schemas(),
@@ -201,15 +210,23 @@ def _channel(row: Row) -> dict[str, Any]:
     }
 
 
+def _action(row: Row) -> str:
+    return "receive" if row.kind == "input" else "send"
+
+
 def _operation(row: Row) -> dict[str, Any]:
     expiry = {"messageExpiryInterval": LIVE_EXPIRY_S} if row.kind == "live" else {}
     return {
-        "action": "send",
+        "action": _action(row),
         "summary": row.summary,
         "channel": {"$ref": f"#/channels/{row.channel}"},
         "messages": [{"$ref": f"#/channels/{row.channel}/messages/{row.channel}"}],
         "bindings": {
-            "mqtt": {"qos": int(row.kind != "live"), "retain": row.kind == "state", **expiry}
+            "mqtt": {
+                "qos": int(row.kind in {"state", "event"}),
+                "retain": row.kind == "state",
+                **expiry,
+            }
         },
     }
 
@@ -220,6 +237,7 @@ def _message(row: Row) -> dict[str, Any]:
     if row.kind != "state":
         other = content_type("protobuf", row.message)
         description = f'With payload = "protobuf" of [mqtt], content type {other}.'
+    if row.kind in {"live", "event"}:
         pattern = {"type": "string", "pattern": e2e.PATTERN}
         protected = {"headers": _object("User properties.", **{e2e.PROPERTY: pattern})}
     if row.kind == "event":
@@ -245,6 +263,7 @@ def _schemas() -> dict[str, Any]:
         events_pb2.Event,
         health_pb2.DeviceHealth,
         lane_service_pb2.Calibration,
+        lane_service_pb2.SetVehicleStateRequest,
     ):
         made |= definitions(message.DESCRIPTOR)
     text = json.dumps(made).replace("#/$defs/", "#/components/schemas/")

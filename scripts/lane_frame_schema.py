@@ -50,6 +50,11 @@ _DESCRIPTIONS = {
     "GroundPoints": "x[i] belongs to y[i]: metres, the nearest first.",
     "Polynomial": "y(x) = c0 + c1 x + c2 x^2 + c3 x^3 in metres, for x_min_m <= x <= x_max_m.",
     "Ego": "The vehicle in its lane; a field is absent where it cannot be measured.",
+    "Departure": "Whether the vehicle leaves its lane, and whether that is warned of.",
+    "SetVehicleStateRequest": (
+        "What the vehicle measures, ISO 8855; used while it is at most 0.5 s old. mono_ns is "
+        "CLOCK_MONOTONIC of the device, 0 is the arrival."
+    ),
     "DeviceHealth": "The health of the device's hardware; what is not known is absent.",
     "HealthTime": "When the message was made, and how far its wall clock can be believed.",
     "HealthEngine": "A CPU cluster, the GPU or an NVDLA core.",
@@ -63,7 +68,11 @@ _DESCRIPTIONS = {
     "HealthDisk": "The free space of a directory that the daemon writes to.",
 }
 # Messages that are absent where there is nothing to say.
-_OPTIONAL = {"LaneFrame.ego", "Lane.ground"}
+_OPTIONAL = {"LaneFrame.ego", "Lane.ground", "Ego.departure"} | {
+    # What is absent in a message to the device has its default.
+    f"SetVehicleStateRequest.{name}"
+    for name in ("indicator", "mono_ns")
+}
 _NARROWER: dict[str, dict[str, Any]] = {
     "LaneFrame.schema": {"enum": [LANES_SCHEMA]},
     "DeviceHealth.schema": {"enum": [HEALTH_SCHEMA]},

@@ -35,6 +35,7 @@ FLAGS = ROOT / "edge_server/cli/flags/flags.txt"
 _HOST_NAME = "the host's name"
 _KINDS = {
     "event": "QoS 1, at least once and in order",
+    "input": "read by the device; QoS 0",
     "live": "QoS 0, expires",
     "state": "QoS 1, retained",
 }

@@ -84,17 +84,6 @@ class Tokens:
     def may_read(self, token: str) -> bool:
         return "read" in self.scopes_of(token)
 
-    def change(self, path: str) -> None:
-        """Read another file from now on.
-
-        Raises:
-            SettingsError: see above; the tokens stay as they were.
-        """
-        scopes = _read(Path(path))
-        with self._lock:
-            self._path, self._scopes = Path(path), scopes
-            self._seen = self._signature()
-
     def _look(self) -> None:
         signature = self._signature()
         if signature == self._seen:

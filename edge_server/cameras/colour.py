@@ -94,16 +94,25 @@ def bgr_of_channels(
     return cv2.transform(cv2.merge(channels), _matrix(colour))  # type: ignore[no-any-return]  # OpenCV has no types
 
 
-def bgr_of(image: Image) -> NDArray[np.uint8]:
+def bgr_of(image: Image, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Return `image` as (H, W, 3) uint8 BGR; a BGR image's own pixels, otherwise new ones.
 
     Chroma is interpolated.
+
+    Args:
+        size: width and height of the result in px; by default those of the image.
     """
-    layers = [layer.pixels for layer in layers_of(image)]
-    # Channels first: enlarged chroma has more pixels than the image's own.
+    width, height = size or (image.width, image.height)
+
+    def shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        # Halving two channels would take them apart first.
+        is_far_larger = pixels.shape[0] > 2 * height and pixels.shape[1] > 2 * width
+        return resized(pixels, width, height) if is_far_larger else pixels
+
+    # Channels are taken apart where they are small: enlarged chroma has more pixels than before.
+    layers = [shrunk(layer.pixels) for layer in layers_of(image)]
     channels = [
-        resized(channel, image.width, image.height)
-        for channel in channels_of(image.pixel_format, layers)
+        resized(channel, width, height) for channel in channels_of(image.pixel_format, layers)
     ]
     return bgr_of_channels(image.pixel_format, image.colour, channels)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import cv2
 import numpy as np
 
-from edge_server.cameras.colour import bgr_of, resized
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import LARGEST_PX, UsefulSize
 from edge_server.errors import SourceError
 
@@ -144,9 +144,10 @@ def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
         quality: 1..100, of libjpeg.
         width: a wider picture is made so small, in px, and keeps its shape; 0 keeps its size.
     """
-    pixels = bgr_of(image)
+    size = None
     if 0 < width < image.width:
-        pixels = resized(pixels, width, max(1, round(image.height * width / image.width)))
+        size = width, max(1, round(image.height * width / image.width))
+    pixels = bgr_of(image, size)
     _, data = cv2.imencode(".jpg", pixels, (cv2.IMWRITE_JPEG_QUALITY, quality))
     return bytes(data)
 

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from edge_server.api.certificates import check_certificates
+from edge_server.api.grpc.client import TOKEN
 from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.api.tokens import Tokens
@@ -160,9 +161,13 @@ def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
     if is_taken and server_name(grpc) == us:
         findings.well.append(f"grpc {where}: is taken by {us}: the daemon runs")
         return True
-    if is_taken and (grpc.tls.on or grpc.restricted):
+    needs_token = settings.access.tokens_file is not None
+    if is_taken and (grpc.tls.on or grpc.restricted or needs_token):
         # The daemon does not identify itself to a client without credentials.
-        findings.well.append(f"warning: grpc {where}: is taken, by the daemon or something else")
+        hint = f"; {TOKEN} with a token that may read shows which" if needs_token else ""
+        findings.well.append(
+            f"warning: grpc {where}: is taken, by the daemon or something else{hint}"
+        )
         return True
     findings.unavailable.append(f"gRPC cannot listen on {where}: {trouble}")
     return False

@@ -22,11 +22,12 @@ from urllib.parse import quote
 import msgspec
 
 from edge_server.board.identity import Identity
+from edge_server.board.installation import remedy
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri, parse_source_uri
 from edge_server.daemon.daemon import VERSION, Daemon
-from edge_server.errors import SourceError, Unavailable
+from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import LaneSubscriber
 from edge_server.process.logs import set_up_logging
@@ -60,6 +61,8 @@ def run_demo(
     repositories: Sequence[str] | None,
     as_json: bool,
     page_port: int | None = None,
+    calibration: str | None = None,
+    video: str | None = None,
 ) -> None:
     """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
 
@@ -67,7 +70,7 @@ def run_demo(
     at `stop` alone.
 
     Args:
-        source: the camera's source; a plain path is played again and again.
+        source: the camera's source; a plain path is played again and again, once for a `video`.
         stop: ends the demo, also while it starts.
         frames: number of lane messages to wait for; 0 is unlimited.
         broker: `host` and `port` to publish to; without it a private mosquitto if one is
@@ -75,6 +78,9 @@ def run_demo(
         repositories: paths of repositories; None or empty are the shipped models.
         as_json: print each message instead of the table.
         page_port: of the page, which is to stay; None takes a free one.
+        calibration: the camera's file; None is that of a drawn road or a recording, where the
+            source is one.
+        video: the file of a video to write; None writes none.
 
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
@@ -89,13 +95,16 @@ def run_demo(
             broker or _private_broker(running, stop),
             repositories,
             page_port or 0,
-            _calibration_file(source, running),
+            calibration or _calibration_file(source, running),
+            loop=video is None,
         )
         if page_port is not None:
             _require_free(page_port)
         listeners: list[Listener] = [_keep_in(newest)]
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
+        if video is not None:
+            listeners.append(_into_video(Path(video), running, output))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
             subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.add)
@@ -149,9 +158,11 @@ def _settings(
     repositories: Sequence[str] | None,
     page_port: int,
     calibration: str | None,
+    *,
+    loop: bool,
 ) -> Settings:
     if "://" not in source and not is_live(source):
-        source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
+        source = f"file://{quote(str(Path(source).absolute()))}?loop={str(loop).lower()}"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
         "repository": {"paths": list(repositories or (str(shipped_models()),))},
@@ -206,6 +217,25 @@ def _keep_in(newest: deque[tuple[LaneFrame, Frame]]) -> Listener:
             newest.append((lane_frame, frame))
 
     return keep
+
+
+def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
+    """Return a listener that writes a video, which is complete at the end of `running`."""
+    try:
+        # OpenCV takes long to import.
+        from edge_server.cameras.lane_video import LaneVideo
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        raise SettingsError(f"--video: {library} is missing; {remedy(library)}") from error
+    video = LaneVideo(path)
+
+    def close() -> None:
+        video.close()
+        missed = f", {video.missed} left out for want of time" if video.missed else ""
+        print(f"{video.frames} frames are in {path.absolute()}{missed}", file=output, flush=True)
+
+    running.callback(close)
+    return video
 
 
 def _put_directly(inbox: Inbox) -> Listener:
@@ -276,12 +306,13 @@ def no_lanes_text(shown: str, reason: str) -> str:
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
     from edge_server.cameras.colour import bgr_of, resized
-    from edge_server.cameras.recordings import draw_lanes, write_picture
+    from edge_server.cameras.lane_overlay import draw_lane_frame
+    from edge_server.cameras.recordings import write_picture
 
     picture = free_name(PICTURE)
     try:
         whole = resized(bgr_of(frame.image), *frame.size)
-        write_picture(picture, draw_lanes(whole, lane_frame.lanes))
+        write_picture(picture, draw_lane_frame(whole, lane_frame))
     except SourceError as error:
         print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
         return

@@ -30,6 +30,7 @@ from edge_server.cli.power import add_power
 from edge_server.cli.provision.verb import add_provision
 from edge_server.cli.recordings import add_recording_verbs
 from edge_server.cli.run import broker_of, run, run_check, stop_on_signals
+from edge_server.cli.running_daemon import INSTALLED
 from edge_server.cli.status.verbs import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.cli.verbs import positive
@@ -92,7 +93,8 @@ def command_line() -> argparse.ArgumentParser:
             "check",
             run_check,
             "validate settings and model repository, start nothing",
-            "Looks for what `run` would trip over with the same flags, and starts nothing.",
+            "Looks for what `run` would trip over with the same flags, and starts nothing. Without "
+            f"any flag it takes the settings of the installed service, {INSTALLED}.",
         ),
     ):
         each = verbs.add_parser(
@@ -182,6 +184,14 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument(
         "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
     )
+    demo.add_argument(
+        "--calibration", metavar="FILE", help="of edge-server calibrate: lanes in metres, tracked"
+    )
+    demo.add_argument(
+        "--video",
+        metavar="FILE",
+        help="write what is published, drawn into the frames, as .mp4 or .avi",
+    )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument(
         "--serve",
@@ -199,7 +209,10 @@ def command_line() -> argparse.ArgumentParser:
     )
     demo.set_defaults(
         verb=_demo,
-        flags=("--source", "--frames", "--mqtt", "--json", "--serve", "--model-repository"),
+        flags=(
+            *("--source", "--frames", "--mqtt", "--calibration", "--video", "--json", "--serve"),
+            "--model-repository",
+        ),
     )
     add_examples(parser)
     return parser
@@ -242,5 +255,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         repositories=arguments.model_repository,
         as_json=arguments.json,
         page_port=arguments.serve,
+        calibration=arguments.calibration,
+        video=arguments.video,
     )
     return OK

@@ -16,11 +16,14 @@ from edge_server import errors
 from edge_server.cli.exit_codes import OK, report
 from edge_server.cli.flags.parser import choose
 from edge_server.cli.flags.values import address
+from edge_server.cli.running_daemon import INSTALLED
 from edge_server.process.logs import end_logging, set_up_logging
+from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from edge_server.settings import Settings
 
@@ -147,15 +150,28 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     os._exit(code)
 
 
+def choose_file(arguments: argparse.Namespace, installed: Path = INSTALLED) -> str:
+    """Have `check` without a flag take the settings of the service; return what it then checks."""
+    flags = [name for name, value in vars(arguments).items() if value and name != "config"]
+    if arguments.config is None and not set(flags) - {"verb", "flags"} and installed.is_file():
+        arguments.config = installed
+    if arguments.config is not None:
+        return f"settings: {shown(str(arguments.config))}"
+    if installed.is_file():
+        return f"settings: the flags alone; those of the service: --config {installed}"
+    return "settings: the flags and the defaults; --config names a file"
+
+
 def run_check(arguments: argparse.Namespace) -> int:
     """Print what `check` finds; return the exit code."""
     from edge_server.cli.check import check
 
+    what = choose_file(arguments)
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
-    for line in (*findings.well, *(f"note: {note}" for note in notes)):
+    for line in (what, *findings.well, *(f"note: {note}" for note in notes)):
         print(line, flush=True)
     code = OK
     if findings.unavailable:

@@ -165,7 +165,9 @@ class Daemon:
         check_broker(settings)
         self.vehicle = VehicleInputs()
         self.events = event_log(settings)
-        self._publisher = publisher = Publisher(settings.mqtt, identity, events=self.events)
+        self._publisher = publisher = Publisher(
+            settings.mqtt, identity, events=self.events, vehicle=self.vehicle
+        )
         lane_feed = LaneFeed(identity)
         self._pictures = PictureFeed(PictureWriter(identity))
         latency = LaneLatency()

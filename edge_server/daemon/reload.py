@@ -127,7 +127,8 @@ class SettingsReload:
             return
         self.fault = ""
         found = differences(self._applied, wanted)
-        log.info("settings: reloaded; %s", "; ".join(_changes(found, texts)) or "nothing differs")
+        nothing = "nothing changes yet" if found else "nothing differs"
+        log.info("settings: reloaded; %s", "; ".join(_changes(found, texts)) or nothing)
         for line in wanted.without_effect():
             if line not in self._applied.without_effect():
                 log.warning("%s", line)

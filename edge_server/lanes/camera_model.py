@@ -221,9 +221,9 @@ class CameraModel:
         along = across / mounting.height_m
         by_x, by_y = turn[:2, 0] + along * turn[2, 0], turn[:2, 1] + along * turn[2, 1]
         by_ray = np.stack([by_x, by_y], axis=2) * reach[:, None, None]
-        cos, sin = np.cos(mounting.yaw_rad), np.sin(mounting.yaw_rad)
-        ahead = cos * direction[:, 0] + sin * direction[:, 1]
-        by_pitch = np.outer(direction[:, 2], (cos, sin)) - along * ahead[:, None]
+        heading = np.array((math.cos(mounting.yaw_rad), math.sin(mounting.yaw_rad)))
+        ahead = direction[:, :2] @ heading
+        by_pitch = direction[:, 2:] * heading - along * ahead[:, None]
         return Ground(
             points,
             by_ray @ rays.jacobian,
@@ -258,31 +258,27 @@ def _undistort_pinhole(
     if not any(distortion):
         return distorted.copy(), np.broadcast_to(np.eye(2), (len(distorted), 2, 2))
     k1, k2, p1, p2, k3 = distortion
-    x_d, y_d = distorted.T
-    r2 = x_d * x_d + y_d * y_d
+    goal = np.ascontiguousarray(distorted.T)
+    # Rows are x and y, as of all that follows. p2 bends along x, p1 along y.
+    own, other = np.array((p2, p1)), np.array((p1, p2))
     # To first order; nearer to the solution than the distorted point is.
-    x, y = x_d * (1.0 - k1 * r2), y_d * (1.0 - k1 * r2)
+    xy = goal * (1.0 - k1 * (goal[0] * goal[0] + goal[1] * goal[1]))
     for _ in range(_MOST_ITERATIONS):
-        xx, yy, xy = x * x, y * y, x * y
-        r2 = xx + yy
-        radial = 1.0 + r2 * (k1 + r2 * (k2 + r2 * k3))
-        slope = k1 + r2 * (2.0 * k2 + r2 * 3.0 * k3)  # d(radial) / d(r2)
-        error_x = x * radial + 2.0 * p1 * xy + p2 * (r2 + 2.0 * xx) - x_d
-        error_y = y * radial + p1 * (r2 + 2.0 * yy) + 2.0 * p2 * xy - y_d
-        a = radial + 2.0 * (slope * xx + p1 * y + 3.0 * p2 * x)
-        b = 2.0 * (slope * xy + p1 * x + p2 * y)
-        d = radial + 2.0 * (slope * yy + 3.0 * p1 * y + p2 * x)
-        determinant = a * d - b * b
+        r2 = xy[0] * xy[0] + xy[1] * xy[1]
+        scale = 1.0 + r2 * (k1 + r2 * (k2 + r2 * k3)) + 2.0 * (own @ xy)
+        bent = (k1 + r2 * (2.0 * k2 + r2 * 3.0 * k3)) * xy
+        error = xy * scale + own[:, None] * r2 - goal
+        straight = scale + 2.0 * xy * (bent + 2.0 * own[:, None])  # d(x) / d(x) and d(y) / d(y)
+        across = 2.0 * (bent[0] * xy[1] + other @ xy)  # d(x) / d(y), which is d(y) / d(x)
+        determinant = straight[0] * straight[1] - across * across
         determinant = np.where(determinant > 1e-3, determinant, np.nan)
-        x = x - (d * error_x - b * error_y) / determinant
-        y = y - (a * error_y - b * error_x) / determinant
-        error = np.maximum(np.abs(error_x), np.abs(error_y))
-        if not np.any(error > _CONVERGED):
+        xy = xy - (straight[::-1] * error - across * error[::-1]) / determinant
+        miss = np.maximum(np.abs(error[0]), np.abs(error[1]))
+        if not np.any(miss > _CONVERGED):
             break
-    lost = ~(error < _CONVERGED)
-    x[lost] = np.nan
-    jacobian = np.stack([d, -b, -b, a], axis=1) / determinant[:, None]
-    return np.stack([x, np.where(lost, np.nan, y)], axis=1), jacobian.reshape(-1, 2, 2)
+    xy[:, ~(miss < _CONVERGED)] = np.nan
+    jacobian = np.stack([straight[1], -across, -across, straight[0]], axis=1)
+    return xy.T, (jacobian / determinant[:, None]).reshape(-1, 2, 2)
 
 
 def _distort_pinhole(
@@ -294,14 +290,8 @@ def _distort_pinhole(
     radial = 1.0 + r2 * (k1 + r2 * (k2 + r2 * k3))
     # Where the polynomial has turned back the picture shows something else.
     slope = 1.0 + r2 * (3.0 * k1 + r2 * (5.0 * k2 + r2 * 7.0 * k3))
-    radial = np.where(slope > 0.0, radial, np.nan)
-    return np.stack(
-        [
-            x * radial + 2.0 * p1 * x * y + p2 * (r2 + 2.0 * x * x),
-            y * radial + p1 * (r2 + 2.0 * y * y) + 2.0 * p2 * x * y,
-        ],
-        axis=1,
-    )
+    scale = np.where(slope > 0.0, radial + 2.0 * (p1 * y + p2 * x), np.nan)
+    return xy * scale[:, None] + r2[:, None] * (p2, p1)
 
 
 def _fisheye_radius(

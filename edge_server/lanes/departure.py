@@ -54,11 +54,11 @@ class DepartureRule:
 
 @dataclass(frozen=True)
 class DepartureChange:
-    """A warning that begins or ends.
+    """A warning that begins, ends or is withheld.
 
     Attributes:
         side: of the boundary.
-        cause: why the warning ends; None where one begins.
+        cause: why the warning ends, or does not begin; None where one begins.
         distance_m: from the outer edge of the wheels to the boundary, negative beyond it.
         time_to_line_s: until a wheel is on the boundary; 0 beyond it, infinite where the vehicle
             does not come nearer.
@@ -86,14 +86,20 @@ class DepartureWatch:
 
     Attributes:
         active: the warning that holds now; None where there is none.
+        withheld: the warning that would hold now, with the cause for which there is none; None
+            where the vehicle keeps its lane, or another warning holds.
     """
 
     def __init__(self, rule: DepartureRule | None = None) -> None:
         self._rule = rule or DepartureRule()
         self.active: DepartureChange | None = None
+        self.withheld: DepartureChange | None = None
         self._active_id = 0
         self._clear_since_ns: int | None = None
         self._seen_ns = 0
+        # Consecutive frames in which the vehicle leaves its lane; and those in which nothing
+        # withholds the warning.
+        self._leaving: dict[DepartureSide, int] = {"left": 0, "right": 0}
         self._frames: dict[DepartureSide, int] = {"left": 0, "right": 0}
         self._distances: dict[DepartureSide, deque[tuple[int, int, float]]] = {
             "left": deque(),
@@ -117,29 +123,41 @@ class DepartureWatch:
         """
         seen = {side: _boundary(lanes, side, self._rule.half_width_m) for side in _INDEX}
         times = {side: self._time_to_line_s(side, seen[side], mono_ns, speed_mps) for side in seen}
+        self.withheld = None
         if self.active is not None:
             side = self.active.side
+            withheld = self._withheld(side, speed_mps, turn)
             cause = self._end_cause(side, seen[side], lanes, mono_ns)
-            cause = self._withheld(side, speed_mps, turn) or cause
+            cause = withheld or cause
             if cause is None:
                 return None
             at = seen[side]
             distance_m = self.active.distance_m if at is None else at.distance_m
             self.active, self._clear_since_ns = None, None
             self._frames = dict.fromkeys(self._frames, 0)
-            return DepartureChange(side, cause, distance_m, times[side])
+            self._leaving = dict.fromkeys(self._leaving, 0)
+            ended = DepartureChange(side, cause, distance_m, times[side])
+            if withheld:
+                self.withheld, self._leaving[side] = ended, self._rule.frames
+            return ended
         for side, boundary in seen.items():
-            is_leaving = (
-                boundary is not None
-                and boundary.std_m <= self._rule.largest_std_m
-                and times[side] < self._rule.time_to_line_s
-                and self._withheld(side, speed_mps, turn) is None
-            )
-            self._frames[side] = self._frames[side] + 1 if is_leaving else 0
-            if boundary is not None and self._frames[side] >= self._rule.frames:
-                self.active = DepartureChange(side, None, boundary.distance_m, times[side])
+            if (
+                boundary is None
+                or boundary.std_m > self._rule.largest_std_m
+                or times[side] >= self._rule.time_to_line_s
+            ):
+                self._leaving[side] = self._frames[side] = 0
+                continue
+            withheld = self._withheld(side, speed_mps, turn)
+            self._leaving[side] += 1
+            self._frames[side] = 0 if withheld else self._frames[side] + 1
+            change = DepartureChange(side, withheld, boundary.distance_m, times[side])
+            if self._frames[side] >= self._rule.frames:
+                self.active, self.withheld = change, None
                 self._active_id, self._seen_ns = boundary.id, mono_ns
-                return self.active
+                return change
+            if withheld and self._leaving[side] >= self._rule.frames:
+                self.withheld = self.withheld or change
         return None
 
     def _end_cause(

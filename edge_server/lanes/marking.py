@@ -169,15 +169,15 @@ def _places(lanes: Sequence[Lane], camera: CameraModel, width: int, height: int)
     ends[..., 0] = _X_M
     ends[0, ..., 1], ends[1, ..., 1] = y + _SIDE_M, y - _SIDE_M
     pixels = camera.image_of(ends.reshape(-1, 2)).reshape(ends.shape)
-    seen = np.stack([(each.x_min_m <= _X_M) & (each.x_max_m >= _X_M) for each in polynomials])
+    ranges = np.array([(each.x_min_m, each.x_max_m) for each in polynomials])
+    seen = (ranges[:, :1] <= _X_M) & (ranges[:, 1:] >= _X_M)
     # A line that leaves the picture at its side is seen no farther than its middle.
-    seen &= ((pixels >= 0) & (pixels <= (width - 1, height - 1))).all(axis=(0, 3))
+    inside = (pixels >= 0) & (pixels <= (width - 1, height - 1))
+    seen &= inside[..., 0].all(axis=0) & inside[..., 1].all(axis=0)
     pixels[:, ~seen] = 0.0
-    column, row = (
-        (pixels[0, ..., axis, None] + _SHARE * (pixels[1] - pixels[0])[..., axis, None] + 0.5)
-        for axis in (0, 1)
-    )
-    return _Places(row.astype(np.intp), column.astype(np.intp), seen)
+    begin, end = pixels.transpose(0, 3, 1, 2)[..., None]
+    column, row = (begin + 0.5 + _SHARE * (end - begin)).astype(np.intp)
+    return _Places(row, column, seen)
 
 
 def _black(image: Image) -> float:
@@ -228,17 +228,11 @@ def _yellowness(
     if image.pixel_format is PixelFormat.GREY:
         return None
     # The brightest place is paint; of the two ends the one farther from it is road.
-    peak = np.argmax(luma, axis=2)[..., None]
+    peak = np.argmax(luma, axis=2)
     beside = np.where(peak > _MIDDLE, 0, _ACROSS - 1)
-    paint, road = (
-        _blue_by_luma(
-            image,
-            np.take_along_axis(places.row, at, axis=2)[..., 0],
-            np.take_along_axis(places.column, at, axis=2)[..., 0],
-        )
-        for at in (peak, beside)
-    )
-    return road - paint
+    at = np.arange(len(peak))[:, None], np.arange(peak.shape[1]), np.stack([peak, beside])
+    paint, road = _blue_by_luma(image, places.row[at], places.column[at])
+    return np.asarray(road - paint)
 
 
 def _blue_by_luma(

@@ -37,7 +37,6 @@ _CURVATURE_CHANGE_STD = 3e-4
 # Conditions the normal equations; no unit of any result.
 _UNIT_M = 30.0
 _SCALE = _UNIT_M ** -np.arange(4.0)
-_POWERS = np.arange(4)
 _SLOPE = np.arange(1.0, 4.0) / _UNIT_M
 
 # The ego lane's boundaries are nearer than this: the lane has 4.5 m at most.
@@ -182,8 +181,9 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     weight = is_there / (variance + common)
 
     powers = np.ones((*x.shape, 4))
-    for power in range(1, 4):
-        np.multiply(powers[..., power - 1], x / _UNIT_M, out=powers[..., power])
+    powers[..., 1] = x / _UNIT_M
+    for power in (2, 3):
+        np.multiply(powers[..., power - 1], powers[..., 1], out=powers[..., power])
     weighted = powers * weight[..., None]
     x_min = np.min(np.where(is_there, x, np.inf), axis=1, initial=np.inf)
     x_max = np.max(np.where(is_there, x, -np.inf), axis=1, initial=-np.inf)
@@ -208,13 +208,13 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     spread = variance * (_POINTS_ALIKE * misfit)[:, None]
     noise = (gain * spread[:, None]) @ gain.transpose(0, 2, 1)
     noise += inverse @ (prior[:, :, None] * inverse)
-    of_pitch, of_yaw = (gain @ by[..., None] for by in (by_pitch, by_yaw))
-    covariance = noise + pitch_std_rad**2 * (of_pitch @ of_pitch.transpose(0, 2, 1))
-    covariance += yaw_std_rad**2 * (of_yaw @ of_yaw.transpose(0, 2, 1))
+    of_angles = gain @ np.stack([pitch_std_rad * by_pitch, yaw_std_rad * by_yaw], axis=2)
+    covariance = noise + of_angles @ of_angles.transpose(0, 2, 1)
     unit = _SCALE[:, None] * _SCALE
     coefficients = np.where(known[:, None], coefficients * _SCALE, np.nan)
-    order = np.argsort(np.where(is_there, x, np.inf), axis=1)[..., None]
-    points = np.take_along_axis(np.stack([x, y], axis=2).astype(np.float32), order, axis=1)
+    order = np.argsort(np.where(is_there, x, np.inf), axis=1)
+    points = np.stack([x, y], axis=2).astype(np.float32)
+    points = points[np.arange(len(points))[:, None], order]
     return _Fits(points, count, coefficients, covariance * unit, noise * unit, x_min, x_max)
 
 
@@ -295,16 +295,16 @@ def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasu
     says sees the distance between them grow by width * d / height per metre.
     """
     mounting = model.mounting
-    begin = max(fits.x_min[left], fits.x_min[right])
-    end = min(fits.x_max[left], fits.x_max[right], _FARTHEST_SHARED_M)
+    begin = float(max(fits.x_min[left], fits.x_min[right]))
+    end = float(min(fits.x_max[left], fits.x_max[right], _FARTHEST_SHARED_M))
     if end - begin < _SHORTEST_SHARED_M:
         return None
-    at = np.array([begin, end])[:, None] ** _POWERS
-    y_left, y_right = at @ fits.coefficients[left], at @ fits.coefficients[right]
+    at = np.array([[1.0, x, x * x, x * x * x] for x in (begin, end)])
+    apart = fits.coefficients[left] - fits.coefficients[right]
     # Across the road, where it turns away from the vehicle's direction.
     middle = 0.5 * (fits.coefficients[left] + fits.coefficients[right])
-    slope = (at[:, :3] * middle[1:] * (1, 2, 3)).sum(axis=1)
-    near, far = (y_left - y_right) / np.hypot(1.0, slope)
+    slopes = at[:, :3] @ (middle[1:] * (1.0, 2.0, 3.0))
+    near, far = (at @ apart / np.hypot(1.0, slopes)).tolist()
     # Extrapolated to the camera, where the pitch has no effect.
     growth = (far - near) / (end - begin)
     width = near - growth * (begin - mounting.x_m)
@@ -316,4 +316,4 @@ def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasu
     std_rad = factor * math.sqrt(variance)
     if std_rad > _LARGEST_PITCH_STD_RAD:
         return None
-    return PitchMeasurement(float(factor * growth), std_rad)
+    return PitchMeasurement(factor * growth, std_rad)

@@ -81,6 +81,21 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """Whether the vehicle leaves its lane, and whether that is warned of.
+
+    Attributes:
+        side: of the boundary; `none` where `state` is.
+        withheld_by: why there is no warning though the vehicle leaves its lane, `indicator` or
+            `slow`; empty in the other states.
+    """
+
+    state: Literal["none", "warning", "withheld"] = "none"
+    side: Side = "none"
+    withheld_by: str = ""
+
+
+@dataclass(frozen=True)
 class Ego:
     """The vehicle in its lane; None where a value cannot be measured.
 
@@ -93,6 +108,7 @@ class Ego:
         curvature_1pm: of the lane at the vehicle, 1/m; positive bends to the left.
         lane_width_m: between the boundaries, perpendicular to the lane.
         lane_change: the side to which the vehicle is changing its lane.
+        departure: None where departures are not warned of.
     """
 
     lateral_offset_m: float | None = None
@@ -101,6 +117,7 @@ class Ego:
     curvature_1pm: float | None = None
     lane_width_m: float | None = None
     lane_change: Side = "none"
+    departure: Departure | None = None
 
 
 @dataclass(frozen=True)

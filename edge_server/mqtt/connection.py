@@ -109,6 +109,9 @@ class Connection:
         self.births: deque[tuple[bytes, bool]] = deque(maxlen=4)
         self._mark_topic = self._birth_topic = ""
         self._watch_mid: int | None = None
+        self._heard_topic = ""
+        self._on_payload: Callable[[bytes], None] | None = None
+        self._listen_mid: int | None = None
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
         self._on_live_sent = on_live_sent
@@ -173,6 +176,15 @@ class Connection:
         _, self._watch_mid = self._client.subscribe(
             [(topic, options) for topic in (birth, *filters)]
         )
+
+    def listen(self, topic: str, on_payload: Callable[[bytes], None]) -> None:
+        """Subscribe: from now on `step` calls `on_payload` with each message of `topic`.
+
+        A retained one is of a time that nobody knows, and is left out.
+        """
+        self._heard_topic, self._on_payload = topic, on_payload
+        options = SubscribeOptions(qos=0, noLocal=True)
+        _, self._listen_mid = self._client.subscribe([(topic, options)])
 
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LIVE_EXPIRY_S`; return False if the
@@ -308,7 +320,17 @@ class Connection:
 
     def _on_subscribe(self, _c: Any, _d: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
         self.watched = self.watched or mid == self._watch_mid
-        if refusal := next((reason for reason in reasons if reason.is_failure), None):
+        refusal = next((reason for reason in reasons if reason.is_failure), None)
+        if refusal is None:
+            return
+        if mid == self._listen_mid:
+            log.error(
+                "mqtt: %s does not let this device read %s (%s): the vehicle's state is not known",
+                address_of(self._mqtt),
+                self._heard_topic,
+                refusal,
+            )
+        else:
             log.info(
                 "mqtt: %s does not let this device read what it retains (%s): states of models and "
                 "cameras that are gone since an earlier run stay there",
@@ -321,6 +343,9 @@ class Connection:
             self.mark = bytes(message.payload)
         elif message.topic == self._birth_topic:
             self.births.append((bytes(message.payload), message.retain))
+        elif message.topic == self._heard_topic:
+            if self._on_payload is not None and not message.retain:
+                self._on_payload(bytes(message.payload))
         elif message.retain and message.payload and len(self.retained) < _MAX_RETAINED:
             self.retained.add(message.topic)
 

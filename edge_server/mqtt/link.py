@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from edge_server.errors import InvalidRequest
 from edge_server.lanes.e2e import Envelope, new_session
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from edge_server.mqtt.event_feed import EventFeed
     from edge_server.mqtt.topics import Topics
     from edge_server.pipeline.events import Event
+    from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Feed:
         lost: number of lane messages that a link took and did not write.
         losses: number of open connections that ended without being left.
         session: of this process, in envelopes and births.
+        vehicle: gets what the vehicle publishes of itself; None takes nothing.
         contest: with others that publish as this device.
         latency: (camera,) → the age of lanes when they are written to the connection.
     """
@@ -69,6 +72,7 @@ class Feed:
     now_ns: Callable[[], int] = time.monotonic_ns
     outbox: Outbox[tuple[int, LaneFrame]] = field(default_factory=Outbox)
     events: EventFeed | None = None
+    vehicle: VehicleInputs | None = None
     online: bool = False
     published: int = 0
     lost: int = 0
@@ -252,9 +256,22 @@ class Link:
         self.connected = True
         topics = self._feed.topics
         connection.watch(topics.acknowledged, topics.meta, *topics.states())
+        if self.mqtt.vehicle_state:
+            connection.listen(topics.vehicle, self._take_vehicle_state)
         if not self._feed.contest.text:
             self._log_once(logging.INFO, f"connected to {self.address}")
         return True
+
+    def _take_vehicle_state(self, data: bytes) -> None:
+        feed = self._feed
+        if feed.vehicle is None:
+            return
+        try:
+            state = payloads.read_vehicle_state(data, feed.now_ns(), self.mqtt.payload)
+        except InvalidRequest as error:
+            log.warning("mqtt: %s: left out: %s", feed.topics.vehicle, error)
+        else:
+            feed.vehicle.put(state)
 
     def _drain(self, connection: Connection) -> None:
         """Write what the broker takes now: states first, then events, then the newest lanes.

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
+from edge_server.errors import InvalidRequest
 from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
@@ -23,8 +25,9 @@ from edge_server.pipeline.messages import (
     event_fields,
     lane_frame_fields,
 )
+from edge_server.pipeline.vehicle import VehicleState, vehicle_state
 from edge_server.process.utf8 import as_utf8
-from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
+from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,6 +165,31 @@ def acknowledged_event(payload: bytes) -> int | None:
         return int(msgspec.json.decode(payload, type=dict[str, str])["event"])
     except (msgspec.MsgspecError, KeyError, ValueError):
         return None
+
+
+def read_vehicle_state(data: bytes, now_mono_ns: int, payload: PayloadFormat) -> VehicleState:
+    """Return what a message to the topic `vehicle` says: a `SetVehicleStateRequest`.
+
+    Args:
+        data: in the form of `payload`; JSON with a misspelt name or word is refused.
+        now_mono_ns: `time.monotonic_ns()` of its arrival.
+        payload: as the settings have it.
+
+    Raises:
+        InvalidRequest: it is no such message, or says what cannot be; see `vehicle_state`.
+    """
+    request = lane_service_pb2.SetVehicleStateRequest()
+    try:
+        if payload == "json":
+            json_format.Parse(data, request)
+        else:
+            request.MergeFromString(data)
+    except (json_format.ParseError, DecodeError, ValueError, RecursionError) as error:
+        text = str(error).partition("\n")[0][:200]
+        raise InvalidRequest(
+            f"this is no SetVehicleStateRequest in {payload}, as mqtt.payload has it: {text}"
+        ) from error
+    return vehicle_state(request, now_mono_ns)
 
 
 def update(identity: Identity, record: UpdateRecord) -> bytes:

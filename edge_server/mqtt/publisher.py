@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
@@ -49,6 +50,7 @@ class Publisher:
         mqtt: the broker and the credentials for it; None publishes nothing until `change`.
         identity: of this device.
         events: are published at least once, in their order; None publishes none.
+        vehicle: gets the vehicle's state where `mqtt.vehicle_state` is on; None takes none.
         keepalive_s: see `KEEPALIVE_S`.
         now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
@@ -62,12 +64,13 @@ class Publisher:
         identity: Identity,
         *,
         events: EventLog | None = None,
+        vehicle: VehicleInputs | None = None,
         keepalive_s: int = KEEPALIVE_S,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._identity = identity
         self._topics = Topics(identity.device)
-        self._feed = Feed(identity, self._topics, keepalive_s, now_ns)
+        self._feed = Feed(identity, self._topics, keepalive_s, now_ns, vehicle=vehicle)
         if events is not None:
             self._feed.events = EventFeed(events)
             events.when_visible(self._ring)

@@ -60,6 +60,11 @@ class Topics:
         """Retained: the id of the newest event that the broker has acknowledged."""
         return f"{PREFIX}/{self.device}/acknowledged"
 
+    @property
+    def vehicle(self) -> str:
+        """Never retained, for others to publish: what the vehicle measures of itself."""
+        return f"{PREFIX}/{self.device}/vehicle"
+
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"

@@ -274,4 +274,11 @@ def _ego(ego: Ego) -> dict[str, Any]:
         "lane_width_m": ego.lane_width_m,
     }
     known = {name: round(value, 6) for name, value in measured.items() if value is not None}
-    return {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
+    fields: dict[str, Any] = {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
+    if (departure := ego.departure) is not None:
+        fields["departure"] = {
+            "state": f"DEPARTURE_STATE_{departure.state.upper()}",
+            "side": "" if departure.side == "none" else departure.side,
+            "withheld_by": departure.withheld_by,
+        }
+    return fields

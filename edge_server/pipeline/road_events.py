@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from edge_server.lanes.departure import DepartureWatch
+from edge_server.lanes.types import Departure
 from edge_server.pipeline.events import Event
 
 if TYPE_CHECKING:
@@ -58,6 +59,17 @@ class RoadEvents:
         if not frame.failure:
             self._follow_lane_change(frame)
             self._follow_degraded(frame)
+
+    @property
+    def departure(self) -> Departure | None:
+        """Whether the vehicle leaves its lane, as of the last `update`; None without a rule."""
+        if self._watch is None:
+            return None
+        if (warning := self._watch.active) is not None:
+            return Departure("warning", warning.side)
+        if (withheld := self._watch.withheld) is not None:
+            return Departure("withheld", withheld.side, withheld.cause or "")
+        return Departure()
 
     def _put_departure(self, frame: LaneFrame, change: DepartureChange) -> None:
         near = f"{abs(change.distance_m):.2f} m"

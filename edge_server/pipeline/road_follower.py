@@ -72,4 +72,7 @@ class RoadFollower:
                 ego = replace(ego_of(lanes), lane_change=self._tracker.lane_change)
             lane_frame = replace(lane_frame, lanes=lanes, ego=ego)
         self._events.update(lane_frame, vehicle)
+        if lane_frame.ego is not None:
+            ego = replace(lane_frame.ego, departure=self._events.departure)
+            lane_frame = replace(lane_frame, ego=ego)
         return lane_frame

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.errors import InvalidRequest
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 
 # At 1 rad/s a heading that is older is off by half a radian.
 OLDEST_S = 0.5
+# Clocks of one host agree; a moment that is later than this was not measured yet.
+_FUTURE_NS = 10_000_000
+_INDICATORS: Mapping[int, Indicator] = MappingProxyType(
+    {
+        pb.INDICATOR_UNSPECIFIED: "unknown",
+        pb.INDICATOR_OFF: "off",
+        pb.INDICATOR_LEFT: "left",
+        pb.INDICATOR_RIGHT: "right",
+        pb.INDICATOR_HAZARD: "hazard",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,34 @@ class VehicleState:
     speed_mps: float | None = None
     yaw_rate_radps: float | None = None
     indicator: Indicator = "unknown"
+
+
+def vehicle_state(request: pb.SetVehicleStateRequest, now_ns: int) -> VehicleState:
+    """Return what `request` says of the vehicle, which has just arrived over gRPC or MQTT.
+
+    Args:
+        request: with `mono_ns` 0 it was measured now.
+        now_ns: `time.monotonic_ns()`.
+
+    Raises:
+        InvalidRequest: a number is not finite, the indicator unknown, or the moment in the future.
+    """
+    measured: dict[str, float] = {}
+    for name in ("speed_mps", "yaw_rate_radps"):
+        if request.HasField(name):
+            measured[name] = getattr(request, name)
+            if not math.isfinite(measured[name]):
+                raise InvalidRequest(f"{name} is {measured[name]}: it is a finite number")
+    indicator = _INDICATORS.get(request.indicator)
+    if indicator is None:
+        raise InvalidRequest(f"indicator is {request.indicator}: it is a value of Indicator")
+    mono_ns = request.mono_ns or now_ns
+    if not 0 < mono_ns <= now_ns + _FUTURE_NS:
+        raise InvalidRequest(
+            f"mono_ns is {mono_ns}, and this device's CLOCK_MONOTONIC is {now_ns}: the "
+            "measurement cannot be later; 0 is now"
+        )
+    return VehicleState(mono_ns, **measured, indicator=indicator)
 
 
 class VehicleInputs:

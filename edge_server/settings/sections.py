@@ -117,11 +117,13 @@ class Mqtt(Section, frozen=True):
     """`[mqtt]`: the broker; without this table nothing is published.
 
     Attributes:
-        insecure: allows a password to cross a network in plain text.
+        insecure: allows a password, or the vehicle's state, to cross a network in plain text.
         ca_file: PEM; the authority that must have signed the broker's certificate; enables TLS.
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
         payload: of lanes and events: `protobuf` is the message of lanes.proto or events.proto, in
             half the bytes of `json`, which is its JSON mapping. States are always JSON.
+        vehicle_state: takes the vehicle's speed, yaw rate and indicator from the topic `vehicle`,
+            in the form of `payload`; whoever may publish there can withhold warnings.
         home_assistant: the prefix under which Home Assistant discovers the device, by default
             `homeassistant` there; None announces nothing.
     """
@@ -135,6 +137,7 @@ class Mqtt(Section, frozen=True):
     key_file: str | None = None
     insecure: bool = False
     payload: PayloadFormat = "json"
+    vehicle_state: bool = False
     home_assistant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +147,12 @@ class Mqtt(Section, frozen=True):
             raise ValueError("cert_file needs ca_file: without it there is no TLS")
         if self.home_assistant and self.payload != "json":
             raise ValueError('home_assistant needs payload = "json": it reads nothing else')
+        if self.vehicle_state and not (self.ca_file or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, and vehicle_state would let anybody on the "
+                "network withhold warnings; encrypt with ca_file, or set insecure = true if that "
+                "is meant"
+            )
         if self.password_file and not (self.ca_file or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"{self.host} is beyond the loopback, and the password would cross the network in "

@@ -190,7 +190,8 @@ class Http(Section, frozen=True):
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
             arrived by then, or whose client has not read what was sent.
         idle_timeout_ms: a connection without a request is closed after this time.
-        max_connections: one more ends the connection that has kept the server waiting longest.
+        max_connections: one more ends the connection that has kept the server waiting longest. TLS
+            handshakes are as many beside them, and one more ends the oldest.
         max_header_bytes: of one request, its first line included.
         forward_headers: as `[grpc]` has it.
         host_names: by which browsers may call the page, beside the name of this machine and its

@@ -2,9 +2,10 @@
 
     python lanes.py 127.0.0.1:8001 lanes [COUNT]             # of all cameras
     python lanes.py 127.0.0.1:8001 events LAST_ID [COUNT]    # a file that keeps the last id
-    python lanes.py 127.0.0.1:8001 vehicle SPEED_MPS
+    python lanes.py 127.0.0.1:8001 vehicle SPEED_MPS [off|left|right|hazard [SECONDS]]
 
-COUNT ends the program after so many. README.md says how the stubs are made.
+COUNT ends the program after so many; SECONDS has it send the state for so long, ten times a second.
+README.md says how the stubs are made.
 """
 
 from __future__ import annotations
@@ -81,16 +82,28 @@ def show_events(service: lane_service_pb2_grpc.LaneServiceStub, last_id: Path, m
     return shown
 
 
+def send_vehicle_state(
+    service: lane_service_pb2_grpc.LaneServiceStub, speed_mps: float, indicator: str, seconds: float
+) -> None:
+    """Give the vehicle's state, as a vehicle does: the daemon uses a state for half a second."""
+    state = lane_service_pb2.SetVehicleStateRequest(
+        speed_mps=speed_mps,
+        indicator=lane_service_pb2.Indicator.Value(f"INDICATOR_{indicator.upper()}"),
+    )
+    until = time.monotonic() + seconds
+    service.SetVehicleState(state, timeout=1.0)
+    print("taken", flush=True)
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        service.SetVehicleState(state, timeout=1.0)
+
+
 def main(address: str, verb: str, *words: str) -> None:
     with grpc.insecure_channel(address) as channel:
         service = lane_service_pb2_grpc.LaneServiceStub(channel)
         if verb == "vehicle":
-            # Ten times a second in a vehicle: the daemon uses a state for half a second.
-            state = lane_service_pb2.SetVehicleStateRequest(
-                speed_mps=float(words[0]), indicator=lane_service_pb2.INDICATOR_OFF
-            )
-            service.SetVehicleState(state, timeout=1.0)
-            print("taken")
+            speed, indicator, seconds, *_ = *words, *("off", "0")[len(words) - 1 :]
+            send_vehicle_state(service, float(speed), indicator, float(seconds))
             return
         counts = words if verb == "lanes" else words[1:]
         most = int(counts[0]) if counts else 0

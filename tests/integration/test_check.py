@@ -101,6 +101,29 @@ def test_check_is_well_beside_the_daemon_that_runs(
     assert "the daemon runs" in done.stdout
 
 
+def test_check_recognises_the_daemon_that_needs_a_token(
+    tmp_path: Path, decode: str, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("read reads-0123456789abcdef\n")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[access]\ntokens_file = "{tokens}"\n')
+    process = start(decode, f"--config={config}")
+    flags = (
+        *(decode, f"--config={config}", f"--grpc-port={process.port}"),
+        *(f"--metrics-port={process.metrics_port}", f"--http-port={process.http_port}"),
+    )
+    done = edge("check", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "by the daemon or something else; EDGE_SERVER_TOKEN with a token" in done.stdout
+    monkeypatch.setenv("EDGE_SERVER_TOKEN", "reads-0123456789abcdef")
+    done = edge("check", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "the daemon runs" in done.stdout
+    assert f"settings: {config}" in done.stdout
+
+
 def test_an_output_on_a_full_disk_ends_with_one_line(decode: str) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,9 +37,9 @@ def demo(
 
 
 def test_it_ends_after_n_frames_and_leaves_a_picture(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--frames", "20")
+    done = demo(tmp_path, "--frames", "20", "--video", "lanes.mp4")
     assert done.returncode == 0, done.stderr
-    head, *rows = done.stdout.splitlines()[1:-1]
+    head, *rows = done.stdout.splitlines()[1:-2]
     assert head.split() == [
         "camera",
         "frames",
@@ -53,6 +54,13 @@ def test_it_ends_after_n_frames_and_leaves_a_picture(tmp_path: Path) -> None:
     ]
     assert rows[-1].split()[:2] == ["road", "20"]
     assert cv2.imread(str(tmp_path / "lanes.png")).shape == (720, 1280, 3)
+    frames = re.search(rf"(\d+) frames are in {tmp_path}/lanes.mp4", done.stdout)
+    assert frames is not None
+    video = cv2.VideoCapture(str(tmp_path / "lanes.mp4"))
+    # Each frame stands until the next one, in steps of 1/30 s.
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) >= int(frames[1]) > 0
+    picture = video.read()[1]
+    assert picture.shape == (720, 1280, 3)
 
 
 def test_json_is_one_message_a_frame_with_its_lanes(tmp_path: Path) -> None:

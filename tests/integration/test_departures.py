@@ -1,7 +1,9 @@
-"""From a drive to a departure warning in `mosquitto_sub`, with the commands of the README."""
+"""From a drive to a departure warning in `mosquitto_sub`, with the commands of the README; and what
+the vehicle says of itself withholds one, over gRPC and MQTT."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -11,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lane_stubs import SEED, generate_python, write_calibration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .conftest import Mosquitto, Process
 
 README = Path(__file__).parents[2] / "README.md"
 MODELS = Path(__file__).parents[2] / "models"
+EXAMPLE = Path(__file__).parents[2] / "examples/lanes/lanes.py"
 WAIT_S = 60
 
 
@@ -82,3 +86,86 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
     assert -0.3 <= begin["distance_to_line_m"] <= 0.75
     assert (end["phase"], end["cause"]) == ("EVENT_PHASE_END", "returned")
     assert end["begin_id"] == begin["id"]
+
+
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_the_vehicle_says_of_itself_withholds_warnings(
+    mosquitto: Mosquitto, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    if shutil.which("mosquitto_sub") is None:
+        pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
+    generate_python(tmp_path)
+    write_calibration(tmp_path / "front.toml")
+    # Wider than its lane: it leaves it all the time, on both sides.
+    (tmp_path / "drive.toml").write_text(
+        f"""
+        [device]
+        id = "truck-7"
+        [repository]
+        paths = ["{MODELS}"]
+        [vehicle]
+        width_m = 4.0
+        [mqtt]
+        host = "{mosquitto.host}"
+        port = {mosquitto.port}
+        vehicle_state = true
+        [cameras.front]
+        uri = "synthetic://road?seed={SEED}&fps=10"
+        calibration = "{tmp_path / "front.toml"}"
+        max_age_ms = 1000
+        """
+    )
+    broker, root = ("-h", mosquitto.host, "-p", str(mosquitto.port)), "edge/v1/truck-7"
+    topics = ("-t", f"{root}/cameras/front/events/#", "-t", f"{root}/cameras/front/lanes")
+    with running("mosquitto_sub", *broker, "-W", str(WAIT_S), *topics) as subscriber:
+        daemon = start("--config", str(tmp_path / "drive.toml"))
+
+        def next_event() -> tuple[str, str]:
+            messages = (json.loads(line) for line in subscriber.stdout or ())
+            event = next(each for each in messages if each["schema"] == "edge.event/1")
+            assert event["kind"] == "EVENT_KIND_LANE_DEPARTURE"
+            return event["phase"], event["cause"]
+
+        def departure() -> dict[str, str]:
+            """That of the first lanes after the event."""
+            messages = (json.loads(line) for line in subscriber.stdout or ())
+            return dict(next(each for each in messages if "ego" in each)["ego"]["departure"])
+
+        assert next_event() == ("EVENT_PHASE_BEGIN", "left")
+        assert departure() == {
+            "state": "DEPARTURE_STATE_WARNING",
+            "side": "left",
+            "withheld_by": "",
+        }
+
+        stubs = f"PYTHONPATH={tmp_path}"
+        program = ("env", stubs, sys.executable, str(EXAMPLE), f"127.0.0.1:{daemon.port}")
+        with running(*program, "vehicle", "25", "hazard", str(WAIT_S)):
+            assert next_event() == ("EVENT_PHASE_END", "indicator")
+            found = departure()
+            assert found["state"] == "DEPARTURE_STATE_WITHHELD"
+            assert found["withheld_by"] == "indicator"
+        # Half a second later the daemon does not know it any more.
+        assert next_event() == ("EVENT_PHASE_BEGIN", "left")
+
+        publish = ("mosquitto_pub", *broker, "-t", f"{root}/vehicle", "--repeat-delay", "0.1")
+        again = ("--repeat", str(10 * WAIT_S))
+        with running(*publish, *again, "-m", '{"speed_mps": 10}'):
+            assert next_event() == ("EVENT_PHASE_END", "slow")
+            assert departure()["withheld_by"] == "slow"
+        # On the left alone.
+        with running(*publish, *again, "-m", '{"indicator": "INDICATOR_LEFT"}'):
+            assert next_event() == ("EVENT_PHASE_BEGIN", "right")
+        subprocess.run([*publish, "-m", '{"speed": 10}'], check=True)
+        wrong = "edge/v1/truck-7/vehicle: left out: this is no SetVehicleStateRequest in json"
+        while wrong not in daemon.log.read_text():
+            departure()  # lanes go on

@@ -337,6 +337,34 @@ def test_a_client_that_begins_no_encryption_is_cut_off(authority: Any) -> None:
     assert server.worker.failure is None
 
 
+def test_clients_that_begin_no_encryption_are_bounded_in_number(authority: Any) -> None:
+    certificate, key = map(str, authority.issue("server"))
+    tls = Tls(enabled=True, certificate=certificate, key=key)
+    limits = Http(message_timeout_ms=round(1000 * TIMEOUT_S), max_connections=4)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
+    server.start()
+    try:
+        with ExitStack() as opened:
+            silent = [opened.enter_context(_connect(server)) for _ in range(8)]
+            for each in silent[:4]:
+                with suppress(ConnectionError):
+                    assert each.recv(1) == b""  # or a timeout
+            for each in silent[4:]:
+                each.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    each.recv(1)
+            context = ssl.create_default_context(cafile=str(authority.ca))
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", server.port_of("http"), context=context, timeout=TIMEOUT_S
+            )
+            connection.request("POST", "/length", b"abc")
+            assert connection.getresponse().read() == b"3"
+            connection.close()
+    finally:
+        server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
+
+
 def test_certificates_that_are_renewed_are_what_new_connections_see(
     authority: Any, stranger: Any
 ) -> None:

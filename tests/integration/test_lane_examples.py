@@ -148,3 +148,4 @@ def test_a_vehicle_program_gets_lanes_and_events_and_gives_its_speed(
     assert found, event
     assert last_id.read_text() == found[1]
     assert output("vehicle", "22.5") == ["taken"]
+    assert output("vehicle", "22.5", "left", "0.2") == ["taken"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import urllib.request
 from contextlib import ExitStack, closing
@@ -226,6 +227,29 @@ def test_it_comes_back_after_a_restart_without_a_reload(
     wait_for(page, LIVE)
     assert page.inner_text("#link") == "live"
     assert page.evaluate("window.sameDocument")
+
+
+def test_cameras_that_a_reload_removes_leave_the_page_and_hostile_texts_stay_texts(
+    tmp_path: Path, start: Callable[..., Process], see: Callable[..., Seen]
+) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    (tmp_path / "models" / "hostile" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "hostile" / "config.pbtxt").write_text(f'backend: "{hostile}"')
+    flags = flags_of(tmp_path, __proto__="synthetic://road?seed=8&fps=5&width=320&height=180")
+    flags += [f"--model-repository={tmp_path / 'models'}", "--exit-on-error=false"]
+    process = start(*flags)
+    process.drain()
+    seen = see()
+    page = seen.open(process.http_port)
+    wait_for(page, "![undefined, 300].includes(document.querySelector('#strip canvas')?.width)")
+    assert hostile in page.inner_text("#models")
+    assert page.locator("[onerror]").count() == 0
+    (tmp_path / "edge.toml").write_text("[lane_departure]\nmin_speed_mps = 0\n")
+    process.popen.send_signal(signal.SIGHUP)
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'empty'")
+    assert page.evaluate("document.querySelector('#picture').width") == 0
+    assert page.inner_text("#stage-why") == "No camera is configured"
+    assert not seen.errors
 
 
 def test_more_sockets_than_pages_are_refused_and_everything_else_goes_on(

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,12 +22,12 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.pipeline.messages import calibration_message, event_message
-from edge_server.pipeline.vehicle import VehicleState
+from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.api.admission import Admission
     from edge_server.api.grpc.traffic import Traffic
@@ -36,26 +35,15 @@ if TYPE_CHECKING:
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_feed import LaneFeed, LaneReader
     from edge_server.pipeline.lane_pipeline import LanePipeline
-    from edge_server.pipeline.vehicle import Indicator, VehicleInputs
+    from edge_server.pipeline.vehicle import VehicleInputs
 
 log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
 # Methods that parse and serialise their messages themselves.
 OVER_BYTES = ("StreamLanes", "StreamEvents")
-# Clocks of one host agree; a moment that is later than this was not measured yet.
-_FUTURE_NS = 10_000_000
 _LONGEST_CAUSE = 200
 _LONGEST_REQUEST_BYTES = 64 * 1024
-_INDICATORS: Mapping[int, Indicator] = MappingProxyType(
-    {
-        pb.INDICATOR_UNSPECIFIED: "unknown",
-        pb.INDICATOR_OFF: "off",
-        pb.INDICATOR_LEFT: "left",
-        pb.INDICATOR_RIGHT: "right",
-        pb.INDICATOR_HAZARD: "hazard",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -191,23 +179,7 @@ class LaneServicer:
         return response
 
     def SetVehicleState(self, request: Any, context: Any) -> Any:
-        measured = {}
-        for name in ("speed_mps", "yaw_rate_radps"):
-            if request.HasField(name):
-                measured[name] = getattr(request, name)
-                if not math.isfinite(measured[name]):
-                    raise InvalidRequest(f"{name} is {measured[name]}: it is a finite number")
-        indicator = _INDICATORS.get(request.indicator)
-        if indicator is None:
-            raise InvalidRequest(f"indicator is {request.indicator}: it is a value of Indicator")
-        now_ns = self._now_ns()
-        mono_ns = request.mono_ns or now_ns
-        if not 0 < mono_ns <= now_ns + _FUTURE_NS:
-            raise InvalidRequest(
-                f"mono_ns is {mono_ns}, and this device's CLOCK_MONOTONIC is {now_ns}: the "
-                "measurement cannot be later; 0 is now"
-            )
-        self._sources.vehicle.put(VehicleState(mono_ns, **measured, indicator=indicator))
+        self._sources.vehicle.put(vehicle_state(request, self._now_ns()))
         return pb.SetVehicleStateResponse()
 
     def Record(self, request: Any, context: Any) -> Any:

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
-import tritonclient.grpc as triton
+import msgspec
 from grpc_health.v1 import health_pb2 as pb
 
-from edge_server.api.grpc.client import CHANNEL_OPTIONS, target_of
+from edge_server.api.grpc.client import CHANNEL_OPTIONS, DaemonClient, target_of
 from edge_server.board.listening import client_host, host_and_port
-from edge_server.errors import StageStuck
+from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -180,12 +180,13 @@ def not_ready_reason(settings: Grpc) -> str:
 
 
 def server_name(settings: Grpc) -> str:
-    """Return name and version of the server that serves there in plain text; empty without one."""
-    client = triton.InferenceServerClient(host_and_port(settings.host, settings.port))
-    try:
-        metadata = client.get_server_metadata(client_timeout=_TIMEOUT_S)
-    except triton.InferenceServerException:
-        return ""
-    finally:
-        client.close()
-    return f"{metadata.name} {metadata.version}"
+    """Return name and version of the server of another process with these settings; empty where it
+    does not say them. The call goes to the Unix socket where that responds, else to TCP."""
+    for each in dict.fromkeys((settings.socket, None)):
+        with (
+            suppress(EdgeServerError),
+            DaemonClient(msgspec.structs.replace(settings, socket=each)) as client,
+        ):
+            metadata = client.server()
+            return f"{metadata.name} {metadata.version}"
+    return ""

@@ -1,16 +1,23 @@
-"""TLS of the listeners: certificates that are renewed, handshakes bounded in time."""
+"""TLS of the listeners: certificates that are renewed, handshakes bounded in number and time."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.api.certificates import CertificateWatch
 
 if TYPE_CHECKING:
-    import asyncio
+    import socket
+    from collections.abc import Awaitable, Callable
 
     from edge_server.settings import Tls
+
+# After a connection that cannot be accepted, as without a free file descriptor.
+_RETRY_S = 0.5
 
 
 class Encryption:
@@ -29,13 +36,75 @@ class Encryption:
 
 
 def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-    """Have the servers of `loop` wait so long for a client's handshake: uvicorn has no setting for
-    it, and a minute for connections that nothing counts yet would take all file descriptors."""
+    """Have the encrypted servers of `loop` be `_HandshakeServer`s, with as many handshakes as their
+    backlog has connections: uvicorn has no setting for either bound."""
     create = loop.create_server
 
-    def create_server(*args: Any, **options: Any) -> Any:
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = timeout_s
-        return create(*args, **options)
+    async def create_server(factory: Callable[[], asyncio.Protocol], **options: Any) -> Any:
+        context = options.get("ssl")
+        if context is None:
+            return await create(factory, **options)
+        greet = partial(
+            loop.connect_accepted_socket, factory, ssl=context, ssl_handshake_timeout=timeout_s
+        )
+        return _HandshakeServer(loop, options["sock"], greet, options["backlog"])
 
-    loop.create_server = create_server  # type: ignore[method-assign]
+    loop.create_server = create_server  # type: ignore[method-assign, assignment]
+
+
+class _HandshakeServer:
+    """Accepts connections and waits for their handshakes: one more than `most` ends the oldest.
+
+    A server of asyncio gives a connection to its protocol after the handshake; what it waits for
+    before, nothing counts, and the file descriptors are those of the whole daemon.
+
+    Args:
+        greet: does the handshake on an accepted connection, and hands it to its protocol.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        bound: socket.socket,
+        greet: Callable[[socket.socket], Awaitable[object]],
+        most: int,
+    ) -> None:
+        self._loop = loop
+        self._bound = bound
+        self._greet = greet
+        self._most = most
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._accepting = loop.create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more connections, and end handshakes that are not done."""
+        for task in (self._accepting, *self._handshakes):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait({self._accepting, *self._handshakes})
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._bound)
+            except ConnectionError:  # it is gone already
+                await asyncio.sleep(0)
+                continue
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._handshakes) >= self._most:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._shake_hands(connection))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+            # The handshake begins, and other connections have their turn.
+            await asyncio.sleep(0)
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        # What a client does wrong is not worth a line; the transport closes its connection.
+        with suppress(OSError, asyncio.TimeoutError):
+            await self._greet(connection)

@@ -39,6 +39,8 @@ _GATHER_S = 1.0
 _LOOK_S = 5.0
 _TIMEOUT_S = 5.0
 _RETRY_S = (1.0, 60.0)
+# Characters of a client's tracestate; W3C Trace Context, 3.3.1.5, lets others be dropped.
+_LONGEST_STATE = 512
 _PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 
 
@@ -213,6 +215,8 @@ def parent_of(headers: Headers) -> SpanContext | None:
     if not context.is_valid:
         return None
     state = context.trace_state.to_header()
+    if len(state) > _LONGEST_STATE:
+        state = ""
     return SpanContext(context.trace_id, context.span_id, context.trace_flags.sampled, state)
 
 
@@ -235,7 +239,10 @@ def library_exporter(
     # It logs each attempt; `SpanSender` says what changes.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     exporter = OTLPSpanExporter(
-        settings.endpoint, certificate_file=settings.ca_file, timeout=_TIMEOUT_S
+        settings.endpoint,
+        certificate_file=settings.ca_file,
+        timeout=_TIMEOUT_S,
+        session=_session_without_bodies(),
     )
     given = dict(each.split("=", 1) for each in settings.resource)
     about = Resource({"host.name": socket.gethostname(), **resource, **given})
@@ -268,6 +275,25 @@ def library_exporter(
         return exporter.export(made) is SpanExportResult.SUCCESS
 
     return export, exporter.shutdown
+
+
+def _session_without_bodies() -> Any:
+    """Return what the exporter sends with: it reads no body of a response, which may be of any
+    length and unpacked be any number of times as long; and a redirect is no success."""
+    import requests  # noqa: PLC0415 - comes with the exporter
+
+    def judge(response: Any, **_: object) -> None:
+        if response.status_code == 200 and response.headers.get("Content-Length") == "0":
+            response.content  # noqa: B018 - hands the connection back for the next request
+        else:
+            response.close()
+        if 300 <= response.status_code < 400:
+            raise requests.TooManyRedirects(f"it answers {response.status_code}")
+
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(judge)
+    return session
 
 
 def _nothing() -> None:

@@ -2,9 +2,11 @@
 //
 //   lanes 127.0.0.1:8001 lanes [COUNT]             of all cameras
 //   lanes 127.0.0.1:8001 events LAST_ID [COUNT]    a file that keeps the last id
-//   lanes 127.0.0.1:8001 vehicle SPEED_MPS
+//   lanes 127.0.0.1:8001 vehicle SPEED_MPS [off|left|right|hazard [SECONDS]]
 //
-// COUNT ends the program after so many. README.md says how it is built.
+// COUNT ends the program after so many; SECONDS has it send the state for so long, ten times a
+// second. README.md says how it is built.
+#include <cctype>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -98,21 +100,32 @@ Status ShowEvents(v1::LaneService::Stub& service, const std::string& file, long 
   return stream->Finish();
 }
 
-int SetSpeed(v1::LaneService::Stub& service, double speed_mps) {
-  // Ten times a second in a vehicle: the daemon uses a state for half a second.
-  ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+// Gives the vehicle's state, as a vehicle does: the daemon uses a state for half a second.
+int SendVehicleState(v1::LaneService::Stub& service, double speed_mps, std::string indicator,
+                     double seconds) {
+  for (char& letter : indicator) letter = static_cast<char>(std::toupper(letter));
+  v1::Indicator word;
+  if (!v1::Indicator_Parse("INDICATOR_" + indicator, &word)) {
+    std::cerr << "the indicator is off, left, right or hazard\n";
+    return 2;
+  }
   v1::SetVehicleStateRequest state;
   state.set_speed_mps(speed_mps);
-  state.set_indicator(v1::INDICATOR_OFF);
-  v1::SetVehicleStateResponse response;
-  const Status status = service.SetVehicleState(&context, state, &response);
-  if (!status.ok()) {
-    std::cerr << "error " << status.error_code() << ": " << status.error_message() << "\n";
-    return 1;
+  state.set_indicator(word);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  for (bool first = true;; first = false) {
+    ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    v1::SetVehicleStateResponse response;
+    const Status status = service.SetVehicleState(&context, state, &response);
+    if (!status.ok()) {
+      std::cerr << "error " << status.error_code() << ": " << status.error_message() << "\n";
+      return 1;
+    }
+    if (first) std::cout << "taken" << std::endl;
+    if (std::chrono::steady_clock::now() >= until) return 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  std::cout << "taken" << std::endl;
-  return 0;
 }
 
 }  // namespace
@@ -120,12 +133,16 @@ int SetSpeed(v1::LaneService::Stub& service, double speed_mps) {
 int main(int argc, char** argv) {
   const std::string verb = argc > 2 ? argv[2] : "";
   if (!(verb == "lanes" || (argc > 3 && (verb == "events" || verb == "vehicle")))) {
-    std::cerr << "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | vehicle SPEED\n";
+    std::cerr << "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | "
+                 "vehicle SPEED [off|left|right|hazard [SECONDS]]\n";
     return 2;
   }
   auto channel = grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials());
   auto service = v1::LaneService::NewStub(channel);
-  if (verb == "vehicle") return SetSpeed(*service, std::atof(argv[3]));
+  if (verb == "vehicle") {
+    return SendVehicleState(*service, std::atof(argv[3]), argc > 4 ? argv[4] : "off",
+                            argc > 5 ? std::atof(argv[5]) : 0.0);
+  }
   const int count_at = verb == "lanes" ? 3 : 4;
   const long most = argc > count_at ? std::atol(argv[count_at]) : 0;
   long shown = 0;

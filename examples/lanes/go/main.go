@@ -2,9 +2,10 @@
 //
 //	lanes 127.0.0.1:8001 lanes [COUNT]             of all cameras
 //	lanes 127.0.0.1:8001 events LAST_ID [COUNT]    a file that keeps the last id
-//	lanes 127.0.0.1:8001 vehicle SPEED_MPS
+//	lanes 127.0.0.1:8001 vehicle SPEED_MPS [off|left|right|hazard [SECONDS]]
 //
-// COUNT ends the program after so many. README.md says how it is built.
+// COUNT ends the program after so many; SECONDS has it send the state for so long, ten times a
+// second. README.md says how it is built.
 package main
 
 import (
@@ -104,21 +105,44 @@ func showEvents(service v1.LaneServiceClient, file string, most int) (shown int,
 	}
 }
 
-func setSpeed(service v1.LaneServiceClient, text string) error {
-	speed, err := strconv.ParseFloat(text, 64)
+// sendVehicleState gives the vehicle's state, as a vehicle does: the daemon uses a state for half a
+// second. The words are the speed, the indicator and the seconds; the last two may be missing.
+func sendVehicleState(service v1.LaneServiceClient, words []string) error {
+	if len(words) == 1 {
+		words = append(words, "off")
+	}
+	if len(words) == 2 {
+		words = append(words, "0")
+	}
+	speed, err := strconv.ParseFloat(words[0], 64)
 	if err != nil {
 		return err
 	}
-	// Ten times a second in a vehicle: the daemon uses a state for half a second.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, err = service.SetVehicleState(ctx, &v1.SetVehicleStateRequest{
-		SpeedMps: &speed, Indicator: v1.Indicator_INDICATOR_OFF,
-	})
-	if err == nil {
-		fmt.Println("taken")
+	indicator, known := v1.Indicator_value["INDICATOR_"+strings.ToUpper(words[1])]
+	if !known {
+		return fmt.Errorf("the indicator is off, left, right or hazard, not %s", words[1])
 	}
-	return err
+	seconds, err := strconv.ParseFloat(words[2], 64)
+	if err != nil {
+		return err
+	}
+	state := &v1.SetVehicleStateRequest{SpeedMps: &speed, Indicator: v1.Indicator(indicator)}
+	until := time.Now().Add(time.Duration(seconds * float64(time.Second)))
+	for first := true; ; first = false {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err = service.SetVehicleState(ctx, state)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if first {
+			fmt.Println("taken")
+		}
+		if !time.Now().Before(until) {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 func run(address, verb string, words []string) error {
@@ -129,7 +153,7 @@ func run(address, verb string, words []string) error {
 	defer channel.Close()
 	service := v1.NewLaneServiceClient(channel)
 	if verb == "vehicle" {
-		return setSpeed(service, words[0])
+		return sendVehicleState(service, words)
 	}
 	counts := words
 	if verb == "events" {
@@ -163,7 +187,7 @@ func run(address, verb string, words []string) error {
 func main() {
 	args := os.Args[1:]
 	if len(args) < 2 || (args[1] != "lanes" && len(args) < 3) {
-		fmt.Fprintln(os.Stderr, "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | vehicle SPEED")
+		fmt.Fprintln(os.Stderr, "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | vehicle SPEED [off|left|right|hazard [SECONDS]]")
 		os.Exit(2)
 	}
 	if err := run(args[0], args[1], args[2:]); err != nil {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import cv2
 import numpy as np
 import pytest
 
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.jpeg import JpegDecoder, damage_of, read_header
+from edge_server.cameras.jpeg import JpegDecoder, damage_of, encode_jpeg, read_header
 from edge_server.errors import SourceError
+from edge_server.pixels import Image, PixelFormat
 
 
 def jpeg(width: int = 330, height: int = 242, *options: int) -> bytes:
@@ -107,6 +109,24 @@ def test_a_smaller_picture_shows_the_same() -> None:
     # The most at the edge between two colours, where chroma has half the resolution.
     assert differences.mean() < 0.5
     assert differences.max() <= 16
+
+
+@pytest.mark.parametrize("pixel_format", PixelFormat)
+def test_a_small_jpeg_of_a_huge_image_needs_no_copy_of_its_size(pixel_format: PixelFormat) -> None:
+    width, height = 7680, 4320
+    rows = height * 3 // 2 if pixel_format.is_subsampled else height
+    channels = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(pixel_format, 1)
+    image = Image.of_packed(pixel_format, np.full((rows, width, channels), 128, np.uint8))
+    tracemalloc.start()
+    try:
+        data = encode_jpeg(image, 78, 320)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    header = read_header(data)
+    assert header is not None
+    assert (header.width, header.height) == (320, 180)
+    assert peak < 4_000_000
 
 
 def test_a_picture_too_large_for_the_memory_is_not_decoded() -> None:

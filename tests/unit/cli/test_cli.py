@@ -12,7 +12,8 @@ import pytest
 from edge_server import errors
 from edge_server.cli.exit_codes import report
 from edge_server.cli.flags.table import GROUPS
-from edge_server.cli.main import run_command
+from edge_server.cli.main import command_line, run_command
+from edge_server.cli.run import choose_file
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +100,31 @@ def test_check_reports_of_flags_without_effect(
     arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt", *ports]
     assert run_command(["check", *arguments]) == 0
     assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_there", "config", "what"),
+    [
+        ([], True, "service.toml", "settings: {}/service.toml"),
+        ([], False, None, "settings: the flags and the defaults; --config names a file"),
+        (["--config", "own.toml"], True, "own.toml", "settings: own.toml"),
+        (
+            ["--grpc-port=0"],
+            True,
+            None,
+            "settings: the flags alone; those of the service: --config {}/service.toml",
+        ),
+    ],
+)
+def test_check_without_a_flag_takes_the_settings_of_the_service(
+    tmp_path: Path, flags: list[str], is_there: bool, config: str | None, what: str
+) -> None:
+    installed = tmp_path / "service.toml"
+    if is_there:
+        installed.touch()
+    arguments = command_line().parse_args(["check", *flags])
+    assert choose_file(arguments, installed) == what.format(tmp_path)
+    assert (arguments.config and arguments.config.name) == config
 
 
 # systemd restarts the daemon after every code but 2 and 78.

@@ -250,6 +250,22 @@ def test_the_summary_names_what_was_applied(
     assert notified
 
 
+def test_what_waits_for_a_restart_is_not_said_to_be_no_difference(
+    notified: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = Settings(serving=Serving(name="other"))
+    requested = Requests()
+    made = SettingsReload(Settings(), lambda: wanted, requested, {})
+    requested.set()
+    with caplog.at_level(logging.INFO):
+        made.tick(0.0)
+    first, second = (record.message for record in caplog.records)
+    assert first == "settings: reloaded; nothing changes yet"
+    assert second.startswith("settings: serving.name: ")
+    assert "restart needed" in second
+    assert notified
+
+
 def test_a_part_that_refuses_the_settings_keeps_every_part_as_it_is(
     notified: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

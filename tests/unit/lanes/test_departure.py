@@ -117,6 +117,21 @@ def test_nothing_is_warned_of_with_a_reason(silent: Drive) -> None:
     assert not list(silent.changes(4))
 
 
+@pytest.mark.parametrize(
+    ("turn", "speed_mps", "cause"), [("left", 25.0, "indicator"), ("off", 10.0, "slow")]
+)
+def test_what_is_withheld_has_held_for_as_many_frames_as_a_warning(
+    turn: Turn, speed_mps: float, cause: str
+) -> None:
+    watch = DepartureWatch(DepartureRule(frames=3))
+    near, far = [boundary(-1, HALF_WIDTH_M - 0.1)], [boundary(-1, HALF_WIDTH_M + 0.8)]
+    found = []
+    for n, lanes in enumerate([near, near, near, near, far, near]):
+        assert watch.update(lanes, n * 33_000_000, speed_mps, turn) is None
+        found.append(watch.withheld and (watch.withheld.side, watch.withheld.cause))
+    assert found == [None, None, ("left", cause), ("left", cause), None, None]
+
+
 def test_the_indicator_of_the_other_side_withholds_nothing() -> None:
     assert next(Drive(drift(0.5), turn="right").changes(10))[1].side == "left"
 

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,10 +19,20 @@ from lane_frame_schema import lane_frame_schema
 from edge_server.board.identity import Identity
 from edge_server.board.update_record import UpdateRecord
 from edge_server.board.wall_clock import ClockState
-from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial, StageLatency
+from edge_server.errors import InvalidRequest
+from edge_server.lanes.types import (
+    Departure,
+    Ego,
+    GroundLane,
+    Lane,
+    LaneFrame,
+    Polynomial,
+    StageLatency,
+)
 from edge_server.mqtt import payloads
 from edge_server.pipeline.messages import LaneMessage
-from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.pipeline.vehicle import VehicleState
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
@@ -76,7 +86,12 @@ EXAMPLE = replace(
         ),
         replace(lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649), predicted=True),
     ),
-    ego=Ego(lateral_offset_m=-0.12, lateral_offset_std_m=0.03, heading_error_rad=0.0021),
+    ego=Ego(
+        lateral_offset_m=-0.12,
+        lateral_offset_std_m=0.03,
+        heading_error_rad=0.0021,
+        departure=Departure("withheld", "left", "indicator"),
+    ),
 )
 
 
@@ -366,3 +381,34 @@ def test_the_protobuf_payload_is_the_json_payload(age_ns: int, whole: bool, fail
     assert lanes_pb2.LaneFrame.FromString(written) == expected
     # As the lane service sends it.
     assert LaneMessage(sent, IDENTITY, 7).sent_at(now_ns) == expected
+
+
+def test_a_vehicle_publishes_its_state_in_the_form_of_the_settings() -> None:
+    sent = b'{"speed_mps": 21.5, "indicator": "INDICATOR_LEFT"}'
+    expected = VehicleState(70, 21.5, None, "left")
+    assert payloads.read_vehicle_state(sent, 70, "json") == expected
+    request = lane_service_pb2.SetVehicleStateRequest(speed_mps=21.5, indicator=2, mono_ns=60)
+    state = payloads.read_vehicle_state(request.SerializeToString(), 70, "protobuf")
+    assert state == VehicleState(60, 21.5, None, "left")
+
+
+@pytest.mark.parametrize(
+    ("data", "payload", "named"),
+    [
+        (b"22.5", "json", "no SetVehicleStateRequest in json"),
+        (b"\xff\xfe", "json", "no SetVehicleStateRequest in json"),
+        (b'{"speed_mps": "fast"}', "json", "speed_mps"),
+        (b'{"speed_mps": "NaN"}', "json", "speed_mps is nan"),
+        (b'{"indicator": "LEFT"}', "json", "indicator"),
+        (b'{"speed": 22.5}', "json", '"speed"'),
+        (b'{"mono_ns": "99000000000"}', "json", "cannot be later"),
+        (b"[" * 5000, "json", "no SetVehicleStateRequest in json"),
+        (b'{"speed_mps": 22.5}', "protobuf", "no SetVehicleStateRequest in protobuf"),
+        (b"\x18\x09", "protobuf", "indicator is 9"),
+    ],
+)
+def test_a_vehicles_message_that_cannot_be_is_refused_with_what_is_wrong(
+    data: bytes, payload: Literal["json", "protobuf"], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        payloads.read_vehicle_state(data, 70, payload)

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 
+import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
 
@@ -20,6 +21,8 @@ from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
+from edge_server.mqtt.topics import Topics
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt
 
@@ -168,3 +171,31 @@ def test_a_certificate_of_another_time_may_be_the_clocks_fault(
     error.verify_code = code
     assert "certificate verify failed: some reason" in reason_of(error)
     assert ("is the clock of this device right?" in reason_of(error)) is about_the_clock
+
+
+def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topics, vehicle = Topics("truck-7"), VehicleInputs()
+    feed = linking.Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
+    mqtt = Mqtt("127.0.0.1", 9, vehicle_state=True)
+    link = linking.Link(mqtt, feed, lambda _: True)
+    connection = Connection(mqtt, "client")
+    connection.listen(topics.vehicle, link._take_vehicle_state)
+
+    def arrives(payload: bytes, *, retain: bool = False) -> float | None:
+        message = paho.MQTTMessage(topic=topics.vehicle.encode())
+        message.payload, message.retain = payload, retain
+        connection._on_message(None, None, message)
+        return vehicle.at(70).speed_mps
+
+    assert arrives(b'{"speed_mps": 30}', retain=True) is None
+    assert arrives(b'{"speed_mps": 21.5}') == 21.5
+    assert arrives(b"not JSON") == 21.5
+    assert [record.getMessage().partition(" SetVehicle")[0] for record in caplog.records] == [
+        "mqtt: edge/v1/truck-7/vehicle: left out: this is no"
+    ]
+    # It is no state of this device, which a new run would clear.
+    assert not connection.retained
+    connection.close()
+    link.leave()

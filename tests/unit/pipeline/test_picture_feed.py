@@ -9,6 +9,7 @@ from edge_server.cameras.frame import Frame
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.picture_feed import (
     PROCESSOR_SHARE,
+    SENDING_S,
     SIZES,
     PictureFeed,
     Sight,
@@ -153,11 +154,24 @@ def test_the_encoder_rests_so_that_it_takes_its_share_alone() -> None:
     bench.tick()
     bench.tick()
     assert len(bench.encoded) == 1
-    assert waited == [pytest.approx(0.001 / (2 * PROCESSOR_SHARE))]
+    assert waited == [pytest.approx((0.001 + SENDING_S) / (2 * PROCESSOR_SHARE))]
     bench.pass_by(waited[0])
     bench.tick()
     assert len(bench.encoded) == 2
     assert viewer.take() == b"a 0 960", "the camera that waited longest comes first"
+
+
+def test_what_many_pages_take_to_send_counts_too() -> None:
+    bench = Bench(processors=2)
+    waited: list[float] = []
+    bench.feed.worker.wait = waited.append  # type: ignore[method-assign]
+    for _ in range(15):
+        bench.viewer(front="large")
+    bench.give("front", 0)
+    bench.tick()
+    bench.tick()
+    assert len(bench.encoded) == 1
+    assert waited == [pytest.approx((0.001 + 15 * SENDING_S) / (2 * PROCESSOR_SHARE))]
 
 
 def test_a_picture_that_cannot_be_made_costs_that_picture_alone() -> None:

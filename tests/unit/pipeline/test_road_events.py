@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.lanes.departure import DepartureRule
-from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame, Polynomial
+from edge_server.lanes.types import Departure, Ego, GroundLane, Lane, LaneFrame, Polynomial
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.vehicle import VehicleState
@@ -17,6 +17,7 @@ from edge_server.pipeline.vehicle import VehicleState
 if TYPE_CHECKING:
     from edge_server.lanes.types import Side
     from edge_server.pipeline.events import Event
+    from edge_server.pipeline.vehicle import Indicator
 
 FRAME_NS = 33_000_000
 
@@ -70,6 +71,26 @@ def test_a_departure_before_the_line_says_how_far_the_line_is() -> None:
     assert begin.distance_to_line_m is not None
     assert begin.distance_to_line_m > 0
     assert f"{begin.distance_to_line_m:.2f} m from the left boundary" in begin.text
+
+
+def test_the_lanes_say_why_a_departure_is_not_warned_of() -> None:
+    log = EventLog()
+    events, silent = RoadEvents(log, DepartureRule()), RoadEvents(log, None)
+    states = []
+    for n in range(12):
+        indicator: Indicator = "left" if 4 <= n < 8 else "off"
+        each = frame(n, 0.9 if n < 11 else 1.8)
+        for one in (events, silent):
+            one.update(each, VehicleState(each.capture_mono_ns, 25.0, 0.0, indicator))
+        states.append(events.departure)
+    withheld, warning = Departure("withheld", "left", "indicator"), Departure("warning", "left")
+    # The warning ends with the indicator, and begins again in the third frame after it.
+    none = Departure()
+    assert states == [none] * 2 + [warning] * 2 + [withheld] * 4 + [none] * 2 + [warning] * 2
+    assert silent.departure is None
+    log._end()
+    causes = [(event.phase, event.cause) for event in log.after(0)]
+    assert causes == [("begin", "left"), ("end", "indicator"), ("begin", "left")]
 
 
 def test_without_a_rule_nothing_is_warned_of() -> None:

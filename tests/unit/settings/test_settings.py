@@ -64,6 +64,7 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
             "mqtt: broker is beyond the loopback, and the password would cross the network in "
             "plain text; encrypt it with ca_file, or set insecure = true",
         ),
+        ('[mqtt]\nhost = "b"\nvehicle_state = true', "anybody on the network withhold warnings"),
         ('[mqtt]\nhost = "b"\ncert_file = "c"', "mqtt: cert_file and key_file belong together"),
         ('[mqtt]\nhost = "b"\ncert_file = "c"\nkey_file = "k"', "mqtt: cert_file needs ca_file"),
         ("[mqtt]\nport = 3", "mqtt.host: is missing, and has no default"),

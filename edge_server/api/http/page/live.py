@@ -31,6 +31,8 @@ RECENT_EVENTS = 50
 # A browser that takes nothing for so long is gone.
 _SEND_S = 10.0
 _MOST_CAMERAS = 64
+# A key that is held down chooses another camera 30 times a second.
+_LOOK_S = 0.01
 
 # RFC 6455, 7.4: 1013 is "try again later", 4000 and more are ours.
 NEEDS_TOKEN, TRY_LATER, MISTAKE = 4401, 1013, 1008
@@ -49,7 +51,8 @@ class LivePages:
     The server sends texts, `{"type": "state", …}` once a second and `{"type": "events", …}`, and
     binary pictures, see `PictureWriter`. The page sends `{"look_at": {CAMERA: SIZE}}`, and a byte
     for each picture that it has shown, before which the next one of that camera does not come. So a
-    slow browser gets fewer pictures, never older ones.
+    slow browser gets fewer pictures, never older ones. A page that looks elsewhere without end is
+    followed 100 times a second.
 
     Args:
         sources: what is shown.
@@ -155,6 +158,9 @@ async def _receive(socket: WebSocket, viewer: Viewer) -> None:
         if not _take(message, viewer):
             await socket.close(MISTAKE, "that is no message of this page")
             return
+        if message.get("text"):
+            # What it sends meanwhile stays in its connection.
+            await asyncio.sleep(_LOOK_S)
         message = await socket.receive()
 
 

@@ -127,6 +127,12 @@ def test_the_vendors_part_of_the_context_goes_on() -> None:
     assert parent_of(lambda: [("traceparent", b"\xff")]) is None
 
 
+def test_a_vendors_part_that_would_fill_the_queue_is_left_out() -> None:
+    long = ",".join(f"vendor{number}={'x' * 250}" for number in range(30))
+    parent = parent_of(lambda: [("traceparent", TRACEPARENT), ("tracestate", long)])
+    assert parent == SpanContext(TRACE_ID, 0xB7AD6B7169203331, True, "")
+
+
 def test_a_frames_stages_follow_one_another_and_its_request_lies_within(
     collected: Collected,
 ) -> None:

@@ -7,6 +7,7 @@ const HISTORY_MS = 60_000;
 const FIRST_DELAY_S = 1;
 const LONGEST_DELAY_S = 10;
 const KEPT_EVENTS = 50;
+const MOST_CAMERAS = 64; // at which a page may look
 const STAGES = [
   ["age", "Age"], ["queue", "Queue"], ["preprocess", "Preprocess"], ["infer", "Model"], ["postprocess", "Decode"],
 ];
@@ -18,6 +19,7 @@ const $ = (id) => document.getElementById(id);
 const decoder = new TextDecoder();
 const cameras = new Map(); // by name: { state, frame, bitmap, at, history, canvas, button, label, rates }
 const events = []; // the newest first
+const NO_CAMERA = { state: null, frame: null, bitmap: null, rates: { frames: null, lanes: null } };
 let device = null; // the last state
 let chosen = "";
 let socket = null;
@@ -78,8 +80,9 @@ function connect() {
 // Pictures are made only for what is seen.
 function look() {
   const visible = !paused && document.visibilityState === "visible";
-  const wanted = {};
-  if (visible) for (const name of cameras.keys()) wanted[name] = name === chosen ? "large" : "small";
+  const names = visible ? [...cameras.keys()].slice(0, MOST_CAMERAS) : [];
+  // Not by assignment: a camera may be called __proto__.
+  const wanted = Object.fromEntries(names.map((name) => [name, name === chosen ? "large" : "small"]));
   const text = JSON.stringify({ look_at: wanted });
   if (text === looked || socket?.readyState !== WebSocket.OPEN) return;
   looked = text;
@@ -235,6 +238,7 @@ function takeState(state) {
   for (const [name, camera] of cameras) {
     if (!names.has(name)) {
       camera.button.remove();
+      camera.bitmap?.close();
       cameras.delete(name);
     }
   }
@@ -276,9 +280,9 @@ function addCamera(name) {
 function choose(name) {
   chosen = name;
   for (const [each, { button }] of cameras) button.setAttribute("aria-pressed", String(each === name));
-  const camera = cameras.get(name);
-  if (camera?.bitmap) drawChosen(camera);
-  else if (camera) { $("picture").width = 0; showRoad({ frame: null, state: camera.state }); showFigures(camera); }
+  const camera = cameras.get(name) ?? NO_CAMERA;
+  if (camera.bitmap) drawChosen(camera);
+  else { $("picture").width = 0; showRoad({ frame: null, state: camera.state }); showFigures(camera); }
   refresh();
   look();
 }

@@ -48,6 +48,13 @@ class MarkingColor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MARKING_COLOR_WHITE: _ClassVar[MarkingColor]
     MARKING_COLOR_YELLOW: _ClassVar[MarkingColor]
 
+class DepartureState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEPARTURE_STATE_UNSPECIFIED: _ClassVar[DepartureState]
+    DEPARTURE_STATE_NONE: _ClassVar[DepartureState]
+    DEPARTURE_STATE_WARNING: _ClassVar[DepartureState]
+    DEPARTURE_STATE_WITHHELD: _ClassVar[DepartureState]
+
 class LaneChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LANE_CHANGE_UNSPECIFIED: _ClassVar[LaneChange]
@@ -77,6 +84,10 @@ MARKING_COLOR_UNSPECIFIED: MarkingColor
 MARKING_COLOR_UNKNOWN: MarkingColor
 MARKING_COLOR_WHITE: MarkingColor
 MARKING_COLOR_YELLOW: MarkingColor
+DEPARTURE_STATE_UNSPECIFIED: DepartureState
+DEPARTURE_STATE_NONE: DepartureState
+DEPARTURE_STATE_WARNING: DepartureState
+DEPARTURE_STATE_WITHHELD: DepartureState
 LANE_CHANGE_UNSPECIFIED: LaneChange
 LANE_CHANGE_NONE: LaneChange
 LANE_CHANGE_LEFT: LaneChange
@@ -233,17 +244,29 @@ class Polynomial(_message.Message):
     def __init__(self, c0: _Optional[float] = ..., c1: _Optional[float] = ..., c2: _Optional[float] = ..., c3: _Optional[float] = ..., x_min_m: _Optional[float] = ..., x_max_m: _Optional[float] = ..., covariance: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Ego(_message.Message):
-    __slots__ = ("lateral_offset_m", "lateral_offset_std_m", "heading_error_rad", "curvature_1pm", "lane_width_m", "lane_change")
+    __slots__ = ("lateral_offset_m", "lateral_offset_std_m", "heading_error_rad", "curvature_1pm", "lane_width_m", "lane_change", "departure")
     LATERAL_OFFSET_M_FIELD_NUMBER: _ClassVar[int]
     LATERAL_OFFSET_STD_M_FIELD_NUMBER: _ClassVar[int]
     HEADING_ERROR_RAD_FIELD_NUMBER: _ClassVar[int]
     CURVATURE_1PM_FIELD_NUMBER: _ClassVar[int]
     LANE_WIDTH_M_FIELD_NUMBER: _ClassVar[int]
     LANE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    DEPARTURE_FIELD_NUMBER: _ClassVar[int]
     lateral_offset_m: float
     lateral_offset_std_m: float
     heading_error_rad: float
     curvature_1pm: float
     lane_width_m: float
     lane_change: LaneChange
-    def __init__(self, lateral_offset_m: _Optional[float] = ..., lateral_offset_std_m: _Optional[float] = ..., heading_error_rad: _Optional[float] = ..., curvature_1pm: _Optional[float] = ..., lane_width_m: _Optional[float] = ..., lane_change: _Optional[_Union[LaneChange, str]] = ...) -> None: ...
+    departure: Departure
+    def __init__(self, lateral_offset_m: _Optional[float] = ..., lateral_offset_std_m: _Optional[float] = ..., heading_error_rad: _Optional[float] = ..., curvature_1pm: _Optional[float] = ..., lane_width_m: _Optional[float] = ..., lane_change: _Optional[_Union[LaneChange, str]] = ..., departure: _Optional[_Union[Departure, _Mapping]] = ...) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("state", "side", "withheld_by")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
+    state: DepartureState
+    side: str
+    withheld_by: str
+    def __init__(self, state: _Optional[_Union[DepartureState, str]] = ..., side: _Optional[str] = ..., withheld_by: _Optional[str] = ...) -> None: ...

@@ -347,6 +347,24 @@ def test_what_no_page_sends_ends_its_connection(text: str) -> None:
     run(page, scenario)
 
 
+def test_a_page_that_keeps_looking_elsewhere_does_not_keep_the_server_busy() -> None:
+    page = sources()
+
+    async def scenario(pages: LivePages) -> None:
+        async with Browser(pages) as browser:
+            await browser.next_of("state")
+            for _ in range(200):
+                browser.put('{"look_at": {"front": "small"}}')
+            await until(lambda: page.pictures._viewers[0].size_of("front") == "small")
+            for _ in range(500):
+                await asyncio.sleep(0)
+            assert browser._outbox.qsize() > 150
+            while not browser._outbox.empty():
+                browser._outbox.get_nowait()
+
+    run(page, scenario)
+
+
 def test_an_acknowledgement_of_nothing_ends_the_connection() -> None:
     async def scenario(pages: LivePages) -> None:
         async with Browser(pages) as browser:
