@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from edge_server.api.certificates import CertificateFiles
-from edge_server.errors import SettingsError
+from edge_server.api.certificates import CertificateWatch
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    from edge_server.api.certificates import CertificateFiles
     from edge_server.settings import Tls
-
-log = logging.getLogger(__name__)
 
 # After a connection that cannot be accepted, as without a free file descriptor.
 _RETRY_S = 0.5
@@ -31,32 +28,19 @@ class Encryption:
     """
 
     def __init__(self, name: str, tls: Tls) -> None:
-        self._section = f"{name}.tls"
-        self._tls = tls
-        self._seen = CertificateFiles.read(tls, self._section)
-        self._seen.check(tls)
-        self.context = _context_of(self._seen)
-        self._logged = ""
+        self._watch = CertificateWatch(tls, f"{name}.tls")
+        self._loaded = self._watch.shown
+        self.context = _context_of(self._loaded)
 
     def renew(self) -> None:
         """Read the files again; what is not valid leaves the certificates as they are."""
-        try:
-            found = CertificateFiles.read(self._tls, self._section)
-            if found == self._seen:
-                return
-            found.check(self._tls)
-            # A context keeps every authority that it was ever given, also one that is gone now.
-            self.context = _context_of(found)
-        except (SettingsError, OSError) as error:  # as without a free file descriptor
-            if str(error) != self._logged:
-                self._logged = str(error)
-                # The text is complete; a traceback adds nothing.
-                log.error("http: certificates stay as they were: %s", error)  # noqa: TRY400
-            return
-        self._seen, self._logged = found, ""
-        log.info(
-            "http: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
-        )
+        self._watch.renewed()
+        if (shown := self._watch.shown) is not self._loaded:
+            # Without a free file descriptor, the next call tries again.
+            with suppress(OSError):
+                # A context keeps every authority that it was ever given, also one that is gone now.
+                self.context = _context_of(shown)
+                self._loaded = shown
 
 
 def _context_of(files: CertificateFiles) -> ssl.SSLContext:

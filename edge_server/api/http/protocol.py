@@ -31,7 +31,7 @@ _READ_DIRECTLY_FROM_BYTES = 64 * 1024
 _FAREWELL_S = 0.1
 
 
-class _Waiting(Protocol):
+class _OpenConnection(Protocol):
     def cut_off(self) -> None: ...
 
 
@@ -55,7 +55,7 @@ class ConnectionLimits:
     header_bytes: int
     body_bytes: int
     budget: ByteBudget
-    waiting: dict[_Waiting, None] = field(default_factory=dict, compare=False)
+    waiting: dict[_OpenConnection, None] = field(default_factory=dict, compare=False)
 
 
 class _Unanswered(NamedTuple):

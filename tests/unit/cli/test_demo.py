@@ -15,10 +15,10 @@ from edge_server.cli.demo import (
     Inbox,
     _into_video,
     _require_other_file,
-    _Table,
     free_name,
     no_lanes_text,
 )
+from edge_server.cli.lane_table import LaneTable
 from edge_server.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def message(status: str = "OK", *reasons: str, **more: Any) -> dict[str, Any]:
 def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = _Table()
+    table = LaneTable()
     table.add(message())
     table.add(message("INVALID", "stalled: no frame for 0.6 s", latency_us={}))
     table.add(message("INVALID", "age", "stalled: no frame for 1.6 s", latency_us={}))
