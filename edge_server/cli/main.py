@@ -453,13 +453,15 @@ def _as_service(user: str) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.check import check
+    from edge_server.cli.check import check, unseen_by_service
 
     what = choose_file(arguments)
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
+    if arguments.config == INSTALLED:
+        findings.well += unseen_by_service(settings)
     for line in (what, *findings.well, *(f"note: {note}" for note in notes)):
         print(line, flush=True)
     code = OK
