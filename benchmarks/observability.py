@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.api.http.exposition import Exposition
+from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.inference.tracing.otlp import SpanSender

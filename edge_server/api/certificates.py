@@ -1,8 +1,10 @@
-"""The files of certificates: read together, and checked against each other."""
+"""The files of certificates: read together, checked against each other, and read again when they
+are renewed."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import ssl
 import stat
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.settings import Tls
+
+log = logging.getLogger(__name__)
 
 # The file's group may read it (Debian's ssl-cert); other users have no access.
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
@@ -73,6 +77,54 @@ class CertificateFiles(NamedTuple):
             with _as_file(self.client_ca) as client_ca:
                 context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+
+
+class CertificateWatch:
+    """The certificates that a server presents; not thread-safe.
+
+    Attributes:
+        tls: their files, which may be renewed; other paths count at the next look.
+        shown: the contents that the server presents.
+
+    Raises:
+        SettingsError: see `check_certificates`.
+    """
+
+    def __init__(self, tls: Tls, section: str) -> None:
+        self.tls = tls
+        self.shown = CertificateFiles.read(tls, section)
+        self.shown.check(tls)
+        self._section = section
+        self._server = section.partition(".")[0]
+        self._refused: CertificateFiles | None = None
+        self._logged = ""
+
+    def renewed(self) -> CertificateFiles | None:
+        """Return the contents of the files once they have changed and match each other, else None.
+
+        The log gives the reason why changed files are not presented, once.
+        """
+        try:
+            found = CertificateFiles.read(self.tls, self._section)
+            # Compare contents, not times: a file may change twice within a tick of the clock.
+            if found in (self.shown, self._refused):
+                return None
+            self._refused = found
+            found.check(self.tls)
+        except SettingsError as error:
+            if str(error) != self._logged:
+                self._logged = str(error)
+                # The text is complete; a traceback adds nothing.
+                log.error("%s: certificates stay as they were: %s", self._server, error)  # noqa: TRY400
+            return None
+        log.info(
+            "%s: certificates were renewed, of %s: now %s",
+            self._server,
+            self.tls.certificate,
+            found.digest,
+        )
+        self.shown, self._refused, self._logged = found, None, ""
+        return found
 
 
 def _read(setting: str, path: str) -> tuple[bytes, int]:

@@ -1,10 +1,12 @@
-"""How edge_server was installed, which decides how a person mends a library that is missing."""
+"""How edge_server was installed, which decides how a person mends a library that is missing, and
+the models that came with it."""
 
 from __future__ import annotations
 
 import platform
 from enum import Enum
 from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 
 # Beside edge_server in a checkout; no wheel and no package has it.
@@ -30,6 +32,11 @@ def installation() -> Installation:
     except metadata.PackageNotFoundError:
         installer = ""
     return Installation.PACKAGE if installer.strip() == "dpkg" else Installation.WHEEL
+
+
+def shipped_models() -> Path:
+    """Return the repository that comes with this package; in a checkout the one beside it."""
+    return Path(str(files("edge_server") / "models")).resolve()
 
 
 def remedy(module: str, *, how: Installation | None = None, machine: str = "") -> str:

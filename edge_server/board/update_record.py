@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.process.disk import atomic_write
+from edge_server.process.disk import atomic_write, state_directory
 
 log = logging.getLogger(__name__)
 

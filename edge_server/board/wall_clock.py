@@ -75,15 +75,14 @@ class WallClock:
         return ClockState.SYNCHRONIZED if self.synchronized else ClockState.UNSYNCHRONIZED
 
 
-def read_wall_clock(root: Path, now_s: float, kernel: bool | None = None) -> WallClock:
+def read_wall_clock(root: Path, now_s: float) -> WallClock:
     """Read the facts of the system below `root`, whose clock is at `now_s`.
 
     Args:
         root: the root directory of the files.
         now_s: Unix time.
-        kernel: what `kernel_synchronized` returned; None leaves it to systemd-timesyncd's file.
     """
-    return WallClock(now_s, built_s(root), _timesyncd(root) if kernel is None else kernel)
+    return WallClock(now_s, built_s(root), _timesyncd(root))
 
 
 def _timesyncd(root: Path) -> bool | None:

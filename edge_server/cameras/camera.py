@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.return_watch import ReturnWatch
+    from edge_server.cameras.reopening import ReturnWatch
     from edge_server.cameras.status import PictureFault
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.board.installation import remedy
 from edge_server.cameras.gstreamer_faults import CameraPlace
 from edge_server.cameras.gstreamer_frames import load_gstreamer
-from edge_server.cameras.gstreamer_modes import best_mode, parse_modes
+from edge_server.cameras.gstreamer_modes import V4L2_FORMATS, best_mode, parse_modes
 from edge_server.cameras.gstreamer_pipelines import (
     CODEC_NAMES,
     CameraPipeline,
@@ -46,10 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("csi", "v4l2", "rtsp", "rtsps", "http", "https", "gst")
 _CLOCKS = {"csi": "sensor", "v4l2": "sensor", "rtsp": "rtp", "rtsps": "rtp"}
-# `format` of a v4l2 URI.
-_FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
 
 
 def gstreamer_missing(scheme: str = "") -> str:
@@ -162,7 +159,7 @@ def _device_pipeline(
     uri: SourceUri, picture: PictureOptions, has: Callable[[str], bool], caps: str
 ) -> CameraPipeline:
     modes = parse_modes(caps)
-    name = _FORMATS.get(uri.query.get("format", ""), "")
+    name = V4L2_FORMATS.get(uri.query.get("format", ""), "")
     if not caps:
         # The device could not be opened: with any mode, the pipeline reports why.
         return v4l2_pipeline(uri.path, None, picture, has)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+# What `format` of a v4l2 URI may be, and GStreamer's name for it.
+V4L2_FORMATS: Mapping[str, str] = MappingProxyType(
+    {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
+)
 # Formats of a device in the order of preference at the same size and rate: those that go untouched
 # to the preprocessing, then JPEG, which has to be decoded, then what has to be converted.
 _RANKS = ("NV12", "YUY2", "I420", "GRAY8", "BGR", "JPEG")

@@ -73,7 +73,6 @@ _FLIPS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "vertical": (6, "vertical-flip"),
     }
 )
-FLIPS = tuple(_FLIPS)
 
 # The Debian and Ubuntu package of an element, by the beginning of its name.
 _PACKAGES = (
@@ -94,7 +93,7 @@ class PictureOptions:
     Attributes:
         width: in px; together with `height`.
         fps: of the camera.
-        flip: one of `FLIPS`.
+        flip: one of `_FLIPS`.
         mode: of a CSI sensor; None lets Argus choose.
     """
 
@@ -291,7 +290,7 @@ def package_of(element: str) -> str:
 
 
 def flip_of(uri: SourceUri) -> str:
-    """Return the value of `flip`, one of `FLIPS`; "" if absent.
+    """Return the value of `flip`, one of `_FLIPS`; "" if absent.
 
     Raises:
         SourceUriError: the value is none of them.

@@ -47,7 +47,6 @@ class GstreamerSource:
         player: runs the pipeline; closed by `close`, and by the constructor where it raises.
         place: names the camera in errors.
         clock: the meaning of the pipeline's timestamps, see `TimestampMapper`.
-        first_frame_s: longest wait for the first frame.
         monotonic_ns: CLOCK_MONOTONIC.
         epoch_ns: Unix time.
 
@@ -61,7 +60,6 @@ class GstreamerSource:
         place: CameraPlace,
         clock: Literal["sensor", "rtp", "arrival"],
         *,
-        first_frame_s: float = _FIRST_FRAME_S,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         epoch_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -79,7 +77,6 @@ class GstreamerSource:
         self._closed = False
         self._ended = False
         self._opened_ns = self._last_arrival_ns = self._last_good_ns = monotonic_ns()
-        self._first_limit_s = first_frame_s
         try:
             self._first = self._next()
         except BaseException:
@@ -93,11 +90,6 @@ class GstreamerSource:
     def corrupt(self) -> int:
         """Number of damaged frames, and of parts of the stream that could not be decoded."""
         return self._corrupt + self._player.damaged
-
-    @property
-    def timestamp_faults(self) -> int:
-        """Number of timestamps that jumped or ran backwards; their frames have the arrival time."""
-        return self._stamps.faults
 
     def read(self) -> Frame | None:
         first, self._first = self._first, None
@@ -150,9 +142,9 @@ class GstreamerSource:
             self._arrived = self._player.arrived
             self._last_arrival_ns = now_ns
         if self._form is None:
-            if now_ns - self._opened_ns > self._first_limit_s * 1e9:
+            if now_ns - self._opened_ns > _FIRST_FRAME_S * 1e9:
                 raise self._place.error(
-                    f"no frame within {self._first_limit_s:g} s, though the camera was opened; "
+                    f"no frame within {_FIRST_FRAME_S:g} s, though the camera was opened; "
                     "restart the camera, or look at it with another player",
                     "unavailable",
                 )

@@ -65,12 +65,10 @@ def check_name(uri: SourceUri, timeout_s: float = _NAME_S) -> None:
         raise connection_fault(uri, error) from error
 
 
-def find_fault(
-    uri: SourceUri, credentials: Credentials | None, timeout_s: float = _PROBE_S
-) -> SourceError:
-    """Return, within `timeout_s`, why a reader could not open a network camera, and what to do."""
+def find_fault(uri: SourceUri, credentials: Credentials | None) -> SourceError:
+    """Return, within `_PROBE_S`, why a reader could not open a network camera, and what to do."""
     try:
-        response = _request(uri, credentials, time.monotonic() + timeout_s)
+        response = _request(uri, credentials, time.monotonic() + _PROBE_S)
     except OSError as error:
         return connection_fault(uri, error)
     return fault_of_response(uri, credentials, response)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Reader = Literal["gstreamer", "opencv"]
+ReaderName = Literal["gstreamer", "opencv"]
 
 # What only GStreamer reads, and where it can be.
 _GSTREAMER_ONLY = {
@@ -67,7 +67,7 @@ def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"
 
 def choose_reader(
     uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"], missing: str
-) -> Reader:
+) -> ReaderName:
     """Return the reader of `uri`: the wanted one; GStreamer if any, unless it is missing.
 
     Args:

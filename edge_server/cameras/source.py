@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
+from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
 from edge_server.cameras.gstreamer_pipelines import flip_of
+from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import did_you_mean, home_hint, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource, UsefulSize
-    from edge_server.cameras.return_watch import ReturnWatch
+    from edge_server.cameras.reopening import ReturnWatch
     from edge_server.cameras.source_uri import Credentials, SourceUri
     from edge_server.pixels import ColourMatrix, ColourRange
 
@@ -132,7 +134,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     return kind
 
 
-# The openers import late: OpenCV takes long to import, and `edge-server --help` imports this file.
+# The openers import late: OpenCV takes long to import, and a daemon without cameras has none of it.
 
 
 def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
@@ -149,11 +151,11 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
             # OpenCV reports an unreadable file and a damaged file alike.
             path.open("rb").close()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
-            from edge_server.cameras.recordings import open_images  # noqa: PLC0415
+            from edge_server.cameras.recordings import open_images  # noqa: PLC0415 - OpenCV
 
             return open_images(path, fps=fps, loop=loop)
         if path.is_file():
-            from edge_server.cameras.recordings import open_video  # noqa: PLC0415
+            from edge_server.cameras.recordings import open_video  # noqa: PLC0415 - OpenCV
 
             return open_video(path, fps=fps, loop=loop)
         found = path.exists()
@@ -168,7 +170,7 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415
+    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415 - may be missing
 
     return open_mcap(uri, options.useful)
 
@@ -197,7 +199,7 @@ def recorded_calibration(text: str) -> Calibration | None:
         return None
     _check_mcap(uri)
     try:
-        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415
+        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise _missing(uri, error) from error
     return chosen_camera(uri)[1]
@@ -208,6 +210,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres", "conditions")
+    # OpenCV
     from edge_server.cameras.synthetic.road_renderer import synthetic_road  # noqa: PLC0415
     from edge_server.cameras.synthetic.road_variants import VARIANTS  # noqa: PLC0415
 
@@ -229,21 +232,9 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.readers import open_live  # noqa: PLC0415
+    from edge_server.cameras.readers import open_live  # noqa: PLC0415 - OpenCV
 
     return open_live(uri, options)
-
-
-def _watch_port(uri: SourceUri) -> ReturnWatch:
-    from edge_server.cameras.return_watch import watch_port  # noqa: PLC0415
-
-    return watch_port(uri)
-
-
-def _watch_device(uri: SourceUri) -> ReturnWatch:
-    from edge_server.cameras.return_watch import watch_device  # noqa: PLC0415
-
-    return watch_device(uri)
 
 
 # The checks know the options of both readers: a URI must not depend on which one reads it.
@@ -268,7 +259,9 @@ def _check_v4l2(uri: SourceUri) -> None:
     flip_of(uri)
     form = uri.query.get("format", "mjpeg")
     if form not in V4L2_FORMATS:
-        raise SourceUriError(f"{uri.label}: unknown format {did_you_mean(form, V4L2_FORMATS)}")
+        raise SourceUriError(
+            f"{uri.label}: unknown format {did_you_mean(form, tuple(V4L2_FORMATS))}"
+        )
     _check_size_and_fps(uri)
 
 
@@ -294,16 +287,15 @@ def _check_network(uri: SourceUri) -> None:
 
 
 # Of `format=`, by what the kernel calls MJPG, YUYV, NV12, YU12 and GREY.
-V4L2_FORMATS = ("mjpeg", "yuy2", "nv12", "i420", "grey")
 
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
         "csi": SourceKind(_open_live, live=True, check=_check_csi),
-        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2, watch=_watch_device),
-        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp, watch=_watch_port),
-        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp, watch=_watch_port),
-        "http": SourceKind(_open_live, live=True, check=_check_network, watch=_watch_port),
-        "https": SourceKind(_open_live, live=True, check=_check_network, watch=_watch_port),
+        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2, watch=watch_device),
+        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
+        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
+        "http": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
+        "https": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
         "gst": SourceKind(_open_live, live=True),
         "file": SourceKind(_open_file, live=False),
         "mcap": SourceKind(_open_mcap, live=False, check=_check_mcap),

@@ -101,13 +101,13 @@ class SourceUri:
             if key not in known:
                 raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
 
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return the value of `key=true|false`.
+    def flag(self, key: str) -> bool:
+        """Return the value of `key=true|false`; False where it is not given.
 
         Raises:
             SourceUriError: the value is neither `true` nor `false`.
         """
-        text = self.query.get(key, str(default).lower())
+        text = self.query.get(key, "false")
         if text not in {"true", "false"}:
             raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
         return text == "true"

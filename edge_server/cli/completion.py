@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.examples import verbs_of
+from edge_server.cli.exit_codes import OK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OK = 0
 SHELLS = ("bash", "zsh", "fish")
 _ABOUT = """\
 Prints a script that makes a shell complete verbs, flags and the names of files. The Debian package

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,10 +21,11 @@ from urllib.parse import quote
 import msgspec
 
 from edge_server.board.identity import Identity
-from edge_server.board.installation import remedy
+from edge_server.board.installation import remedy, shipped_models
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri, parse_source_uri
+from edge_server.cli.lane_table import REFRESH_S, LaneTable
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
@@ -47,9 +47,6 @@ PICTURE = Path("lanes.png")
 KEPT = 256
 
 _TIMEOUT_S = 15.0
-_REFRESH_S = 0.5
-# Frames older than this do not count for the rate that is shown.
-_RATE_OVER_S = 3.0
 
 
 def run_demo(
@@ -131,11 +128,6 @@ def _require_free(port: int) -> None:
             f"the page cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}; choose "
             "another port with --serve PORT"
         ) from error
-
-
-def shipped_models() -> Path:
-    """Return the repository that comes with this package; in a checkout the one beside it."""
-    return Path(str(files("edge_server") / "models")).resolve()
 
 
 class Inbox(queue.Queue[bytes]):
@@ -269,7 +261,7 @@ def _show(
     as_json: bool,
     keep: bool,
 ) -> None:
-    table = None if as_json else _Table()
+    table = None if as_json else LaneTable()
     arrived = 0
     reason = ""
     give_up = time.monotonic() + _TIMEOUT_S
@@ -278,7 +270,7 @@ def _show(
         if time.monotonic() > give_up and not (keep or (arrived and is_live(source))):
             raise Unavailable(no_lanes_text(masked_uri(source), reason))
         try:
-            payload = inbox.get(timeout=_REFRESH_S)
+            payload = inbox.get(timeout=REFRESH_S)
         except queue.Empty:
             if all(pipeline.camera.ended for pipeline in daemon.pipelines):
                 break
@@ -323,65 +315,6 @@ def free_name(path: Path) -> Path:
     """Return `path`, or if it exists a free name like `lanes-2.png`."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
-
-
-class _Table:
-    """One row that is overwritten on a terminal, and printed repeatedly elsewhere; a line below it
-    whenever the camera's state or its reason changes."""
-
-    _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}  {}"
-
-    def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
-        self._arrivals: list[float] = []
-        self._count = 0
-        self._printed_at = 0.0
-        self._row = ""
-        self._printed = ""
-        self._word = ""
-        head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped", "state")
-        print(self._FORMAT.format(*head))
-
-    def add(self, message: dict[str, Any]) -> None:
-        now = time.monotonic()
-        state = message["status"].removeprefix("FRAME_STATUS_").lower()
-        if state != "invalid":
-            self._count += 1
-            self._arrivals = [*self._arrivals[-49:], now]
-        recent = [at for at in self._arrivals if now - at < _RATE_OVER_S]
-        spanned_s = recent[-1] - recent[0] if recent else 0.0
-        fps = (len(recent) - 1) / spanned_s if spanned_s > 0 else 0.0
-        self._row = self._FORMAT.format(
-            message["camera"],
-            self._count,
-            f"{fps:.1f}",
-            f"{message['time']['age_us'] / 1e3:.1f}",
-            f"{message['latency_us'].get('infer', 0) / 1e3:.1f}",
-            len(message["lanes"]),
-            message["dropped"],
-            state,
-        )
-        # The age varies from frame to frame, and has a column.
-        reason = "; ".join(each for each in message["reasons"] if each != "age")
-        # A reason begins with its word; the text after it may differ from message to message.
-        word = reason.partition(":")[0]
-        if word != self._word:
-            self._word = word
-            self._printed_at = now
-            self._print(end="\n")
-            print(f"{message['camera']:>8} {state}{f': {reason}' if reason else ''}", flush=True)
-        if now - self._printed_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
-            self._printed_at = now
-            self._print(end="\r" if self._terminal else "\n")
-
-    def finish(self) -> None:
-        """Keep the last row on the terminal."""
-        if self._row != self._printed or self._terminal:
-            self._print(end="\n")
-
-    def _print(self, end: str) -> None:
-        self._printed = self._row
-        print(self._row, end=end, flush=True)
 
 
 def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:

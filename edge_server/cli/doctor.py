@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.evidence import Level
 from edge_server.board.jetson import JETPACKS
+from edge_server.cli.exit_codes import INTERRUPTED, OK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.board.doctor.examination import Examination
 
-OK = 0
 FAULTY = 1
-INTERRUPTED = 130
 
 _ABOUT = """\
 Looks at the board, its JetPack, GPU and NVDLA, at cameras, libraries, settings and surroundings,

@@ -14,7 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.exit_codes import INTERRUPTED, OK, UNAVAILABLE, USAGE
 from edge_server.cli.running_daemon import add_config_flag, settings_of
+from edge_server.cli.verbs import seconds
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
@@ -22,11 +24,6 @@ if TYPE_CHECKING:
 
     from edge_server.api.http.scrape import Scrape
     from edge_server.settings import Settings
-
-OK = 0
-USAGE = 2
-UNAVAILABLE = 69
-INTERRUPTED = 130
 
 # Health that lasted less may be a daemon that crashes and starts again.
 STABLE_S = 10.0
@@ -291,14 +288,3 @@ def _unmet(text: str, metrics: Scrape, lanes_within_s: float) -> str:
     if age_s is None:
         return "no valid lanes yet"
     return "" if age_s <= lanes_within_s else f"the newest valid lanes are {age_s:.1f} s old"
-
-
-def seconds(text: str) -> float:
-    """Parse a number of seconds of a flag."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
-    return value

@@ -15,8 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.health import STABLE_S, Stability, faults_of, seconds
-from edge_server.cli.verbs import OK, Verbs
+from edge_server.cli.exit_codes import OK, USAGE
+from edge_server.cli.health import STABLE_S, Stability, faults_of
+from edge_server.cli.verbs import Verbs, seconds
 from edge_server.errors import EdgeServerError, Unavailable
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-USAGE = 2
 _CODES = (
     "exit codes: 0 done, 2 usage, 69 not healthy, or the firmware refuses, 78 this board has no "
     "slots, or the settings are wrong"

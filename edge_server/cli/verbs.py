@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-OK = 0
-FAILED = 1
-INTERRUPTED = 130
+from edge_server.cli.exit_codes import INTERRUPTED
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -71,3 +69,21 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
     return int(text)
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number of a flag, 0 or above."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds of a flag."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
+    return value

@@ -16,21 +16,18 @@ from edge_server.api.access import AccessRules
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding
-from edge_server.api.http.listeners import http_listeners
 from edge_server.api.http.page.pictures import PictureWriter
 from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
-from edge_server.api.http.server import HttpServer
+from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
-from edge_server.board.state_directory import state_directory
 from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.daemon.camera_set import CameraSet
-from edge_server.daemon.live_parts import check_broker, live_parts, trace_rule
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -38,7 +35,7 @@ from edge_server.daemon.model_parts import (
     python_of,
     store_directory,
 )
-from edge_server.daemon.reload import SettingsReload
+from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
 from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
@@ -56,7 +53,7 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.disk import free_bytes
+from edge_server.process.disk import free_bytes, state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.control import BoundedControl, LiveModels
@@ -23,6 +22,7 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_tensors import check_replacement
+from edge_server.process.disk import state_directory
 from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories

@@ -7,17 +7,25 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.api.certificates import check_certificates
 from edge_server.daemon.live_settings import POWER, RESTART, differences
 from edge_server.daemon.status import notify
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, SettingsError
+from edge_server.inference.tracing.traced_request import TraceRule
+from edge_server.mqtt.broker import faults_of
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
+    from edge_server.api.grpc.server import GrpcServer
+    from edge_server.daemon.camera_set import CameraSet
     from edge_server.daemon.live_settings import Difference
-    from edge_server.settings import Settings
+    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.mqtt.publisher import Publisher
+    from edge_server.process.logs import LogSwitches
+    from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
 
@@ -168,3 +176,62 @@ def _changes(found: list[Difference], texts: Mapping[str, str]) -> list[str]:
         for each in found
         if each.part not in {RESTART, POWER} and each.name not in _WORDED
     ]
+
+
+def live_parts(
+    cameras: CameraSet,
+    publisher: Publisher,
+    grpc: GrpcServer,
+    tracer: Tracer,
+    log_switches: LogSwitches,
+    *,
+    allow_to_finish: Callable[[float], None],
+) -> Mapping[str, LivePart]:
+    """Return the parts that a reload changes, by their names in `live_settings.TABLE`.
+
+    Args:
+        allow_to_finish: takes the seconds that requests in flight get at the next stop.
+    """
+
+    def change_grpc(_: Settings, wanted: Settings) -> str:
+        grpc.change(wanted.grpc)
+        return ""
+
+    def change_trace(before: Settings, wanted: Settings) -> str:
+        if trace_rule(before.trace) != trace_rule(wanted.trace):
+            tracer.begin_anew(trace_rule(wanted.trace))
+        return ""
+
+    def change_log(before: Settings, wanted: Settings) -> str:
+        # What clients have set stays until the file says something else.
+        if before.log != wanted.log:
+            log_switches.apply(wanted.log)
+        return ""
+
+    def change_stop(_: Settings, wanted: Settings) -> str:
+        allow_to_finish(wanted.serving.exit_timeout_s)
+        return ""
+
+    return {
+        "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
+        "broker": LivePart(lambda _, wanted: publisher.change(wanted.mqtt), check_broker),
+        "grpc": LivePart(change_grpc, _check_certificates),
+        "trace": LivePart(change_trace),
+        "log": LivePart(change_log),
+        "stop": LivePart(change_stop),
+    }
+
+
+def trace_rule(trace: TraceSection) -> TraceRule:
+    return TraceRule("TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency)
+
+
+def check_broker(settings: Settings) -> None:
+    """Raises: SettingsError: the broker's settings contradict each other, or lack a file."""
+    if settings.mqtt is not None and (faults := faults_of(settings.mqtt)):
+        raise SettingsError("\n".join(faults))
+
+
+def _check_certificates(settings: Settings) -> None:
+    if settings.grpc.enabled and settings.grpc.tls.on:
+        check_certificates(settings.grpc.tls)

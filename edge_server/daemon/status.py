@@ -9,12 +9,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.board.state_directory import state_directory
 from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
+from edge_server.process.disk import state_directory
 from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 

@@ -52,6 +52,7 @@ KERNEL_REMEDIES = MappingProxyType(
 # hardware, a kernel that crashed or timed out, a destroyed context, and "unknown".
 STICKY = (214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999)
 
+_LIBRARY = "libcuda.so.1"
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSORS = 16
 _CAPABILITY_MAJOR = 75
@@ -69,12 +70,12 @@ class Libcuda:
             the text names the remedy.
     """
 
-    def __init__(self, name: str = "libcuda.so.1") -> None:
+    def __init__(self) -> None:
         try:
-            self._library = ctypes.CDLL(name)
+            self._library = ctypes.CDLL(_LIBRARY)
         except OSError:
             raise Unavailable(
-                f"no CUDA driver: {name} is not on this machine; install NVIDIA's driver "
+                f"no CUDA driver: {_LIBRARY} is not on this machine; install NVIDIA's driver "
                 "(on a Jetson: apt install nvidia-l4t-cuda)"
             ) from None
         code: int = self._library.cuInit(0)

@@ -73,7 +73,7 @@ class Mirror:
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._better: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_FAULTS) for f in Fault}
-        self._samples: deque[_Sample] = deque(maxlen=_LAST_SAMPLES)
+        self._samples: deque[_Replayed] = deque(maxlen=_LAST_SAMPLES)
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
@@ -208,7 +208,7 @@ class Mirror:
         elif not isinstance(response, WITHOUT_VERDICT):
             with self._lock:
                 if fault is None:
-                    self._samples.append(_sample(replay.work_ns, response))
+                    self._samples.append(_replayed(replay.work_ns, response))
                 else:
                     finite = fault is Fault.FAILED or not has_non_finite(response)
                     self._better[fault].append(finite and not isinstance(response, EdgeServerError))
@@ -223,7 +223,7 @@ class _Replay(NamedTuple):
     n_bytes: int
 
 
-class _Sample(NamedTuple):
+class _Replayed(NamedTuple):
     """The predecessor's response to a request that has a good response of the new version.
 
     Attributes:
@@ -235,13 +235,13 @@ class _Sample(NamedTuple):
     old_ns: int
 
 
-def _sample(new_ns: int, response: InferResponse | EdgeServerError) -> _Sample:
+def _replayed(new_ns: int, response: InferResponse | EdgeServerError) -> _Replayed:
     if isinstance(response, EdgeServerError):
         # A request that only the new version accepts is no fault of its predecessor.
         accepted = not isinstance(response, InvalidRequest)
-        return _Sample(Fault.FAILED if accepted else None, 0, 0)
+        return _Replayed(Fault.FAILED if accepted else None, 0, 0)
     fault = Fault.NOT_FINITE if has_non_finite(response) else None
-    return _Sample(fault, new_ns, _work_ns(response))
+    return _Replayed(fault, new_ns, _work_ns(response))
 
 
 def _work_ns(response: InferResponse) -> int:

@@ -65,7 +65,6 @@ class Updates:
         loader: loads and unloads the models.
         deployments: stages each change, and reports its outcome.
         budget: the memory budget of the loader.
-        load_timeout_s: the time after which a load no longer delays the next one.
     """
 
     def __init__(
@@ -74,14 +73,13 @@ class Updates:
         deployments: Deployments,
         *,
         budget: MemoryBudget | None = None,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
     ) -> None:
         self._loader = loader
         self._deployments = deployments
         self._table = deployments.table
         self._store = deployments.store
         self._budget = budget
-        self._slot = LoadSlot(load_timeout_s)
+        self._slot = LoadSlot(LOAD_TIMEOUT_S)
         self._closed = False
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:

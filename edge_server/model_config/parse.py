@@ -1,4 +1,5 @@
-"""Parses config.pbtxt into an `inference.ModelConfig` message, with errors that name a remedy."""
+"""Parses config.pbtxt into an `inference.ModelConfig` message, with errors that name a remedy, and
+writes such a message as JSON."""
 
 from __future__ import annotations
 
@@ -27,6 +28,20 @@ _MAX_JSON_DEPTH = 32
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
+
+# Protobuf writes 64-bit integers as strings. For these fields Triton converts them back to numbers,
+# so that a model may use `dims` directly.
+_INTEGERS = frozenset(
+    {
+        "dims",
+        "shape",
+        "versions",
+        "model_version",
+        "max_queue_delay_microseconds",
+        "default_timeout_microseconds",
+        "max_sequence_idle_microseconds",
+    }
+)
 
 
 def read_model_config(path: Path) -> Any:
@@ -168,3 +183,28 @@ def _suggestion(text: str) -> str:
         return ""
     nearest = difflib.get_close_matches(wrong, known, n=1)
     return f' Did you mean "{nearest[0]}"?' if nearest else f" Known: {', '.join(known)}."
+
+
+def config_json(message: Any) -> dict[str, Any]:
+    """Return an `inference.ModelConfig` as the dict that Triton gives to `model.py`; unset fields
+    are present with their defaults."""
+    whole = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    made: dict[str, Any] = _with_integers(whole)
+    return made
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_integers(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: _integers(v) if k in _INTEGERS else _with_integers(v) for k, v in value.items()}
+
+
+def _integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        # A parameter of that name, not the field.
+        return _with_integers(value)
+    return [int(element) for element in value] if isinstance(value, list) else int(value)

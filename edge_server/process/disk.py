@@ -1,4 +1,4 @@
-"""Durable writes, locked directories, and the errors for paths that cannot be used."""
+"""The daemon's directory, durable writes, locks, and the errors for paths that cannot be used."""
 
 from __future__ import annotations
 
@@ -173,3 +173,12 @@ def lock_directory(directory: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def state_directory() -> Path:
+    """Return systemd's state directory, otherwise the user's."""
+    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return Path(state)
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "edge_server"

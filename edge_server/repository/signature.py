@@ -196,7 +196,7 @@ def make_keys(path: Path) -> Path:
 
 
 def _is_signed_by(key: Any, manifest: bytes, signature: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - may be missing
 
     try:
         key.verify(signature, manifest)
@@ -207,7 +207,7 @@ def _is_signed_by(key: Any, manifest: bytes, signature: bytes) -> bool:
 
 def _public_key(path: Path) -> Any:
     ed25519, serialization = _cryptography()
-    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - likewise
 
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
@@ -241,6 +241,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 def _cryptography() -> tuple[ModuleType, ModuleType]:
     try:
+        # Takes long to import, and a board whose models are not signed may lack it.
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError:

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from edge_server.board.state_directory import state_directory
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.disk import atomic_write, error_of_place
+from edge_server.process.disk import atomic_write, error_of_place, state_directory
 from edge_server.repository.store_state import StoreState
 
 log = logging.getLogger(__name__)

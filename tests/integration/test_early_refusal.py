@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.api.call_threads import CallThreads
 from edge_server.api.grpc.methods import unary
-from edge_server.api.grpc.refusable import refusable
+from edge_server.api.grpc.side import refusable
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:

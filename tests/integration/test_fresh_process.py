@@ -76,8 +76,8 @@ def test_a_signal_is_handled_before_anything_heavy_is_imported(verb: str) -> Non
 def test_the_first_signal_requests_a_stop_and_the_second_one_ends_the_process(name: str) -> None:
     done = python(
         "import os, signal\n"
-        "from edge_server.cli.main import _stop_on_signals\n"
-        "stop = _stop_on_signals()\n"
+        "from edge_server.cli.run import stop_on_signals\n"
+        "stop = stop_on_signals()\n"
         f"os.kill(os.getpid(), signal.{name})\n"
         "assert stop.wait(10)\n"
         "print('asked', flush=True)\n"
@@ -91,8 +91,8 @@ def test_the_first_signal_requests_a_stop_and_the_second_one_ends_the_process(na
 def test_hang_ups_in_quick_succession_do_not_interrupt_each_other() -> None:
     done = python(
         "import signal\n"
-        "from edge_server.cli.main import _reload_on_signal\n"
-        "requested = _reload_on_signal()\n"
+        "from edge_server.cli.run import reload_on_signal\n"
+        "requested = reload_on_signal()\n"
         # Python handles signals at the first line of each of its own functions.
         "assert not hasattr(signal.getsignal(signal.SIGHUP), '__code__')\n"
         "for _ in range(10_000): signal.raise_signal(signal.SIGHUP)\n"

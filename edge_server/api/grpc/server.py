@@ -7,38 +7,23 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-import grpc
-
 from edge_server.api.access import AccessRules
-from edge_server.api.admission import Admission, ByteBudget
-from edge_server.api.call_threads import CallThreads
 from edge_server.api.call_traces import CallTraces
-from edge_server.api.grpc.credentials import Certificates
-from edge_server.api.grpc.lane_service import (
-    OVER_BYTES,
-    SERVICE,
-    LaneServicer,
-    too_many_lane_streams,
-)
-from edge_server.api.grpc.methods import method_handlers, status_of
-from edge_server.api.grpc.refusable import refusable
+from edge_server.api.grpc.lane_service import SERVICE
+from edge_server.api.grpc.methods import status_of
 from edge_server.api.grpc.self_call import SelfCall
-from edge_server.api.grpc.traffic import Traffic
+from edge_server.api.grpc.side import LOADS_AT_ONCE, Certificates, Side, limit_bytes, refusable
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
 from edge_server.api.request_metrics import RequestMetrics
-from edge_server.board.listening import client_host, host_and_port, listener, remedy
-from edge_server.errors import LimitReached, Unavailable
+from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from edge_server.api.grpc.lane_service import LaneSources
-    from edge_server.api.grpc.methods import Handler
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.api.tokens import Tokens
     from edge_server.errors import EdgeServerError
@@ -48,13 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Calls wait in their thread for an instance or for a model load, and each open stream holds one;
-# the spare threads keep answering health and metadata calls.
-_INFERENCES_AT_ONCE = 28
-_LOADS_AT_ONCE = 16
-_OTHER_THREADS = _INFERENCES_AT_ONCE + _LOADS_AT_ONCE + 4
-# For lane streams whose first request has not arrived, and for those to refuse.
-_MORE_LANE_THREADS = 4
 _SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health")
 # Long enough for clients that retry without pause to receive the refusal before the disconnect.
 _LAST_WORDS_S = 0.1
@@ -101,7 +79,7 @@ class GrpcServer:
         self.self_call: SelfCall | None = None
         self._certificates: Certificates | None = None
         self._longest_bytes, self._tls = settings.max_message_bytes, settings.tls
-        self._sides: list[_Side] = []
+        self._sides: list[Side] = []
         self._reflection = settings.reflection
         self._services = list(_SERVICES)
         self._socket: UnixSocket | None = None
@@ -113,8 +91,8 @@ class GrpcServer:
         secret = [each.header for each in settings.restricted]
         headers = HeaderForwarding(pattern, secret) if pattern else None
 
-        def side(*, unix: bool) -> _Side:
-            made = _Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
+        def side(*, unix: bool) -> Side:
+            made = Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
 
             def refusal() -> EdgeServerError | None:
                 reason = made.refusal()
@@ -127,7 +105,7 @@ class GrpcServer:
                 name,
                 version,
                 made.gate,
-                control=control and BoundedControl(control, _LOADS_AT_ONCE),
+                control=control and BoundedControl(control, LOADS_AT_ONCE),
                 shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
@@ -184,7 +162,7 @@ class GrpcServer:
         """
         for side in self._sides:
             side.traffic.change(
-                _limit_bytes(settings.max_pending_bytes, self._longest_bytes),
+                limit_bytes(settings.max_pending_bytes, self._longest_bytes),
                 settings.message_timeout_ms / 1e3,
             )
         if self._certificates is not None and (self._tls.enabled, self._tls.mutual) == (
@@ -242,156 +220,3 @@ class GrpcServer:
             metadata=metadata,
             speaks_tls=settings.tls.on,
         )
-
-
-class _Side:
-    """TCP or the Unix socket: a server of its own, and all that bounds it.
-
-    Attributes:
-        where: the address for people, once it listens.
-    """
-
-    def __init__(self, settings: Grpc, rules: AccessRules, *, unix: bool) -> None:
-        name = "grpc-unix" if unix else "grpc"
-        self.rules = rules
-        streams = settings.max_infer_streams
-        self.threads = CallThreads(_OTHER_THREADS + streams, name)
-        # Each stream holds a thread, so they have their own: they take none from inferences.
-        self.lane_threads = CallThreads(
-            settings.max_lane_streams + _MORE_LANE_THREADS, f"{name}-streams"
-        )
-        self.lane_gate = Admission(0, settings.max_lane_streams, too_many_lane_streams)
-        self.gate = Admission(_INFERENCES_AT_ONCE, streams)
-        self.traffic = Traffic(
-            ByteBudget(_limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
-            settings.message_timeout_ms / 1e3,
-            settings.max_message_bytes,
-            waiting=self.threads.waiting,
-            inferences=lambda: self.gate.inside,
-        )
-        self.server = grpc.server(
-            # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
-            self.threads,  # type: ignore[arg-type]
-            options=channel_options(settings, unix=unix),
-        )
-        self.where = ""
-
-    def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
-        """Return the port."""
-        tls, address = settings.tls, host_and_port(settings.host, settings.port)
-        where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
-        try:
-            # gRPC's own error gives no reason.
-            listener(settings.host, settings.port).close()
-        except OSError as error:
-            raise Unavailable(where + remedy(error, "--grpc")) from error
-        try:
-            if certificates is None:
-                port = self.server.add_insecure_port(address)
-            else:
-                port = self.server.add_secure_port(address, certificates.credentials)
-        except RuntimeError as error:
-            raise Unavailable(where + _reason(error)) from error
-        trust = " with mutual TLS" if tls.mutual else " with TLS" if tls.on else ""
-        self.where = f"{host_and_port(settings.host, port)}{trust}"
-        return port
-
-    def listen_on_socket(self, unix: UnixSocket) -> None:
-        try:
-            self.server.add_insecure_port(unix.address)
-        except RuntimeError as error:
-            raise Unavailable(
-                f"gRPC cannot listen on {unix.path}: {_reason(error)}; choose another path with "
-                "--grpc-socket"
-            ) from error
-        unix.let_group_in()
-        self.where = str(unix.path)
-
-    def add_lanes(self, sources: LaneSources) -> None:
-        servicer = LaneServicer(sources, self.lane_gate, self.traffic)
-        methods = method_handlers(SERVICE, servicer, OVER_BYTES, self.traffic, self.rules)
-        for name in OVER_BYTES:
-            methods[name] = self._on_lane_threads(methods[name])
-        self.server.add_registered_method_handlers(SERVICE.full_name, methods)
-
-    def add_reflection(self, services: Sequence[str]) -> None:
-        # Nobody pays for its descriptors who has turned it off.
-        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
-
-        register_reflection(
-            self.server,
-            services,
-            self.lane_gate,
-            traffic=self.traffic,
-            rules=self.rules,
-            on_threads=self._on_lane_threads,
-        )
-
-    def _on_lane_threads(self, handler: Handler) -> Handler:
-        def refusal() -> EdgeServerError | None:
-            if self.lane_threads.waiting():
-                return LimitReached("every thread of streams is taken; try again when one ends")
-            return None
-
-        return refusable(handler, refusal, self.lane_threads)
-
-    def refusal(self) -> Unavailable | None:
-        """Return the reason to refuse an inference now; None to admit it."""
-        if self.threads.waiting():
-            return Unavailable("Exceeds maximum queue size: every thread of the server is taken")
-        return self.gate.refusal()
-
-
-# gRPC's option for each setting that it takes as it is.
-_OPTIONS = {
-    "grpc.max_receive_message_length": "max_message_bytes",
-    "grpc.max_concurrent_streams": "max_streams",
-    # The second is the hard limit; between the two gRPC refuses at random.
-    "grpc.max_metadata_size": "max_metadata_bytes",
-    "grpc.absolute_max_metadata_size": "max_metadata_bytes",
-    "grpc.server_handshake_timeout_ms": "handshake_timeout_ms",
-    "grpc.max_connection_idle_ms": "idle_timeout_ms",
-    "grpc.keepalive_time_ms": "keepalive_time_ms",
-    "grpc.keepalive_timeout_ms": "keepalive_timeout_ms",
-    "grpc.http2.max_pings_without_data": "max_pings_without_data",
-    "grpc.http2.min_recv_ping_interval_without_data_ms": "min_ping_interval_without_data_ms",
-    "grpc.http2.max_ping_strikes": "max_ping_strikes",
-}
-_OPTIONS_OF_TCP = {
-    "grpc.max_connection_age_ms": "max_connection_age_ms",
-    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
-}
-
-
-def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
-    """Return gRPC's options for the limits of one side.
-
-    Responses have no limit: a model made them, and refusing a long one would end a stream.
-
-    `maximum_concurrent_rpcs` is absent: it counts calls whose request has not arrived, so that a
-    few connections with half-sent requests would close the server to everyone.
-    """
-    taken = _OPTIONS if unix else {**_OPTIONS, **_OPTIONS_OF_TCP}
-    # One more for the daemon itself, see `SelfCall`.
-    connections = settings.max_connections + (unix == (settings.socket is not None))
-    return [
-        *((option, getattr(settings, name)) for option, name in taken.items()),
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_send_message_length", -1),
-        # On, gRPC would refuse calls of a client that keeps to max_streams, because a stream counts
-        # for a moment longer here than at the client. Such a client waits for a free stream.
-        ("grpc.http.overload_protection", 0),
-        ("grpc.max_allowed_incoming_connections", connections),
-        # Otherwise the bytes of one call that gRPC accepts before the server reads grow to 32 MiB.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.keepalive_permit_without_calls", int(settings.keepalive_without_calls)),
-    ]
-
-
-def _limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
-    # With one of the longest requests inside, a second one must fit.
-    return max(pending_bytes, 2 * longest_bytes)
-
-
-def _reason(error: RuntimeError) -> str:
-    return str(error).splitlines()[0]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_server.api.certificates import CertificateFiles
-from edge_server.errors import SettingsError
+from edge_server.api.certificates import CertificateWatch
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
     from edge_server.settings import Tls
-
-log = logging.getLogger(__name__)
 
 # After a connection that cannot be accepted, as without a free file descriptor.
 _RETRY_S = 0.5
@@ -30,31 +26,13 @@ class Encryption:
     def __init__(self, name: str, tls: Tls) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._section = f"{name}.tls"
-        self._tls = tls
-        self._seen = CertificateFiles.read(tls, self._section)
-        self._seen.check(tls)
-        self._seen.load_into(self.context)
-        self._logged = ""
+        self._watch = CertificateWatch(tls, f"{name}.tls")
+        self._watch.shown.load_into(self.context)
 
     def renew(self) -> None:
         """Read the files again; what is not valid leaves the certificates as they are."""
-        try:
-            found = CertificateFiles.read(self._tls, self._section)
-            if found == self._seen:
-                return
-            found.check(self._tls)
-        except SettingsError as error:
-            if str(error) != self._logged:
-                self._logged = str(error)
-                # The text is complete; a traceback adds nothing.
-                log.error("http: certificates stay as they were: %s", error)  # noqa: TRY400
-            return
-        found.load_into(self.context)
-        self._seen, self._logged = found, ""
-        log.info(
-            "http: certificates were renewed, of %s: now %s", self._tls.certificate, found.digest
-        )
+        if (found := self._watch.renewed()) is not None:
+            found.load_into(self.context)
 
 
 def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:

@@ -28,7 +28,7 @@ _ONE_READ_BYTES = 256 * 1024
 _READ_DIRECTLY_FROM_BYTES = 64 * 1024
 
 
-class _Waiting(Protocol):
+class _OpenConnection(Protocol):
     def cut_off(self) -> None: ...
 
 
@@ -52,7 +52,7 @@ class ConnectionLimits:
     header_bytes: int
     body_bytes: int
     budget: ByteBudget
-    waiting: dict[_Waiting, None] = field(default_factory=dict, compare=False)
+    waiting: dict[_OpenConnection, None] = field(default_factory=dict, compare=False)
 
 
 class _Unanswered(NamedTuple):

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.routing import BaseRoute
 
+    from edge_server.api.http.page.state import PageSources
+    from edge_server.api.http.rest.api import RestApi
+    from edge_server.api.http.sources import Sources
+    from edge_server.settings import Settings
+
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
@@ -53,6 +58,33 @@ class HttpListener:
     routes: Callable[[], Sequence[BaseRoute]]
     tls: Tls = field(default_factory=Tls)
     limits: Http = field(default_factory=Http)
+
+
+def http_listeners(
+    settings: Settings, rest: RestApi, sources: Sources, page: PageSources
+) -> Sequence[HttpListener]:
+    """Return the listeners of `[http]` and `[metrics]`: a topic's module returns its routes."""
+    http, metrics = settings.http, settings.metrics
+
+    def everything() -> Sequence[BaseRoute]:
+        from edge_server.api.http.metrics import metrics_routes  # noqa: PLC0415 - at first use
+        from edge_server.api.http.page.routes import page_routes  # noqa: PLC0415 - likewise
+        from edge_server.api.http.rest.routes import rest_routes  # noqa: PLC0415 - likewise
+
+        of_metrics = metrics_routes(sources, rest.rules) if metrics.enabled else ()
+        return [*rest_routes(rest), *page_routes(page), *of_metrics]
+
+    def metrics_only() -> Sequence[BaseRoute]:
+        from edge_server.api.http.metrics import metrics_alone  # noqa: PLC0415 - at first use
+
+        return metrics_alone(sources)
+
+    listeners = []
+    if http.enabled:
+        listeners.append(HttpListener("http", http.host, http.port, everything, http.tls, http))
+    if metrics.enabled:
+        listeners.append(HttpListener("metrics", metrics.host, metrics.port, metrics_only))
+    return listeners
 
 
 class HttpServer:

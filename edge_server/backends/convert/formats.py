@@ -28,14 +28,12 @@ class SourceFormat:
         framework: what reads it.
         module: the module of `steps` that reads it.
         functions: destination → the function of that module that writes it.
-        runs_code: True if reading such a file may run code that it contains.
     """
 
     text: str
     framework: FrameworkPackages
     module: str
     functions: Mapping[str, str]
-    runs_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ SOURCES: Mapping[str, SourceFormat] = MappingProxyType(
             "a program of torch.export", TORCH, "torch_models", {"onnx": "program_to_onnx"}
         ),
         "torch-module": SourceFormat(
-            "a pickled PyTorch module", TORCH, "torch_models", {"onnx": "module_to_onnx"}, True
+            "a pickled PyTorch module", TORCH, "torch_models", {"onnx": "module_to_onnx"}
         ),
         "torch-weights": SourceFormat(
             "a PyTorch checkpoint", TORCH, "torch_models", {"onnx": "weights_to_onnx"}

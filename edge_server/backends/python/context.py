@@ -14,8 +14,8 @@ from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.backends.python.shared_memory import MIB
-from edge_server.model_config.as_json import config_json
 from edge_server.model_config.config import ON_CPU
+from edge_server.model_config.parse import config_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

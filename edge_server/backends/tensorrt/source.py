@@ -21,9 +21,9 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     read_side_car,
     side_car_faults,
 )
-from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
+from edge_server.process.disk import state_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,10 @@ from edge_server.board.doctor.evidence import (
     fault,
 )
 from edge_server.board.resources import read_disk
-from edge_server.board.state_directory import state_directory
 from edge_server.errors import Cancelled, EdgeServerError, SettingsError
+from edge_server.process.disk import state_directory
 from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_child
+from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,8 +168,6 @@ def run_checks(evidence: Evidence) -> dict[str, Finding]:
 def read_configuration(path: Path | None, root: Path) -> Configuration:
     """Read the settings in `path`, or in the packaged file; return the defaults if that file
     does not exist."""
-    from edge_server.settings import read_settings  # noqa: PLC0415
-
     chosen = path or _usual_configuration(root)
     try:
         return Configuration(chosen, read_settings(chosen, {}))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_server.board.installation import shipped_models
 from edge_server.cli.bench import report
 from edge_server.cli.bench.load import LoadPlan, measure
 from edge_server.cli.bench.own_daemon import own_daemon
 from edge_server.cli.bench.sweep import ModelVariant, VariantResult, as_json, recommend, variants
-from edge_server.cli.demo import shipped_models
 from edge_server.cli.infer.inputs import (
     config_of,
     from_picture,

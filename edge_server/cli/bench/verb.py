@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from edge_server.cli.health import seconds
+from edge_server.cli.exit_codes import INTERRUPTED, OK
 from edge_server.cli.infer.verb import named_file
 from edge_server.cli.running_daemon import add_address_flags
-from edge_server.cli.verbs import INTERRUPTED, OK, positive
+from edge_server.cli.verbs import positive, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

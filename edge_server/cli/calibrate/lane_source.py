@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_server.board.installation import shipped_models
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import Pace, Recording
 from edge_server.cameras.source import open_source
-from edge_server.cli.demo import shipped_models
 from edge_server.daemon.model_parts import chosen_control, chosen_scheduling
 from edge_server.errors import Unavailable
 from edge_server.gpu.devices import Devices

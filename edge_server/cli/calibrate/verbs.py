@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.board.installation import remedy
-from edge_server.cli.verbs import OK, Verb, Verbs
+from edge_server.cli.exit_codes import OK
+from edge_server.cli.verbs import Verb, Verbs
 from edge_server.errors import SourceError
 
 _ABOUT = """\

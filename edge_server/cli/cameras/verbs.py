@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edge_server.cli.verbs import OK, Verbs
+from edge_server.cli.exit_codes import OK
+from edge_server.cli.verbs import Verbs
 
 _ABOUT = """\
 The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a camera

@@ -22,7 +22,7 @@ from edge_server.backends.convert.formats import (
 from edge_server.backends.convert.model_directory import SourceModel, read_source, write_model
 from edge_server.backends.convert.run import run_step
 from edge_server.cli.convert.acceptance import accept, build_plan
-from edge_server.cli.verbs import FAILED, OK
+from edge_server.cli.exit_codes import FAILED, OK
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.files import CONFIG_NAME
 from edge_server.repository.manifest import ABOUT_CONTENT
@@ -83,7 +83,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Converted:
     """The result of the steps.
 
     Attributes:
@@ -140,7 +140,7 @@ class _Conversion:
             if framework.name not in self._pythons:
                 self._pythons[framework.name] = interpreters.having(framework)
 
-    def make(self) -> _Made:
+    def make(self) -> _Converted:
         """Run the stages, and the result on the inputs of the source."""
         lines: list[str] = []
         stages = list(self._stages())
@@ -162,9 +162,9 @@ class _Conversion:
         interface = self._step(
             self._destination.framework, runner, path=str(self._result), sampling=sampling
         )
-        return _Made(interface, len(list(self.samples.glob("source-*.npz"))), lines)
+        return _Converted(interface, len(list(self.samples.glob("source-*.npz"))), lines)
 
-    def write(self, made: _Made, name: str) -> Path:
+    def write(self, made: _Converted, name: str) -> Path:
         """Return the model's new directory, which has everything but a plan."""
         arguments, source = self._arguments, self._source
         labels = dict(source.labels)

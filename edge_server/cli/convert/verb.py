@@ -7,7 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from edge_server.cli.verbs import INTERRUPTED
+from edge_server.cli.exit_codes import INTERRUPTED
+from edge_server.cli.verbs import whole_number
 
 _ABOUT = """\
 Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,
@@ -80,7 +81,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     takes("--version", type=_positive, default=1, metavar="N", help="of the model; default: 1")
     takes(
         "--max-batch",
-        type=_number,
+        type=whole_number,
         metavar="N",
         help="max_batch_size; default: SRC's, or 4 where the batch is open",
     )
@@ -121,7 +122,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         help="recorded inputs to compare on, beside random ones; as --calibration has them",
     )
     takes("--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4")
-    takes("--seed", type=_number, default=0, metavar="N", help="of the random inputs; default: 0")
+    takes(
+        "--seed", type=whole_number, default=0, metavar="N", help="of the random inputs; default: 0"
+    )
     takes(
         "--limit",
         type=_limit,
@@ -187,13 +190,7 @@ def _limit(text: str) -> float:
     return limit
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
-    return int(text)
-
-
 def _positive(text: str) -> int:
-    if _number(text) < 1:
+    if whole_number(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
     return int(text)

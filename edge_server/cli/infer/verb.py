@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edge_server.cli.exit_codes import INTERRUPTED, OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
-from edge_server.cli.verbs import INTERRUPTED, OK, positive
+from edge_server.cli.verbs import positive
 
 _ABOUT = """\
 Sends one request to a model of the running daemon, over gRPC, and prints the outputs. A picture

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.exit_codes import FAILED, OK
 from edge_server.cli.models.listing import (
     faults_of,
     local_listing,
@@ -15,7 +16,6 @@ from edge_server.cli.models.listing import (
     table,
 )
 from edge_server.cli.models.outcome import Progress, await_verdict, print_delivery
-from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import SettingsError
 from edge_server.repository.remote.origin import is_remote
 from edge_server.repository.signature import SigningKey, make_keys

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.cli.verbs import FAILED, OK
+from edge_server.cli.exit_codes import FAILED, OK, UNAVAILABLE
 from edge_server.errors import SettingsError
 from edge_server.repository.transfer.reports import (
     ENDED,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from edge_server.repository.transfer.incoming import Delivery
     from edge_server.repository.verdicts import Verdict
 
-UNAVAILABLE = 69
 NOT_YET = 75
 
 _LARGE_BYTES = 16 << 20

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from edge_server.cli.verbs import Verb, Verbs
+from edge_server.cli.verbs import Verb, Verbs, seconds
 
 _ABOUT = """\
 Brings models into repositories so that a daemon which follows one never sees half of one: a copy
@@ -160,7 +160,7 @@ def _takes_waiting(verb: Verb) -> None:
     )
     verb.takes(
         "--wait-secs",
-        type=_seconds,
+        type=seconds,
         default=300.0,
         metavar="S",
         help="how long; building a plan takes minutes (default: %(default)g)",
@@ -188,16 +188,6 @@ def _version(text: str) -> int:
     if not text.isdecimal() or text.startswith("0"):
         raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
-    return seconds
 
 
 def _sha256(text: str) -> str:

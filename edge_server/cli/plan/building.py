@@ -11,9 +11,9 @@ from edge_server.backends.tensorrt.plan_build.build_options import given_profile
 from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, make_plan
 from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
 from edge_server.backends.tensorrt.plan_build.process import build
-from edge_server.board.state_directory import state_directory
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
+from edge_server.process.disk import state_directory
 
 if TYPE_CHECKING:
     import argparse

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs, positive
+from edge_server.cli.exit_codes import FAILED, OK
+from edge_server.cli.verbs import Run, Verb, Verbs, positive, whole_number
+
+if TYPE_CHECKING:
+    import argparse
 
 _ABOUT = """\
 TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
@@ -135,15 +138,9 @@ def _target(arguments: argparse.Namespace) -> Any:
     return find_target(arguments.model, repositories, arguments.version)
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
-    return int(text)
-
-
 _BUILD_NUMBERS = (
-    ("--dla-core", _number, "N", "build for NVDLA"),
-    ("--max-gpu-layers", _number, "N", "fail where more fall back to the GPU"),
+    ("--dla-core", whole_number, "N", "build for NVDLA"),
+    ("--max-gpu-layers", whole_number, "N", "fail where more fall back to the GPU"),
     ("--workspace", positive, "MIB", "what a layer may take; default: 1024"),
     ("--memory-limit", positive, "MIB", "of the host's memory, for the build"),
 )

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.exit_codes import OK
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from edge_server.cli.provision.apply import Places
     from edge_server.cli.provision.document import Document, SignedText
 
-OK = 0
 KEY = Path("/usr/lib/edge-server-image/provision.pem")
 CONFIG = Path("/etc/edge_server/config.toml")
 DATA = Path("/data")

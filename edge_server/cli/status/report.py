@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.kernel_files import listed
-from edge_server.board.state_directory import state_directory
 from edge_server.inference.snapshot import UNLOADED
+from edge_server.process.disk import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,9 @@ from edge_server.board.board import UNIT
 from edge_server.board.doctor.examination import examine
 from edge_server.board.facts import read_within
 from edge_server.board.kernel_files import listed, read_text
-from edge_server.board.state_directory import state_directory
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.process.disk import state_directory
 from edge_server.repository.state_file import StateFile, stores_here
 from edge_server.repository.verdicts import read_report
 

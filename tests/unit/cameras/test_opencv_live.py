@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.opencv_live import OpenCvSource, read_limit_ms
+from edge_server.cameras.opencv_live import read_limit_ms
+from edge_server.cameras.opencv_source import OpenCvSource
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

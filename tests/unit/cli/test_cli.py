@@ -12,8 +12,10 @@ from types import ModuleType
 import pytest
 
 from edge_server import errors
+from edge_server.cli.exit_codes import report
 from edge_server.cli.flags.table import GROUPS
-from edge_server.cli.main import _report, choose_file, command_line, run_command
+from edge_server.cli.main import command_line, run_command
+from edge_server.cli.run import choose_file
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +171,7 @@ CODES = {
 
 def test_every_kind_of_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = {k: v for k, v in vars(errors).items() if isinstance(v, type)}
-    assert {name: _report(kind("why")) for name, kind in kinds.items()} == CODES
+    assert {name: report(kind("why")) for name, kind in kinds.items()} == CODES
     assert capsys.readouterr().err == "edge-server: why\n" * len(CODES)
 
 
@@ -183,7 +185,7 @@ def test_an_error_of_a_room_has_the_code_of_its_kind() -> None:
     class TornModel(errors.ModelLoadError):
         pass
 
-    assert _report(TornModel("torn")) == 69
+    assert report(TornModel("torn")) == 69
 
 
 def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:

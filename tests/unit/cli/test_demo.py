@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.recordings import write_picture
-from edge_server.cli.demo import KEPT, Inbox, _Table, free_name, no_lanes_text
+from edge_server.cli.demo import KEPT, Inbox, free_name, no_lanes_text
+from edge_server.cli.lane_table import LaneTable
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def message(status: str = "OK", *reasons: str, **more: Any) -> dict[str, Any]:
 def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = _Table()
+    table = LaneTable()
     table.add(message())
     table.add(message("INVALID", "stalled: no frame for 0.6 s", latency_us={}))
     table.add(message("INVALID", "age", "stalled: no frame for 1.6 s", latency_us={}))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import Cancelled, InternalError
-from edge_server.inference.ordered_responses import OrderedResponses
+from edge_server.inference.dynamic_batch import OrderedResponses
 from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:

@@ -10,159 +10,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
     InternalError,
     InvalidRequest,
     ModelConfigError,
     Unavailable,
 )
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.schedulers import ResponseFuture
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
+from tests.unit.inference.sequences import (
+    A_MINUTE,
+    TIMEOUT_S,
+    Accumulate,
+    Closes,
+    Road,
+    SentRequest,
+    model_config,
+)
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from edge_server.backends.contract import Tensors
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.model_config.config import Placement
     from edge_server.requests import ResponseCallback
 
-TIMEOUT_S = 10.0
-A_MINUTE = "max_sequence_idle_microseconds: 60000000"
-STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_FP32 dims: -1 }'
 CONTROLS = """
 control_input { name: "start" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
 control_input { name: "ready" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [-1, 1] } }
 control_input { name: "end" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } }
 control_input { name: "id" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
 """
-
-
-class Accumulate:
-    """The model; it records the inputs of each run, and runs only while it is `allowed`."""
-
-    def __init__(self) -> None:
-        self.batches: list[Tensors] = []
-        self.entered = threading.Semaphore(0)
-        self.allowed = threading.Event()
-        self.allowed.set()
-
-    def __call__(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        self.batches.append(inputs)
-        self.entered.release()
-        assert self.allowed.wait(TIMEOUT_S)
-        if (inputs["x"].array == 666).any():
-            raise InternalError("no such road")
-        made = Tensor(inputs["sum_in"].array + inputs["x"].array)
-        return dict.fromkeys(outputs, made)
-
-    def rows(self, name: str) -> list[list[float]]:
-        """What `name` held in each run, by row."""
-        return [inputs[name].array.ravel().tolist() for inputs in self.batches]
-
-
-class Caller:
-    """A caller that may cancel."""
-
-    cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
-
-
-class SentRequest:
-    """A request on its way."""
-
-    def __init__(self, snapshot: Snapshot, request: InferRequest) -> None:
-        self._pending = ResponseFuture()
-        snapshot.submit(request, self._pending)
-
-    def outputs(self, timeout_s: float = TIMEOUT_S) -> dict[str, list[float]]:
-        waiter = InferRequest("m", {}, deadline=time.monotonic() + timeout_s)
-        outputs = self._pending.wait(waiter).outputs
-        return {name: tensor.array.ravel().tolist() for name, tensor in outputs.items()}
-
-    def value(self) -> float:
-        ((value,),) = self.outputs().values()
-        return value
-
-
-class Road:
-    """One model with callers."""
-
-    def __init__(self, loaded: LoadedModel, model: Accumulate) -> None:
-        self.loaded = loaded
-        self.scheduler = loaded.scheduler
-        self.model = model
-        self.snapshot = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
-        self._batched = loaded.config.max_batch_size > 0
-
-    def send(
-        self,
-        corrid: int | str,
-        *x: float,
-        start: bool = False,
-        end: bool = False,
-        deadline: float | None = None,
-        timeout_us: int = 0,
-        caller: Caller | None = None,
-    ) -> SentRequest:
-        values = np.array([x] if self._batched else x, np.float32)
-        request = InferRequest(
-            "m",
-            {"x": Tensor(values)},
-            sequence=SequencePlace(corrid, start, end),
-            deadline=deadline,
-            timeout_us=timeout_us,
-            cancellation=caller,
-        )
-        return SentRequest(self.snapshot, request)
-
-    def hold(self, corrid: int, x: float = 0.0, *, end: bool = False) -> SentRequest:
-        """Let the model run the first request of a sequence, until `allowed` is set."""
-        self.model.allowed.clear()
-        sent = self.send(corrid, x, start=True, end=end)
-        assert self.model.entered.acquire(timeout=TIMEOUT_S)
-        return sent
-
-
-def model_config(batching: str, max_batch_size: int, extra: str = "") -> ModelConfig:
-    text = (
-        f'name: "m" backend: "identity" max_batch_size: {max_batch_size} '
-        'instance_group { name: "m" count: 1 } '
-        'input { name: "x" data_type: TYPE_FP32 dims: -1 } '
-        'output { name: "y" data_type: TYPE_FP32 dims: -1 } '
-        f"sequence_batching {{ {STATE} {batching} }} {extra}"
-    )
-    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
-
-
-@pytest.fixture
-def road() -> Iterator[Callable[..., Road]]:
-    made: list[Road] = []
-
-    def build(batching: str = A_MINUTE, max_batch_size: int = 4, extra: str = "") -> Road:
-        model = Accumulate()
-        config = model_config(batching, max_batch_size, extra)
-        loaded = Scheduling().model(config, 1, TensorModel(model))
-        made.append(Road(loaded, model))
-        return made[-1]
-
-    yield build
-    for each in made:
-        each.model.allowed.set()
-        each.loaded.close()
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 4])
@@ -334,139 +215,6 @@ def test_a_start_on_a_live_id_begins_anew_after_what_came_before(
     assert [a.value() for a in sent] == [1, 3, 100, 101]
 
 
-def test_a_cancelled_request_does_not_run_and_ends_its_sequence(
-    road: Callable[..., Road],
-) -> None:
-    m = road(max_batch_size=1)
-    first, caller = m.hold(1, 1), Caller()
-    cancelled, behind = m.send(1, 2, caller=caller), m.send(1, 3)
-    other = m.send(2, 9, start=True)
-    caller.cancelled = True
-    m.model.allowed.set()
-    assert first.value() == 1
-    with pytest.raises(Cancelled, match=r"^$"):
-        cancelled.value()
-    with pytest.raises(Cancelled, match="sequence 1 has ended: another request of it"):
-        behind.value()
-    assert other.value() == 9
-    assert m.model.rows("x") == [[1], [9]]
-    with pytest.raises(InvalidRequest, match="must specify the START flag"):
-        m.send(1, 4)
-
-
-def test_a_sequence_that_waits_for_a_slot_ends_with_any_of_its_requests(
-    road: Callable[..., Road],
-) -> None:
-    m = road(max_batch_size=1)
-    first, caller = m.hold(1, 1), Caller()
-    before = m.send(2, 2, start=True)
-    cancelled, behind = m.send(2, 3, caller=caller), m.send(2, 4, end=True)
-    caller.cancelled = True
-    for each in (before, behind):
-        with pytest.raises(Cancelled, match="sequence 2 has ended"):
-            each.value()
-    with pytest.raises(Cancelled, match=r"^$"):
-        cancelled.value()
-    m.model.allowed.set()
-    assert first.value() == 1
-
-
-def test_an_end_that_comes_too_late_still_frees_the_slot(road: Callable[..., Road]) -> None:
-    m = road(max_batch_size=1)
-    first = m.hold(1, 1)
-    late = m.send(1, 2, end=True, deadline=time.monotonic())
-    other = m.send(2, 9, start=True)
-    m.model.allowed.set()
-    assert first.value() == 1
-    with pytest.raises(DeadlineExceeded):
-        late.value()
-    assert other.value() == 9
-
-
-def test_sequences_that_wait_for_a_slot_leave_nothing_behind_when_their_callers_are_gone(
-    road: Callable[..., Road],
-) -> None:
-    m = road(max_batch_size=1)
-    first = m.hold(1, 1)
-    callers = [Caller() for _ in range(20)]
-    cancelled = [m.send(2 + i, i, start=True, caller=caller) for i, caller in enumerate(callers)]
-    deadline = time.monotonic() + 0.05
-    late = [m.send(100 + i, i, start=True, deadline=deadline) for i in range(20)]
-    kept = m.send(200, 9, start=True)
-    for caller in callers:
-        caller.cancelled = True
-    # The only instance runs all the time: nobody but the watch over the lines sees to it.
-    for each in cancelled:
-        with pytest.raises(Cancelled):
-            each.value()
-    for each in late:
-        with pytest.raises(DeadlineExceeded):
-            each.value()
-    assert m.scheduler.pending() == 1
-    assert len(m.scheduler._book._live) == 2  # type: ignore[attr-defined]
-    m.model.allowed.set()
-    assert first.value() == 1
-    m.send(1, 1, end=True).value()
-    assert kept.value() == 9
-
-
-def test_a_dead_request_in_the_middle_ends_its_sequence_while_those_before_it_run(
-    road: Callable[..., Road],
-) -> None:
-    m = road(max_batch_size=1)
-    first, caller = m.hold(1, 1), Caller()
-    second, cancelled = m.send(1, 2), m.send(1, 3, caller=caller)
-    behind, anew = m.send(1, 4), m.send(1, 5, start=True)
-    caller.cancelled = True
-    with pytest.raises(Cancelled, match=r"^$"):
-        cancelled.value()
-    with pytest.raises(Cancelled, match="sequence 1 has ended"):
-        behind.value()
-    m.model.allowed.set()
-    assert [first.value(), second.value(), anew.value()] == [1, 3, 5]
-
-
-def test_the_line_for_a_slot_is_bounded(
-    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_server.inference.sequence.MOST_WAITING", 3)
-    m = road(max_batch_size=1)
-    m.hold(1, 1)
-    for i in range(3):
-        m.send(2 + i, 1, start=True)
-    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
-        m.send(9, 1, start=True)
-    m.model.allowed.set()
-
-
-def test_a_batch_that_cannot_be_made_fails_its_requests_and_frees_its_sequences(
-    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    m = road()
-    controls = m.scheduler._controls  # type: ignore[attr-defined]
-    with monkeypatch.context() as patch:
-        patch.setattr(controls, "of", lambda place: 1 / 0)
-        with pytest.raises(InternalError, match="division by zero"):
-            m.send(1, 1, start=True).value()
-    assert m.send(1, 1, start=True).value() == 1
-
-
-def test_a_failed_request_leaves_the_state_as_it_was(road: Callable[..., Road]) -> None:
-    m = road()
-    assert m.send(1, 1, start=True).value() == 1
-    with pytest.raises(InternalError, match="no such road"):
-        m.send(1, 666).value()
-    assert m.send(1, 2).value() == 3
-
-
-def test_an_idle_sequence_gives_up_its_slot(road: Callable[..., Road]) -> None:
-    m = road("max_sequence_idle_microseconds: 1000", max_batch_size=1)
-    first, other = m.send(1, 1, start=True), m.send(2, 9, start=True)
-    assert (first.value(), other.value()) == (1, 9)
-    with pytest.raises(InvalidRequest, match="must specify the START flag"):
-        m.send(1, 2)
-
-
 def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout(
     road: Callable[..., Road],
 ) -> None:
@@ -559,26 +307,6 @@ def test_in_a_crowd_every_sequence_adds_up(road: Callable[..., Road], strategy: 
     assert m.scheduler.pending() == 0
 
 
-class Closes(TensorModel):
-    """Notes when its instances are closed, and that it is closed after them."""
-
-    def __init__(self, run: Accumulate) -> None:
-        super().__init__(run)
-        self.closed: list[str] = []
-
-    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
-        closed = self.closed
-
-        class Noting(TensorInstance):
-            def close(self) -> None:
-                closed.append(name)
-
-        return Noting(self._run)
-
-    def close(self) -> None:
-        self.closed.append("model")
-
-
 def test_where_the_system_gives_no_thread_nothing_is_left_open() -> None:
     model = Closes(Accumulate())
     config = model_config(A_MINUTE, 1, 'instance_group { name: "n" count: 3 }')
@@ -592,52 +320,6 @@ def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., R
     m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
     assert [m.send(i, i, start=True).value() for i in (1, 2)] == [1, 2]
     assert m.scheduler._book._made == 2  # type: ignore[attr-defined]
-
-
-def test_close_refuses_what_waits_and_closes_the_instances() -> None:
-    model = Closes(Accumulate())
-    loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
-    m = Road(loaded, Accumulate())
-    m.send(1, 1, start=True).value()
-    waiting = m.send(2, 1, start=True)
-    loaded.close()
-    expected = (
-        "Server is stopping, scheduler for model has stopped accepting new inference requests$"
-    )
-    with pytest.raises(Unavailable, match=r"^\[request id: <id_unknown>\] " + expected):
-        waiting.value()
-    with pytest.raises(Unavailable, match=expected):
-        m.send(1, 2)
-    assert model.closed == ["m_0", "model"]
-
-
-def test_the_last_response_of_a_replaced_model_closes_it() -> None:
-    run = Accumulate()
-    run.allowed.clear()
-    model = Closes(run)
-    loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
-    registry = ModelRegistry()
-    registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
-    responses: list[ResponseCallback] = []
-    responded = threading.Event()
-
-    def respond(response: ResponseCallback, final: bool) -> None:
-        responses.append(response)
-        responded.set()
-
-    request = InferRequest(
-        "m",
-        {"x": Tensor(np.zeros((1, 1), np.float32))},
-        sequence=SequencePlace(1, start=True),
-    )
-    DataPlane(registry).submit(request, respond)
-    assert run.entered.acquire(timeout=TIMEOUT_S)
-    registry.replace("m", [])
-    assert model.closed == []
-    run.allowed.set()
-    assert responded.wait(TIMEOUT_S)
-    assert registry.wait_closed(TIMEOUT_S)
-    assert model.closed == ["m_0", "model"]
 
 
 def test_a_state_that_cannot_be_read_is_refused_before_an_instance_is_made() -> None:

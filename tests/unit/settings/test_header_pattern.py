@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from edge_server.settings.header_pattern import check_header_pattern
+from edge_server.settings.transport import check_header_pattern
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,6 @@ class PageAccess:
             return "another site's page may not read this one"
         return ""
 
-    @property
-    def needs_token(self) -> bool:
-        """Nobody may read without a token."""
-        return self._may_read is not None
-
     def may_read(self, token: str) -> bool:
         """Whether the owner of `token` may see the page."""
         return self._may_read is None or bool(token and self._may_read(token))

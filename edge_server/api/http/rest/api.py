@@ -1,10 +1,14 @@
-"""RestApi: what the REST paths work on, and what bounds them. Imports nothing of HTTP, which loads
-when the first client connects."""
+"""RestApi: what the REST paths work on, what bounds them, and what each of them gets and returns.
+
+Imports nothing of HTTP, which loads when the first client connects.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from edge_server.api.admission import Admission
 from edge_server.api.call_threads import CallThreads
@@ -12,7 +16,10 @@ from edge_server.api.headers import HeaderForwarding
 from edge_server.api.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from edge_server.api.access import AccessRules
+    from edge_server.api.http.call import HttpCall
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
@@ -26,6 +33,8 @@ LOADS_AT_ONCE = 4
 _STREAMS_AT_ONCE = 16
 _THREADS = INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
 STOPPING = "HTTP server is shutting down and has stopped accepting new requests."
+
+JSON = (("content-type", "application/json"),)
 
 
 def _admission() -> Admission:
@@ -59,3 +68,44 @@ class RestApi:
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     gate: Admission = field(default_factory=_admission)
     threads: CallThreads = field(default_factory=lambda: CallThreads(_THREADS, "http"))
+
+
+@dataclass(frozen=True)
+class RestCall:
+    """A request to one of the paths.
+
+    Attributes:
+        path: the parameters in its path: `model`, `version`, `region`, `repository`, `action`.
+        headers: by their names in lower case.
+        body: valid until the answer is sent.
+        connection: its times, and the request's `Cancellation`.
+    """
+
+    method: str
+    path: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: memoryview
+    connection: HttpCall
+
+    @property
+    def model(self) -> str:
+        return self.path.get("model", "")
+
+    @property
+    def version(self) -> str:
+        return self.path.get("version", "")
+
+
+class Answer(NamedTuple):
+    """A response; its parts are sent one after the other and copied nowhere."""
+
+    status: int = 200
+    headers: Sequence[tuple[str, str]] = ()
+    parts: Sequence[bytes | memoryview] = ()
+
+
+def as_json(value: Any) -> Answer:
+    return Answer(200, JSON, (msgspec.json.encode(value),))
+
+
+NOTHING = Answer()

@@ -22,8 +22,7 @@ from edge_server.process.utf8 import as_utf8
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from edge_server.api.http.rest.api import RestApi
-    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.api.http.rest.api import RestApi, RestCall
     from edge_server.inference.registry import Lease
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, InferResponse, ResponseCallback

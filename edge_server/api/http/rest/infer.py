@@ -10,7 +10,7 @@ import msgspec
 from edge_server.api.call_traces import HTTP, UnaryTrace
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import Classification, to_infer_request
-from edge_server.api.http.rest.calls import JSON, Answer
+from edge_server.api.http.rest.api import JSON, Answer
 from edge_server.api.http.rest.infer_request import Wanted, json_length, json_request, raw_request
 from edge_server.api.http.rest.tensor_data import encode, to_list
 from edge_server.api.shared_memory import RegionSlice
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.api.convert import OutputForm
-    from edge_server.api.http.rest.api import RestApi
-    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.api.http.rest.api import RestApi, RestCall
     from edge_server.requests import InferResponse
 
 _COMPRESSED = {"gzip": 31, "deflate": 15}  # zlib's window bits, the header included

@@ -102,29 +102,26 @@ def field(
     table: dict[str, Any],
     name: str,
     read: Callable[[Any], Any],
-    where: str = "",
     default: Any = _MISSING,
 ) -> Any:
     """Return the field `name` as `read` returns it.
 
     Args:
-        where: the name in error texts, if another.
         default: where there is no such field; without it that is an error.
 
     Raises:
         InternalError: there is none, or of another type.
     """
-    where = where or name
     if name not in table:
         if default is not _MISSING:
             return default
         raise InternalError(
-            f"Unable to parse '{where}': attempt to access non-existing object member '{name}'"
+            f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
         )
     try:
         return read(table[name])
     except TypeError as error:
-        raise InternalError(f"Unable to parse '{where}': {error}") from None
+        raise InternalError(f"Unable to parse '{name}': {error}") from None
 
 
 def array(value: Any) -> list[Any]:

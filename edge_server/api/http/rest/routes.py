@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
 from edge_server.api.http.call import HttpCall
-from edge_server.api.http.rest.calls import Answer, RestCall
+from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.openapi import document

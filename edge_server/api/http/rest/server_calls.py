@@ -15,16 +15,15 @@ from edge_server.api.control_calls import (
     update_trace_settings,
 )
 from edge_server.api.http.rest import json_fields as fields
-from edge_server.api.http.rest.calls import NOTHING, Answer, as_json
+from edge_server.api.http.rest.api import NOTHING, Answer, as_json
 from edge_server.api.model_info import server_extensions, statistics_message
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
-from edge_server.model_config.as_json import config_json
+from edge_server.model_config.parse import config_json
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from edge_server.api.http.rest.api import RestApi
-    from edge_server.api.http.rest.calls import RestCall
+    from edge_server.api.http.rest.api import RestApi, RestCall
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.model_config.config import ModelConfig
 

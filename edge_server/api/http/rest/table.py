@@ -11,8 +11,7 @@ from edge_server.api.http.rest.infer import infer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.api.http.rest.api import RestApi
-    from edge_server.api.http.rest.calls import Answer, RestCall
+    from edge_server.api.http.rest.api import Answer, RestApi, RestCall
 
     Function = Callable[[RestApi, RestCall], Answer]
 

@@ -12,6 +12,7 @@ import json
 import pickle
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,61 +45,51 @@ _DATATYPES = {
 }
 
 
-def script_to_onnx(
-    progress: Progress,
-    *,
-    source: str,
-    target: str,
-    sampling: Sampling,
-    inputs: Sequence[tuple[str, str, list[int]]],
-    outputs: Sequence[str],
-) -> dict[str, Any]:
-    """Write the TorchScript file `source` as ONNX.
+@dataclass(frozen=True)
+class Export:
+    """What is written as ONNX, and from what.
 
-    Args:
+    Attributes:
         progress: called with each step.
         source: the file.
         target: the ONNX file.
         sampling: the inputs to run it on.
         inputs: name, datatype and shape of each input, in order; a name may be empty.
         outputs: names of the outputs; if empty, `output_0` and so on.
+    """
+
+    progress: Progress
+    source: str
+    target: str
+    sampling: Sampling
+    inputs: Sequence[tuple[str, str, list[int]]]
+    outputs: Sequence[str]
+
+
+def script_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
+    """Write a TorchScript file as ONNX. Args: see `Export`.
 
     Raises:
         StepError: the file is none, or `inputs` lack one.
     """
+    export = Export(progress, **arguments)
     progress("loading the TorchScript file")
     try:
-        module = torch.jit.load(source, map_location="cpu").eval()
+        module = torch.jit.load(export.source, map_location="cpu").eval()
     except RuntimeError as error:
-        raise StepError(f"{source}: PyTorch cannot load it: {_first(error)}") from None
+        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
     names = [each.name for each in module.forward.schema.arguments[1:]]
     load = "torch.jit.load({source!r})"
-    return _to_onnx(
-        progress,
-        module=module,
-        inputs=_inputs(source, names, inputs),
-        outputs=outputs,
-        target=target,
-        sampling=sampling,
-        load=load,
-        dynamo=False,
-    )
+    return _to_onnx(export, module, names, load, dynamo=False)
 
 
-def module_to_onnx(
-    progress: Progress,
-    *,
-    source: str,
-    target: str,
-    sampling: Sampling,
-    inputs: Sequence[tuple[str, str, list[int]]],
-    outputs: Sequence[str],
-    module_path: str,
-) -> dict[str, Any]:
-    """Write the pickled module `source` as ONNX; its classes are imported from `module_path`.
+def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) -> dict[str, Any]:
+    """Write a pickled module as ONNX; its classes are imported from `module_path`.
 
     Loading it runs whatever code the pickle names. Args, Raises: see `script_to_onnx`.
     """
+    export = Export(progress, **arguments)
+    source = export.source
     progress("loading the module")
     if module_path:
         sys.path.insert(0, module_path)
@@ -117,33 +108,17 @@ def module_to_onnx(
             "FILE.py:CLASS names the class"
         )
     load = "torch.load({source!r}, weights_only=False)"
-    return _module(
-        progress,
-        module=module,
-        source=source,
-        target=target,
-        sampling=sampling,
-        inputs=inputs,
-        outputs=outputs,
-        load=load,
-    )
+    return _module(export, module, load)
 
 
-def weights_to_onnx(
-    progress: Progress,
-    *,
-    source: str,
-    target: str,
-    sampling: Sampling,
-    inputs: Sequence[tuple[str, str, list[int]]],
-    outputs: Sequence[str],
-    module: str,
-) -> dict[str, Any]:
-    """Write the checkpoint `source` of the class `module`, FILE.py:CLASS, as ONNX.
+def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dict[str, Any]:
+    """Write a checkpoint of the class `module`, FILE.py:CLASS, as ONNX.
 
     The checkpoint is read without running code from it: the state alone, or a dictionary that has
     it as `state_dict`, `model_state_dict` or `model`. Args, Raises: see `script_to_onnx`.
     """
+    export = Export(progress, **arguments)
+    source = export.source
     progress("loading the weights")
     file, _, name = module.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -168,46 +143,29 @@ def weights_to_onnx(
     stem = Path(file).stem
     place = f'["{key}"]' if key else ""
     load = f"m = {stem}.{name}().eval(); m.load_state_dict(torch.load({{source!r}}){place})"
-    return _module(
-        progress,
-        module=made,
-        source=source,
-        target=target,
-        sampling=sampling,
-        inputs=inputs,
-        outputs=outputs,
-        load=load,
-    )
+    return _module(export, made, load)
 
 
-def program_to_onnx(
-    progress: Progress,
-    *,
-    source: str,
-    target: str,
-    sampling: Sampling,
-    inputs: Sequence[tuple[str, str, list[int]]],
-    outputs: Sequence[str],
-) -> dict[str, Any]:
+def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
     """Write what torch.export.save has written as ONNX. Args, Raises: see `script_to_onnx`."""
+    export = Export(progress, **arguments)
     progress("loading the program")
     try:
-        program = torch.export.load(source)
+        program = torch.export.load(export.source)
     except (RuntimeError, ValueError, OSError) as error:
-        raise StepError(f"{source}: PyTorch cannot load it: {_first(error)}") from None
+        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     user = list(program.graph_signature.user_inputs)
-    given = [each[0] or name for each, name in zip(inputs, user, strict=False)]
+    given = [each[0] or name for each, name in zip(export.inputs, user, strict=False)]
     names = given if len(given) == len(user) else user
     infos = [_tensor_info(n, placeholders[u].meta["val"]) for n, u in zip(names, user, strict=True)]
-    write_inputs(infos, sampling)
-    module = program.module()
-    made = _run(progress, module, infos, outputs, sampling)
-    progress("converting with torch.onnx")
+    write_inputs(infos, export.sampling)
+    made = _run(export, program.module(), infos)
+    export.progress("converting with torch.onnx")
     torch.onnx.export(
         program,
         (),
-        target,
+        export.target,
         input_names=names,
         output_names=made,
         external_data=False,
@@ -220,45 +178,20 @@ def program_to_onnx(
     return {"inputs": infos, "commands": [["python", "-c", code]]}
 
 
-def _module(
-    progress: Progress,
-    *,
-    module: Any,
-    source: str,
-    target: str,
-    sampling: Sampling,
-    inputs: Sequence[tuple[str, str, list[int]]],
-    outputs: Sequence[str],
-    load: str,
-) -> dict[str, Any]:
+def _module(export: Export, module: Any, load: str) -> dict[str, Any]:
     parameters = inspect.signature(module.forward).parameters.values()
     names = [each.name for each in parameters if each.default is each.empty]
-    return _to_onnx(
-        progress,
-        module=module.eval(),
-        inputs=_inputs(source, names, inputs),
-        outputs=outputs,
-        target=target,
-        sampling=sampling,
-        load=load,
-        dynamo=True,
-    )
+    return _to_onnx(export, module.eval(), names, load, dynamo=True)
 
 
 def _to_onnx(
-    progress: Progress,
-    *,
-    module: Any,
-    inputs: list[TensorInfo],
-    outputs: Sequence[str],
-    target: str,
-    sampling: Sampling,
-    load: str,
-    dynamo: bool,
+    export: Export, module: Any, parameters: Sequence[str], load: str, *, dynamo: bool
 ) -> dict[str, Any]:
-    write_inputs(inputs, sampling)
+    """Write `module`, whose inputs are `parameters`; `load` is the Python that loads it."""
+    inputs = _inputs(export.source, parameters, export.inputs)
+    write_inputs(inputs, export.sampling)
     names = [each["name"] for each in inputs]
-    made = _run(progress, module, inputs, outputs, sampling)
+    made = _run(export, module, inputs)
     # Of at least two: an exporter may take a size of one for a constant.
     example = tuple(
         torch.zeros([2 if d < 0 else d for d in each["shape"]], dtype=_dtype(each["datatype"]))
@@ -276,12 +209,16 @@ def _to_onnx(
         first = any(0 in places for places in open_sizes)
         axes.update({name: {0: f"{name}_0"} for name in made if first})
         how["dynamic_axes"] = axes
-    progress("converting with torch.onnx")
+    export.progress("converting with torch.onnx")
     with warnings.catch_warnings():
         # The exporter for TorchScript is the only one for a saved file, and says it is deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.onnx.export(
-            module, example, target, input_names=names, output_names=made, verbose=False, **how
+            *(module, example, export.target),
+            input_names=names,
+            output_names=made,
+            verbose=False,
+            **how,
         )
     shapes = ", ".join(f"torch.zeros({list(t.shape)}, dtype={t.dtype})" for t in example)
     options = f"dynamo={dynamo}, opset_version={how['opset_version']}"
@@ -305,20 +242,14 @@ def _to_onnx(
     return {"inputs": inputs, "commands": [["python", "-c", code]]}
 
 
-def _run(
-    progress: Progress,
-    module: Any,
-    inputs: Sequence[TensorInfo],
-    outputs: Sequence[str],
-    sampling: Sampling,
-) -> list[str]:
+def _run(export: Export, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
     """Run the source on the samples; return the names of its outputs.
 
     Raises:
         StepError: it fails on them, or has another number of outputs.
     """
-    progress("running the source")
-    names = list(outputs)
+    export.progress("running the source")
+    names = list(export.outputs)
 
     def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         with torch.no_grad():
@@ -333,7 +264,7 @@ def _run(
         return dict(zip(names, (tensor.numpy() for tensor in tensors), strict=True))
 
     try:
-        run_samples(sampling, "source", run)
+        run_samples(export.sampling, "source", run)
     except (RuntimeError, TypeError, IndexError) as error:
         raise StepError(
             f"the model fails on an input of that shape: {_first(error)}; give the right ones with "

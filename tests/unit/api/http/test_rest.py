@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.http.call import HttpCall
-from edge_server.api.http.rest.calls import JSON, Answer
+from edge_server.api.http.rest.api import JSON, Answer
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed
 from edge_server.api.http.rest.infer_request import json_request
 from edge_server.api.http.rest.json_fields import read_json, read_load_parameters

@@ -1,4 +1,4 @@
-"""What names a repository on another machine is read as scp reads it; see also test_delivery.py."""
+"""What names a repository on another machine is read as scp reads it; see also delivery."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from free_ports import free_ports
 
-from edge_server.cameras.return_watch import DeviceWatch, PortWatch
+from edge_server.cameras.reopening import DeviceWatch, PortWatch
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from boards import plant
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
-from edge_server.api.http.exposition import Exposition
 from edge_server.api.http.metric_table import TABLE
+from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.backends.contract import Phases

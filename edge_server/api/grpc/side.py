@@ -1,0 +1,304 @@
+"""One side of the gRPC server: TCP or the Unix socket, with all that bounds it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from edge_server.api.admission import Admission, ByteBudget
+from edge_server.api.call_threads import CallTask, CallThreads
+from edge_server.api.certificates import CertificateWatch
+from edge_server.api.grpc.lane_service import (
+    OVER_BYTES,
+    SERVICE,
+    LaneServicer,
+    too_many_lane_streams,
+)
+from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.traffic import Traffic
+from edge_server.board.listening import host_and_port, listener, remedy
+from edge_server.errors import LimitReached, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from edge_server.api.access import AccessRules
+    from edge_server.api.certificates import CertificateFiles
+    from edge_server.api.grpc.lane_service import LaneSources
+    from edge_server.api.grpc.methods import Handler
+    from edge_server.api.grpc.unix_socket import UnixSocket
+    from edge_server.errors import EdgeServerError
+    from edge_server.settings import Grpc, Tls
+
+# Calls wait in their thread for an instance or for a model load, and each open stream holds one;
+# the spare threads keep answering health and metadata calls.
+_INFERENCES_AT_ONCE = 28
+LOADS_AT_ONCE = 16
+_OTHER_THREADS = _INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
+# For lane streams whose first request has not arrived, and for those to refuse.
+_MORE_LANE_THREADS = 4
+
+
+class Side:
+    """TCP or the Unix socket: a server of its own, and all that bounds it.
+
+    Attributes:
+        where: the address for people, once it listens.
+    """
+
+    def __init__(self, settings: Grpc, rules: AccessRules, *, unix: bool) -> None:
+        name = "grpc-unix" if unix else "grpc"
+        self.rules = rules
+        streams = settings.max_infer_streams
+        self.threads = CallThreads(_OTHER_THREADS + streams, name)
+        # Each stream holds a thread, so they have their own: they take none from inferences.
+        self.lane_threads = CallThreads(
+            settings.max_lane_streams + _MORE_LANE_THREADS, f"{name}-streams"
+        )
+        self.lane_gate = Admission(0, settings.max_lane_streams, too_many_lane_streams)
+        self.gate = Admission(_INFERENCES_AT_ONCE, streams)
+        self.traffic = Traffic(
+            ByteBudget(limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
+            settings.message_timeout_ms / 1e3,
+            settings.max_message_bytes,
+            waiting=self.threads.waiting,
+            inferences=lambda: self.gate.inside,
+        )
+        self.server = grpc.server(
+            # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
+            self.threads,  # type: ignore[arg-type]
+            options=channel_options(settings, unix=unix),
+        )
+        self.where = ""
+
+    def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
+        """Return the port."""
+        tls, address = settings.tls, host_and_port(settings.host, settings.port)
+        where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
+        try:
+            # gRPC's own error gives no reason.
+            listener(settings.host, settings.port).close()
+        except OSError as error:
+            raise Unavailable(where + remedy(error, "--grpc")) from error
+        try:
+            if certificates is None:
+                port = self.server.add_insecure_port(address)
+            else:
+                port = self.server.add_secure_port(address, certificates.credentials)
+        except RuntimeError as error:
+            raise Unavailable(where + _reason(error)) from error
+        trust = " with mutual TLS" if tls.mutual else " with TLS" if tls.on else ""
+        self.where = f"{host_and_port(settings.host, port)}{trust}"
+        return port
+
+    def listen_on_socket(self, unix: UnixSocket) -> None:
+        try:
+            self.server.add_insecure_port(unix.address)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"gRPC cannot listen on {unix.path}: {_reason(error)}; choose another path with "
+                "--grpc-socket"
+            ) from error
+        unix.let_group_in()
+        self.where = str(unix.path)
+
+    def add_lanes(self, sources: LaneSources) -> None:
+        servicer = LaneServicer(sources, self.lane_gate, self.traffic)
+        methods = method_handlers(SERVICE, servicer, OVER_BYTES, self.traffic, self.rules)
+        for name in OVER_BYTES:
+            methods[name] = self._on_lane_threads(methods[name])
+        self.server.add_registered_method_handlers(SERVICE.full_name, methods)
+
+    def add_reflection(self, services: Sequence[str]) -> None:
+        # Nobody pays for its descriptors who has turned it off.
+        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+
+        register_reflection(
+            self.server,
+            services,
+            self.lane_gate,
+            traffic=self.traffic,
+            rules=self.rules,
+            on_threads=self._on_lane_threads,
+        )
+
+    def _on_lane_threads(self, handler: Handler) -> Handler:
+        def refusal() -> EdgeServerError | None:
+            if self.lane_threads.waiting():
+                return LimitReached("every thread of streams is taken; try again when one ends")
+            return None
+
+        return refusable(handler, refusal, self.lane_threads)
+
+    def refusal(self) -> Unavailable | None:
+        """Return the reason to refuse an inference now; None to admit it."""
+        if self.threads.waiting():
+            return Unavailable("Exceeds maximum queue size: every thread of the server is taken")
+        return self.gate.refusal()
+
+
+class Certificates:
+    """The server's certificate, and the clients' authority if `tls` is mutual.
+
+    Every new connection gets the present contents of the files, once they match each other; until
+    then it gets the previous contents, and the log gives the reason. Open connections stay.
+
+    Attributes:
+        credentials: for the port of a server.
+
+    Raises:
+        SettingsError: see `check_certificates`.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        self._lock = threading.Lock()
+        self._watch = CertificateWatch(tls, "grpc.tls")
+        self.credentials = grpc.dynamic_ssl_server_credentials(
+            _configuration(self._watch.shown),
+            self._renewal,  # type: ignore[arg-type]  # the stub forgets None, for no change
+            require_client_authentication=tls.mutual,
+        )
+
+    def change(self, tls: Tls) -> None:
+        """Take the files from other paths, for new connections; `tls` is mutual as before."""
+        with self._lock:
+            self._watch.tls = tls
+
+    def _renewal(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC before each handshake, on its threads: new certificates, or None."""
+        with self._lock:
+            found = self._watch.renewed()
+        return None if found is None else _configuration(found)
+
+
+def _configuration(files: CertificateFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(files.key, files.certificate)], root_certificates=files.client_ca
+    )
+
+
+# gRPC's option for each setting that it takes as it is.
+_OPTIONS = {
+    "grpc.max_receive_message_length": "max_message_bytes",
+    "grpc.max_concurrent_streams": "max_streams",
+    # The second is the hard limit; between the two gRPC refuses at random.
+    "grpc.max_metadata_size": "max_metadata_bytes",
+    "grpc.absolute_max_metadata_size": "max_metadata_bytes",
+    "grpc.server_handshake_timeout_ms": "handshake_timeout_ms",
+    "grpc.max_connection_idle_ms": "idle_timeout_ms",
+    "grpc.keepalive_time_ms": "keepalive_time_ms",
+    "grpc.keepalive_timeout_ms": "keepalive_timeout_ms",
+    "grpc.http2.max_pings_without_data": "max_pings_without_data",
+    "grpc.http2.min_recv_ping_interval_without_data_ms": "min_ping_interval_without_data_ms",
+    "grpc.http2.max_ping_strikes": "max_ping_strikes",
+}
+_OPTIONS_OF_TCP = {
+    "grpc.max_connection_age_ms": "max_connection_age_ms",
+    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
+}
+
+
+def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
+    """Return gRPC's options for the limits of one side.
+
+    Responses have no limit: a model made them, and refusing a long one would end a stream.
+
+    `maximum_concurrent_rpcs` is absent: it counts calls whose request has not arrived, so that a
+    few connections with half-sent requests would close the server to everyone.
+    """
+    taken = _OPTIONS if unix else {**_OPTIONS, **_OPTIONS_OF_TCP}
+    # One more for the daemon itself, see `SelfCall`.
+    connections = settings.max_connections + (unix == (settings.socket is not None))
+    return [
+        *((option, getattr(settings, name)) for option, name in taken.items()),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_send_message_length", -1),
+        # On, gRPC would refuse calls of a client that keeps to max_streams, because a stream counts
+        # for a moment longer here than at the client. Such a client waits for a free stream.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_allowed_incoming_connections", connections),
+        # Otherwise the bytes of one call that gRPC accepts before the server reads grow to 32 MiB.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.keepalive_permit_without_calls", int(settings.keepalive_without_calls)),
+    ]
+
+
+def limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
+    # With one of the longest requests inside, a second one must fit.
+    return max(pending_bytes, 2 * longest_bytes)
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).splitlines()[0]
+
+
+def refusable(
+    handler: grpc.RpcMethodHandler[Any, Any],
+    refusal: Callable[[], EdgeServerError | None],
+    threads: CallThreads,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return a handler like `handler`, whose calls end at once while `refusal` returns a reason.
+
+    A call is refused without a thread and without its message, at half the processor time: at ten
+    times the load that can be served, the remaining time decides the throughput.
+
+    Args:
+        handler: of a method that reads its requests itself, like those of `unary` and `streaming`.
+        refusal: called on the one thread that receives all calls.
+        threads: the executor of admitted calls.
+    """
+    if handler.stream_unary is not None:
+        method = _Refusable(handler.stream_unary, refusal, threads)
+        return grpc.stream_unary_rpc_method_handler(method)
+    if handler.stream_stream is not None:
+        method = _Refusable(handler.stream_stream, refusal, threads)
+        return grpc.stream_stream_rpc_method_handler(method)
+    raise TypeError("the method reads no stream")
+
+
+class _Reason(threading.local):
+    error: EdgeServerError | None = None
+
+
+class _Refusable(ThreadPoolExecutor):
+    """A method, and the executor that grpc runs it on: refused calls on the thread that receives
+    them, the others on `threads`.
+
+    Attributes:
+        experimental_thread_pool: grpc runs the call on it; a grpc that does not know the attribute
+            uses a thread of the server's, and then only the method itself refuses calls.
+    """
+
+    def __init__(
+        self,
+        method: Callable[[Iterator[bytes], Any], Any],
+        refusal: Callable[[], EdgeServerError | None],
+        threads: CallThreads,
+    ) -> None:
+        super().__init__(max_workers=1)
+        self.experimental_thread_pool = self
+        self._method = method
+        self._refusal = refusal
+        self._call_threads = threads
+        self._reason = _Reason()
+
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        error = self._reason.error
+        if error is not None:
+            context.abort(status_of(error), str(error))
+        return self._method(requests, context)
+
+    def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
+        self, call: Callable[..., object], /, *args: Any, **kwargs: Any
+    ) -> CallTask:
+        error = self._refusal()
+        if error is None:
+            return self._call_threads.submit(call, *args, **kwargs)
+        task = CallTask(call, args, kwargs)
+        self._reason.error = error
+        task.run()
+        self._reason.error = None
+        return task

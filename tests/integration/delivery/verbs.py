@@ -1,0 +1,55 @@
+"""The verbs of models as a user runs them, and models to push."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from edge_server.cli.models.listing import faults_of
+from edge_server.cli.models.push import pack
+from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer.inventory import take_inventory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+TIMEOUT_S = 60.0
+CONFIG = (
+    'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
+)
+
+
+def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def done(*arguments: str | Path) -> str:
+    """What the command prints when all is well."""
+    process = models(*arguments)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def make_model(folder: Path, text: str) -> Path:
+    directory = folder / "m"
+    (directory / "1").mkdir(parents=True, exist_ok=True)
+    (directory / "config.pbtxt").write_text(CONFIG)
+    (directory / "1" / "weights").write_text(text)
+    return directory
+
+
+def push(model: Path, repository: Path) -> None:
+    receive(repository, pack(model).entries())
+
+
+def is_whole(repository: Path, name: str) -> bool:
+    return faults_of(take_inventory(repository, name)) == []

@@ -1,0 +1,52 @@
+"""A store that the next process opens, and models to put into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.repository.store import ModelStore
+from edge_server.repository.tree import look
+from tests.unit.repository.stores import die
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edge_server.repository.tree import ModelTree
+    from tests.unit.repository.stores import Open, Write
+
+
+@pytest.fixture
+def write(repository: Path) -> Write:
+    """Writes files (path → content; None is a directory) of a model; what is there then."""
+
+    def write(files: dict[str, bytes | None], name: str = "m") -> ModelTree:
+        for path, content in files.items():
+            place = repository / name / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                place.mkdir()
+            else:
+                place.write_bytes(content)
+        return look(repository, name)
+
+    return write
+
+
+@pytest.fixture
+def reopened(tmp_path: Path) -> Iterator[Open]:
+    """Opens the store anew, as the next process on the same start of the board would."""
+    last: list[ModelStore] = []
+
+    def reopened(*, died: bool = False, **options: object) -> ModelStore:
+        while last:
+            store = last.pop()
+            die(store) if died else store.close()
+        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))  # type: ignore[arg-type]
+        return last[-1]
+
+    yield reopened
+    while last:
+        last.pop().close()
