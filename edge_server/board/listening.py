@@ -40,8 +40,8 @@ def remedy(error: OSError, flags: str) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{reason}; another process may hold the port: stop it, or choose another with "
-            f"{flags}-port"
+            f"{reason}; another process may hold the port: stop it (the installed service: sudo "
+            f"systemctl stop edge-server), or choose another with {flags}-port"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{reason}; give an address of this machine with {flags}-address"

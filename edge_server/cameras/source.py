@@ -12,7 +12,7 @@ from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
-from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
+from edge_server.cameras.source_uri import did_you_mean, home_hint, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
             return open_video(path, fps=fps, loop=loop)
         found = path.exists()
     except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}; check the path and its rights") from error
+        hint = home_hint(path)
+        text = f"{path}: {error.strerror}; check the path and its rights{hint}"
+        raise SourceError(text) from error
     if found:
         raise SourceError(f"{path}: is neither a file nor a folder; name a video or images")
     hint = "; options need the form file:///absolute/path?loop=true" if "?" in uri.path else ""

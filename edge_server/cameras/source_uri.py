@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -217,6 +218,13 @@ def parse_source_uri(text: str) -> SourceUri:
     if len(query) < len(pairs):
         raise SourceUriError(f"{label}: an option is given twice; write each once")
     return SourceUri(scheme, host, path, query, label, port, credentials)
+
+
+def home_hint(path: str | os.PathLike[str]) -> str:
+    """Return where to put a file that lies in a home, which the installed service does not see
+    (`ProtectHome=yes`); empty for any other."""
+    in_home = any(Path(path).is_relative_to(home) for home in ("/home", "/root", "/run/user"))
+    return "; the installed service sees no home: put it below /srv" if in_home else ""
 
 
 def _refuse_stray_brackets(netloc: str) -> None:

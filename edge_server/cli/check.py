@@ -7,6 +7,7 @@ for it.
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -21,7 +22,7 @@ from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.limits import LIVE
-from edge_server.cameras.source_uri import masked_uri
+from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -105,6 +106,21 @@ def check(settings: chosen.Settings) -> Findings:
         scheduling.close()
         devices.close()
     return findings
+
+
+def unseen_by_service(settings: chosen.Settings) -> Iterator[str]:
+    """Yield a warning for each path in a home, which the installed service cannot see."""
+    for path in settings.repository.paths:
+        if hint := home_hint(path):
+            yield f"warning: repository.paths: {path}{hint}"
+    for name, camera in settings.cameras.items():
+        # A URI that is wrong is reported with its camera.
+        with suppress(SettingsError):
+            uri = parse_source_uri(camera.uri)
+            if uri.scheme in {"file", "mcap"} and (hint := home_hint(uri.path)):
+                yield f"warning: cameras.{name}.uri: {uri.path}{hint}"
+        if hint := home_hint(camera.calibration or ""):
+            yield f"warning: cameras.{name}.calibration: {camera.calibration}{hint}"
 
 
 def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import signal
 import threading
 from queue import SimpleQueue
@@ -150,27 +151,42 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     os._exit(code)
 
 
-def choose_file(arguments: argparse.Namespace, installed: Path = INSTALLED) -> str:
+def choose_file(
+    arguments: argparse.Namespace, installed: Path = INSTALLED, user: str = "edge-server"
+) -> str:
     """Have `check` without a flag take the settings of the service; return what it then checks."""
     flags = [name for name, value in vars(arguments).items() if value and name != "config"]
     if arguments.config is None and not set(flags) - {"verb", "flags"} and installed.is_file():
         arguments.config = installed
     if arguments.config is not None:
-        return f"settings: {shown(str(arguments.config))}"
+        as_service = _as_service(user) if arguments.config == installed else ""
+        return f"settings: {shown(str(arguments.config))}{as_service}"
     if installed.is_file():
         return f"settings: the flags alone; those of the service: --config {installed}"
     return "settings: the flags and the defaults; --config names a file"
 
 
+def _as_service(user: str) -> str:
+    """Say that the files which the settings name are read with other rights than the service's."""
+    try:
+        is_service = pwd.getpwnam(user).pw_uid == os.geteuid()
+    except KeyError:  # no service is installed
+        return ""
+    command = f"sudo -u {user} edge-server check"
+    return "" if is_service else f"; with your rights, with those of the service: {command}"
+
+
 def run_check(arguments: argparse.Namespace) -> int:
     """Print what `check` finds; return the exit code."""
-    from edge_server.cli.check import check
+    from edge_server.cli.check import check, unseen_by_service
 
     what = choose_file(arguments)
     settings, notes = _settings(arguments)
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
+    if arguments.config == INSTALLED:
+        findings.well += unseen_by_service(settings)
     for line in (what, *findings.well, *(f"note: {note}" for note in notes)):
         print(line, flush=True)
     code = OK

@@ -206,7 +206,14 @@ def _status(arguments: argparse.Namespace) -> int:
 
     from edge_server.board.update_record import RecordFile
 
-    record = RecordFile(arguments.state_directory).read()
+    file = RecordFile(arguments.state_directory)
+    try:
+        file.path.stat()
+    except FileNotFoundError:
+        pass  # no update so far
+    except PermissionError as error:
+        raise Unavailable(f"{file.path}: {error.strerror}; run this as root") from error
+    record = file.read()
     if arguments.json:
         print(json.dumps(msgspec.to_builtins(record), indent=2))
     else:

@@ -42,22 +42,24 @@ class Contest:
         self._identity = identity
         self._session = session
         self._earlier: set[str] = set()  # runs that had retained their birth before ours
-        self._born = False
         self._hints = 0
         self._has_our_id = False
         self._backoff = Backoff(*_PAUSE_S)
 
-    def born(self) -> None:
-        """This process has published its birth."""
-        self._born = True
+    def see(self, payload: bytes, *, retained: bool, first: bool) -> bool:
+        """Look at a birth on this device's topic; return whether the other client is news.
 
-    def see(self, payload: bytes, *, retained: bool) -> bool:
-        """Look at a birth on this device's topic; return whether the other client is news."""
+        Args:
+            retained: the broker had it already when this device subscribed.
+            first: the broker had no birth of this process then, so that a retained one is likely
+                that of the run before.
+        """
         birth = payloads.birth_of(payload)
-        if birth.session in ("", self._session) or birth.session in self._earlier:
+        if birth.session in ("", self._session):
             return False
-        if retained and not self._born:
+        if retained and first:
             self._earlier.add(birth.session)
+        if retained and birth.session in self._earlier:
             return False
         return self._found(has_our_id=birth.client_id == self._identity.client_id)
 

@@ -139,6 +139,8 @@ class Link:
         self._wake = Wake()
         self._connection: Connection | None = None
         self._events: EventFeed | None = None  # once it is known which ones the broker has
+        self._born = False  # this broker was sent the birth
+        self._is_first = True  # the broker was subscribed to before that
         self._ready_since = 0.0
         self._retry_at = 0.0
         self._backoff = Backoff(*_RETRY_S)
@@ -255,6 +257,8 @@ class Link:
         self._events = None
         self.connected = True
         topics = self._feed.topics
+        # Now, as what the broker retains may arrive after the birth is published.
+        self._is_first = not self._born
         connection.watch(topics.acknowledged, topics.meta, *topics.states())
         if self.mqtt.vehicle_state:
             connection.listen(topics.vehicle, self._take_vehicle_state)
@@ -307,13 +311,13 @@ class Link:
         """Look at the births of others, and let a new one know of this device."""
         while connection.births:
             payload, retained = connection.births.popleft()
-            if self._feed.contest.see(payload, retained=retained):
+            if self._feed.contest.see(payload, retained=retained, first=self._is_first):
                 self._feed.outbox.repeat_state(self._feed.topics.meta)
 
     def _publish_state(self, connection: Connection, topic: str, payload: bytes) -> None:
         connection.publish_state(topic, payload)
         if topic == self._feed.topics.meta:
-            self._feed.contest.born()
+            self._born = True
 
     def _write_live(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> None:
         feed = self._feed

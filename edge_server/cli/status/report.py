@@ -148,16 +148,17 @@ class DaemonReport:
     Attributes:
         version: of the daemon that runs; None where metrics cannot be read.
         installed: of this program: where it differs, the daemon waits for a restart.
-        ready: its readiness for clients.
+        ready: its readiness for clients; None where gRPC does not respond.
+        models, cameras: None where gRPC refuses to list them.
         faults: what could not be read, with the reason.
     """
 
     version: str | None
     installed: str
     uptime_s: float | None
-    ready: bool
-    models: tuple[ModelReport, ...]
-    cameras: tuple[CameraReport, ...]
+    ready: bool | None
+    models: tuple[ModelReport, ...] | None
+    cameras: tuple[CameraReport, ...] | None
     broker: BrokerReport | None
     board: BoardReport
     plans: PlansReport
@@ -188,7 +189,9 @@ def make_report(
     )
 
 
-def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...]:
+def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...] | None:
+    if now.index is None:
+        return None
     seconds = now.at_s - before.at_s
     earlier = {(each.name, each.version): each for each in before.statistics}
     counted = {(each.name, each.version): each for each in now.statistics}
@@ -229,7 +232,9 @@ def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:
     }
 
 
-def _cameras(before: DaemonSample, now: DaemonSample) -> tuple[CameraReport, ...]:
+def _cameras(before: DaemonSample, now: DaemonSample) -> tuple[CameraReport, ...] | None:
+    if now.cameras is None:
+        return None
     reports = []
     for camera in now.cameras:
         frame = now.lanes.get(camera.name)

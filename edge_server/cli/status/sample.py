@@ -35,12 +35,12 @@ class DaemonSample:
     """
 
     at_s: float
-    ready: bool = False
+    ready: bool | None = None
     metrics: Scrape | None = None
-    index: Sequence[Any] = ()
+    index: Sequence[Any] | None = None
     statistics: Sequence[Any] = ()
     backends: Mapping[str, str] = field(default_factory=dict)
-    cameras: Sequence[Any] = ()
+    cameras: Sequence[Any] | None = None
     lanes: Mapping[str, Any | None] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
@@ -78,7 +78,8 @@ class DaemonSampler:
             Unavailable: it responds neither over gRPC nor with metrics; the text has the remedy.
         """
         faults = []
-        metrics, found = None, {}
+        metrics = None
+        found: dict[str, Any] = {}
         client = self._client
         section = self._settings.metrics
         if section.enabled and section.port:
@@ -92,7 +93,8 @@ class DaemonSampler:
             faults.append(self._no_client)
         else:
             try:
-                found = self._over_grpc(client)
+                found["ready"] = client.is_ready()  # needs no token
+                found |= self._over_grpc(client)
             except EdgeServerError as error:
                 faults.append(f"gRPC at {client.target}: {error}")
         if metrics is None and not found:
@@ -107,7 +109,6 @@ class DaemonSampler:
         }
         cameras = client.cameras()
         return {
-            "ready": client.is_ready(),
             "index": index,
             "statistics": client.statistics(),
             "backends": {name: backend for (name, _), backend in self._backends.items()},

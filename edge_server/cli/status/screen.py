@@ -47,16 +47,19 @@ def screen(report: DaemonReport) -> list[str]:
 def _head(report: DaemonReport) -> str:
     version = report.version or "of an unknown version"
     up = "" if report.uptime_s is None else f", up {duration_text(report.uptime_s)}"
-    ready = "ready" if report.ready else "not ready"
+    words = {True: "ready", False: "not ready", None: "not known whether it is ready"}
     mark = OK if report.ready else FAULT
-    line = f"edge-server {version}{up}, {ready}"
+    line = f"edge-server {version}{up}, {words[report.ready]}"
     if report.version not in (None, report.installed):
         mark = WARNING if report.ready else FAULT
         line += f"; {report.installed} is installed: systemctl restart edge-server"
     return f"{mark} {line}"
 
 
-def _models(models: tuple[ModelReport, ...]) -> Iterator[str]:
+def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
+    if models is None:
+        yield f"{WARNING} models: not known"
+        return
     if not models:
         yield f"{WARNING} no model is loaded"
         return
@@ -74,7 +77,10 @@ def _models(models: tuple[ModelReport, ...]) -> Iterator[str]:
             yield f"    {_one_line(each.reason)}"
 
 
-def _cameras(cameras: tuple[CameraReport, ...]) -> Iterator[str]:
+def _cameras(cameras: tuple[CameraReport, ...] | None) -> Iterator[str]:
+    if cameras is None:
+        yield f"{WARNING} cameras: not known"
+        return
     if not cameras:
         yield "  no camera"
         return

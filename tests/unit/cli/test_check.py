@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.cli.check import Findings, check
+from edge_server.cli.check import Findings, check, unseen_by_service
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
@@ -231,3 +231,19 @@ def test_what_a_configuration_may_leave_out_is_as_chosen(
     assert not checked(repository=settings).faults
     (fault,) = checked(repository={**settings, "auto_complete": False}).faults
     assert "add" in fault
+
+
+def test_what_lies_in_a_home_is_out_of_the_services_sight() -> None:
+    cameras = {
+        "clip": {"uri": "file:///home/me/road.mp4?loop=true", "calibration": "/root/front.toml"},
+        "road": {"uri": "synthetic://road", "calibration": "/etc/edge_server/front.toml"},
+        "wrong": {"uri": "file://?"},
+    }
+    paths = ["/home/me/models", "/srv/models"]
+    settings = read_settings(None, {"repository": {"paths": paths}, "cameras": cameras})
+    hint = "; the installed service sees no home: put it below /srv"
+    assert list(unseen_by_service(settings)) == [
+        f"warning: repository.paths: /home/me/models{hint}",
+        f"warning: cameras.clip.uri: /home/me/road.mp4{hint}",
+        f"warning: cameras.clip.calibration: /root/front.toml{hint}",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import sys
 from pathlib import Path
@@ -123,8 +125,21 @@ def test_check_without_a_flag_takes_the_settings_of_the_service(
     if is_there:
         installed.touch()
     arguments = command_line().parse_args(["check", *flags])
-    assert choose_file(arguments, installed) == what.format(tmp_path)
+    assert choose_file(arguments, installed, "no-such-user") == what.format(tmp_path)
     assert (arguments.config and arguments.config.name) == config
+
+
+def test_check_says_when_its_rights_are_not_those_of_the_service(tmp_path: Path) -> None:
+    installed = tmp_path / "service.toml"
+    installed.write_text("")
+
+    def settings_line(user: str) -> str:
+        return choose_file(command_line().parse_args(["check"]), installed, user)
+
+    other = next(each.pw_name for each in pwd.getpwall() if each.pw_uid != os.geteuid())
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    assert settings_line(other).endswith(f"those of the service: sudo -u {other} edge-server check")
+    assert settings_line(me) == f"settings: {installed}"
 
 
 # systemd restarts the daemon after every code but 2 and 78.

@@ -184,6 +184,20 @@ def test_a_wrong_number_of_arguments_is_usage(arguments: list[str]) -> None:
     assert run_command(["update", "slot", *arguments]) == 2
 
 
+def test_a_record_that_this_user_may_not_read_is_not_taken_for_none(
+    board: Board, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    directory = ["--state-directory", str(board.state)]
+    monkeypatch.setattr(type(board.state), "stat", refuse)
+    assert run_command(["update", "status", *directory]) == 69
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "record.json: Permission denied; run this as root" in said.err
+
+
 def test_the_last_update_is_shown(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
     board.device().switch("B", "rauc")
     directory = ["--state-directory", str(board.state)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.mqtt import link as linking
+from edge_server.mqtt import payloads
 from edge_server.mqtt.publisher import Publisher
 from edge_server.settings import Mqtt
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 IDENTITY = Identity("truck-7", "1", "boot", "client")
 STATUS = "edge/v1/truck-7/status"
+META = "edge/v1/truck-7/meta"
 WAIT_S = 30.0
 
 
@@ -31,6 +33,8 @@ class Brokers:
 
     def __init__(self) -> None:
         self.absent: set[str] = set()
+        self.retained_births: list[bytes] = []
+        self.unread: deque[tuple[bytes, bool]] = deque()
         self.states: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self.changed = threading.Condition()
 
@@ -58,7 +62,6 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         ready = True
         end = None
         refused = taken_over = False
-        births: tuple[()] = ()
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
@@ -66,6 +69,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host
+            self.births: deque[tuple[bytes, bool]] = deque()
 
         def open(self) -> None:
             with made.changed:
@@ -75,12 +79,18 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
 
         def step(self, wake: Wake, timeout_s: float) -> None:
             wake.wait(timeout_s)
+            with made.changed:
+                made.unread = self.births
+                made.changed.notify_all()
 
         def watch(self, *filters: str) -> None:
             pass
 
         def publish_state(self, topic: str, payload: bytes) -> None:
             made.put(self.host, topic, payload)
+            # A broker that is slow to send what it retained before.
+            if topic == META and made.retained_births:
+                self.births.append((made.retained_births.pop(), True))
 
         def close(self) -> None:
             pass
@@ -204,3 +214,13 @@ def test_nothing_begins_after_the_end(brokers: Brokers) -> None:
     assert publisher.change(Mqtt("b")) == ""
     assert publisher.workers() == []
     assert brokers.states == {}
+
+
+def test_the_retained_birth_of_the_run_before_is_no_other_client(brokers: Brokers) -> None:
+    brokers.retained_births = [payloads.meta(IDENTITY, "of the run before")]
+    publisher = Publisher(Mqtt("a"), IDENTITY)
+    publisher.start()
+    publisher.publish_online()
+    brokers.wait(lambda: not brokers.retained_births and not brokers.unread)
+    publisher.stop()
+    assert not publisher.contested

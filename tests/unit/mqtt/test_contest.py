@@ -20,8 +20,7 @@ def birth(session: str, client_id: str = IDENTITY.client_id) -> bytes:
 @pytest.fixture
 def contest() -> Contest:
     made = Contest(IDENTITY, "mine")
-    assert not made.see(birth("of the run before"), retained=True)
-    made.born()
+    assert not made.see(birth("of the run before"), retained=True, first=True)
     return made
 
 
@@ -42,13 +41,13 @@ def test_two_that_end_each_others_connection_pause_longer_and_longer(
 
 def test_a_broker_that_only_closes_is_seen_through_by_the_others_birth(contest: Contest) -> None:
     assert contest.lose(taken_over=False) is None
-    assert contest.see(birth("of the other"), retained=True)
+    assert contest.see(birth("of the other"), retained=True, first=False)
     assert contest.lose(taken_over=False) is not None
     assert contest.taken_over == 1
 
 
 def test_a_connection_that_lasts_ends_the_contest(contest: Contest) -> None:
-    contest.see(birth("of the other"), retained=False)
+    contest.see(birth("of the other"), retained=False, first=False)
     contest.lose(taken_over=False)
     contest.last(599.0)
     assert contest.text
@@ -61,13 +60,18 @@ def test_another_machine_with_this_name_is_named_once_and_costs_no_pause(
     contest: Contest, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = birth("of the other", "edge-truck-7-y")
-    assert contest.see(other, retained=False)
-    assert not contest.see(other, retained=False)
+    assert contest.see(other, retained=False, first=False)
+    assert not contest.see(other, retained=False, first=False)
     assert "another machine publishes as 'truck-7' too" in contest.text
     assert caplog.text.count("another machine") == 1
     assert contest.lose(taken_over=False) is None
     contest.last(10_000.0)
     assert contest.text
+
+
+def test_a_run_before_that_publishes_its_birth_again_still_runs(contest: Contest) -> None:
+    assert contest.see(birth("of the run before"), retained=False, first=True)
+    assert "another client logs in" in contest.text
 
 
 @pytest.mark.parametrize(
@@ -82,5 +86,5 @@ def test_another_machine_with_this_name_is_named_once_and_costs_no_pause(
     ],
 )
 def test_its_own_births_and_those_before_are_no_contest(contest: Contest, payload: bytes) -> None:
-    assert not contest.see(payload, retained=True)
+    assert not contest.see(payload, retained=True, first=False)
     assert not contest.text

@@ -161,7 +161,10 @@ def clock(evidence: Evidence) -> Finding:
     """The clock shows a plausible time, and a time daemon synchronizes it."""
     wall = evidence.board.wall_clock
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall.now_s))
-    remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
+    remedy = (
+        "sudo timedatectl set-ntp true, with a network (where there is no NTP: sudo apt install "
+        "systemd-timesyncd); a battery for the board's RTC without"
+    )
     if wall.is_behind:
         return fault(f"{now}, which is before this software was built: TLS will fail", remedy)
     if wall.synchronized or evidence.result("kernel_clock").facts.get("synchronized"):

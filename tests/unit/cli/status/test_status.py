@@ -99,9 +99,9 @@ def report(
 
 def test_rates_and_means_are_those_between_the_samples(board: Board) -> None:
     found, text = report(board)
-    (seg,) = (each for each in found.models if each.name == "seg")
+    (seg,) = (each for each in found.models or () if each.name == "seg")
     assert (seg.per_s, seg.mean_ms, seg.queue_ms, seg.infer_ms) == (10.0, 10.0, 1.0, 5.0)
-    (front,) = found.cameras
+    (front,) = found.cameras or ()
     assert (front.fps, front.lanes_per_s, front.mean_ms) == (30.0, 30.0, 50.0)
     assert (front.lanes, front.status, front.dropped) == (1, "degraded", 7)
     assert "edge-server 9.0, up 1 h 1 min, ready" in text
@@ -119,21 +119,38 @@ def test_a_model_that_is_not_ready_has_its_reason_and_an_unloaded_one_no_line(
 
 def test_no_rate_is_made_of_a_version_that_was_loaded_anew(board: Board) -> None:
     found, text = report(board, statistics=[statistics(3, 30)])
-    seg = next(each for each in found.models if each.name == "seg")
+    seg = next(each for each in found.models or () if each.name == "seg")
     assert (seg.requests, seg.per_s, seg.mean_ms) == (3, None, None)
     assert "3       0      -        -" in text
 
 
 def test_no_rate_is_made_of_a_camera_of_a_daemon_that_was_restarted(board: Board) -> None:
     found, _ = report(board, metrics=metrics(frames=2, sum_s=0.1))
-    assert (found.cameras[0].fps, found.cameras[0].age_ms) == (None, 21.0)
+    (front,) = found.cameras or ()
+    assert (front.fps, front.age_ms) == (None, 21.0)
 
 
 def test_without_metrics_their_facts_are_unknown_and_the_fault_is_shown(board: Board) -> None:
     found, text = report(board, metrics=None, faults=("http://x: Connection refused",))
-    assert found.version is found.uptime_s is found.cameras[0].fps is None
+    (front,) = found.cameras or ()
+    assert found.version is found.uptime_s is front.fps is None
     assert "✘ http://x: Connection refused" in text
     assert "‼ broker 10.0.0.2:1883: not known" in text
+
+
+@pytest.mark.parametrize(
+    ("ready", "head"),
+    [(True, "‼ edge-server 9.0, up 1 h 1 min, ready;"), (None, "1 min, not known whether it is")],
+)
+def test_models_and_cameras_that_grpc_refuses_to_list_are_unknown_not_gone(
+    board: Board, ready: bool | None, head: str
+) -> None:
+    refused = DaemonSample(12.0, ready=ready, metrics=metrics(), faults=("gRPC at x: no token",))
+    found = make_report(sample(10.0, 100, metrics()), refused, Settings(), board)
+    text = "\n".join(screen(found))
+    assert head in text
+    assert "‼ models: not known\n‼ cameras: not known\n" in text
+    assert "no model" not in text.split("plans:")[0]
 
 
 @pytest.mark.parametrize(
