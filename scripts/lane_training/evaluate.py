@@ -131,9 +131,8 @@ def score_each(examined: Sequence[Examined], threshold: float) -> list[ImageScor
 
 
 def choose_threshold(examined: Sequence[Examined]) -> float:
-    """The middle of the plateau on which accuracy + F1 is best."""
-    scores = [summarise(score_each(examined, threshold)) for threshold in THRESHOLDS]
-    merit = np.array([score.accuracy + score.f1 for score in scores])
+    """The middle of the plateau on which F1 is best; accuracy does not count false lines."""
+    merit = np.array([summarise(score_each(examined, each)).f1 for each in THRESHOLDS])
     plateau = np.flatnonzero(merit >= merit.max() - PLATEAU)
     return float(THRESHOLDS[plateau[len(plateau) // 2]])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import time
@@ -31,6 +32,9 @@ SETTLING_IMAGES = 64
 CURVE_EVERY_STEPS = 50
 LOSSES = ("class", "offset", "length")
 CHECKPOINT_EVERY_S = 120.0
+# Of malloc.h: never trim, never map, one arena for all threads.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+MALLOPT = {M_TRIM_THRESHOLD: -1, M_TOP_PAD: 256 << 20, M_MMAP_MAX: 0, M_ARENA_MAX: 1}
 BAR = "{percentage:3.0f}% |{bar}| {postfix}"
 
 
@@ -255,8 +259,18 @@ class Training:
         return parts
 
 
+def keep_freed_memory() -> None:
+    """Has glibc keep what a step frees for the next one: given back to the kernel, the pages of
+    tensors of megabytes take as long to come again as the step itself."""
+    allocator = ctypes.CDLL(None)
+    if hasattr(allocator, "mallopt"):
+        for option, value in MALLOPT.items():
+            allocator.mallopt(option, value)
+
+
 def train(plan: Plan) -> dict[str, Any]:
     """Trains until the plan is done and returns the final checkpoint."""
+    keep_freed_memory()
     training = Training(plan)
     if training.progress >= 1.0:
         return training.state()
