@@ -30,8 +30,12 @@ TIMEOUT_S = 600
         pytest.param(
             "960x540: H.264",
             11,
-            marks=pytest.mark.skipif(
-                shutil.which("gst-launch-1.0") is None, reason="gst-launch-1.0 is missing"
+            # Half a minute, most of it the encoder's.
+            marks=(
+                pytest.mark.long,
+                pytest.mark.skipif(
+                    shutil.which("gst-launch-1.0") is None, reason="gst-launch-1.0 is missing"
+                ),
             ),
         ),
     ],
