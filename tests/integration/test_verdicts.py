@@ -12,6 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from .delivery.verbs import models
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -46,16 +48,6 @@ def repository(tmp_path: Path) -> Path:
     build(place / "m", network(1))
     build(place / "other", network(100))
     return place
-
-
-def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
 
 
 def listed(repository: Path, store: Path) -> dict[str, dict[str, str]]:

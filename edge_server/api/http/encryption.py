@@ -67,6 +67,7 @@ def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
 
         return _HandshakeServer(loop, options["sock"], greet, options["backlog"])
 
+    # What uvicorn passes is all that this one takes.
     loop.create_server = create_server  # type: ignore[method-assign, assignment]
 
 
