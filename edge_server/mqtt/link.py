@@ -8,32 +8,23 @@ import math
 import random
 import threading
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from edge_server.errors import InvalidRequest
-from edge_server.lanes.e2e import Envelope, new_session
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
-from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
-from edge_server.mqtt.contest import Contest
-from edge_server.mqtt.outbox import Outbox, Wake
+from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.outbox import Wake
 from edge_server.process.backoff import Backoff
-from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.worker import Worker
 from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from edge_server.board.identity import Identity
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.event_feed import EventFeed
-    from edge_server.mqtt.topics import Topics
+    from edge_server.mqtt.feed import EventFeed, Feed
     from edge_server.pipeline.events import Event
-    from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -48,57 +39,6 @@ _SLOW_S: Final = 10.0
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
 _REFUSED_S: Final = (30.0, 60.0)
-
-
-@dataclass(eq=False)
-class Feed:
-    """What this device publishes, whichever broker takes it.
-
-    Attributes:
-        events: of this device; None publishes none.
-        online: the device serves, and every model and camera that exists has a state.
-        published: number of lane messages written to a broker's connection.
-        lost: number of lane messages that a link took and did not write.
-        losses: number of open connections that ended without being left.
-        session: of this process, in envelopes and births.
-        vehicle: gets what the vehicle publishes of itself; None takes nothing.
-        contest: with others that publish as this device.
-        latency: (camera,) → the age of lanes when they are written to the connection.
-    """
-
-    identity: Identity
-    topics: Topics
-    keepalive_s: int = KEEPALIVE_S
-    now_ns: Callable[[], int] = time.monotonic_ns
-    outbox: Outbox[tuple[int, LaneFrame]] = field(default_factory=Outbox)
-    events: EventFeed | None = None
-    vehicle: VehicleInputs | None = None
-    online: bool = False
-    published: int = 0
-    lost: int = 0
-    losses: int = 0
-    latency: Histograms = field(default_factory=lambda: Histograms(FRAME_BOUNDS_S))
-    session: str = field(default_factory=new_session)
-    _events_of: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.contest = Contest(self.identity, self.session)
-
-    def envelope(self, counter: int) -> Envelope:
-        """Return the envelope of a message that is published now."""
-        return Envelope(self.session, counter, self.now_ns() // 1_000_000)
-
-    def next_event(self, topic: str) -> int:
-        """Count the events of a topic, repeated ones too."""
-        return next(self._events_of[topic])
-
-    def count(self, *, published: int = 0, lost: int = 0, losses: int = 0) -> None:
-        """Two links count at the same time while one takes over from the other."""
-        with self._lock:
-            self.published += published
-            self.lost += lost
-            self.losses += losses
 
 
 class Link:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
-from edge_server.mqtt.event_feed import EventFeed
+from edge_server.mqtt.feed import EventFeed, Feed
 from edge_server.mqtt.health import health
-from edge_server.mqtt.link import Feed, Link, contents_of
+from edge_server.mqtt.link import Link, contents_of
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:

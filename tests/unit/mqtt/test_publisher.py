@@ -20,6 +20,7 @@ from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
+from edge_server.mqtt.feed import Feed
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.vehicle import VehicleInputs
@@ -177,7 +178,7 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     topics, vehicle = Topics("truck-7"), VehicleInputs()
-    feed = linking.Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
+    feed = Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
     mqtt = Mqtt("127.0.0.1", 9, vehicle_state=True)
     link = linking.Link(mqtt, feed, lambda _: True)
     connection = Connection(mqtt, "client")

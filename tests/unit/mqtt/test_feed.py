@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
-from edge_server.mqtt.event_feed import SETTLED_S, EventFeed
+from edge_server.mqtt.feed import SETTLED_S, EventFeed
 from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event

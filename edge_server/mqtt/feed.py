@@ -1,21 +1,86 @@
-"""EventFeed: the events that a broker has yet to take, in their order."""
+"""Feed: what this device publishes, whichever broker takes it. EventFeed: the events that a broker
+has yet to take, in their order."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from edge_server.lanes.e2e import Envelope, new_session
+from edge_server.mqtt.connection import KEEPALIVE_S
+from edge_server.mqtt.contest import Contest
+from edge_server.mqtt.outbox import Outbox
+from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.board.identity import Identity
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.mqtt.topics import Topics
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.events import Event
+    from edge_server.pipeline.vehicle import VehicleInputs
 
 READER: Final = "mqtt"
 # A broker that dies forgets what it has acknowledged and not yet written or passed on.
 SETTLED_S: Final = 60.0
 _MARK_EVERY_S: Final = 0.5
+
+
+@dataclass(eq=False)
+class Feed:
+    """What this device publishes, whichever broker takes it.
+
+    Attributes:
+        events: of this device; None publishes none.
+        online: the device serves, and every model and camera that exists has a state.
+        published: number of lane messages written to a broker's connection.
+        lost: number of lane messages that a link took and did not write.
+        losses: number of open connections that ended without being left.
+        session: of this process, in envelopes and births.
+        vehicle: gets what the vehicle publishes of itself; None takes nothing.
+        contest: with others that publish as this device.
+        latency: (camera,) → the age of lanes when they are written to the connection.
+    """
+
+    identity: Identity
+    topics: Topics
+    keepalive_s: int = KEEPALIVE_S
+    now_ns: Callable[[], int] = time.monotonic_ns
+    outbox: Outbox[tuple[int, LaneFrame]] = field(default_factory=Outbox)
+    events: EventFeed | None = None
+    vehicle: VehicleInputs | None = None
+    online: bool = False
+    published: int = 0
+    lost: int = 0
+    losses: int = 0
+    latency: Histograms = field(default_factory=lambda: Histograms(FRAME_BOUNDS_S))
+    session: str = field(default_factory=new_session)
+    _events_of: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.contest = Contest(self.identity, self.session)
+
+    def envelope(self, counter: int) -> Envelope:
+        """Return the envelope of a message that is published now."""
+        return Envelope(self.session, counter, self.now_ns() // 1_000_000)
+
+    def next_event(self, topic: str) -> int:
+        """Count the events of a topic, repeated ones too."""
+        return next(self._events_of[topic])
+
+    def count(self, *, published: int = 0, lost: int = 0, losses: int = 0) -> None:
+        """Two links count at the same time while one takes over from the other."""
+        with self._lock:
+            self.published += published
+            self.lost += lost
+            self.losses += losses
 
 
 class EventFeed:
