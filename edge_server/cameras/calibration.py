@@ -27,7 +27,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,12 +37,7 @@ from edge_server.errors import SettingsError
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.settings.mistakes import in_words
 from edge_server.settings.sections import Section
-from edge_server.settings.text_file import read_text_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_server.settings.text_file import parse_toml, read_text_file
 
 if TYPE_CHECKING:
     import os
@@ -173,7 +167,7 @@ def read_tables(path: str | os.PathLike[str]) -> CalibrationTables:
         SettingsError: as `read_calibration`.
     """
     try:
-        table: dict[str, Any] = tomllib.loads(read_text_file(path))
+        table = parse_toml(read_text_file(path))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from error
     except UnicodeDecodeError as error:

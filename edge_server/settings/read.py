@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -33,13 +32,8 @@ from edge_server.settings.sections import (
     Vehicle,
     is_loopback,
 )
-from edge_server.settings.text_file import read_text_file
+from edge_server.settings.text_file import TomlError, parse_toml, read_text_file
 from edge_server.settings.transport import Access, Grpc, Http, Tls
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -175,15 +169,14 @@ def _read_text(path: Path) -> str:
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except TomlError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from error
     except ValueError as error:
         # Python converts no more than 4300 digits.
         raise SettingsError(f"{path}: not TOML for settings: a number is too long") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: not TOML for settings: nested too deep") from error
-    return table
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,24 @@
-"""Read a text file that settings name, whatever kind of file it turns out to be."""
+"""Read a text file that settings name, whatever kind of file it turns out to be, and TOML."""
 
 from __future__ import annotations
 
 import errno
 import os
 import select
+import sys
 import time
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 LONGEST_BYTES = 16 * 2**20
 # A pipe (`--config <(...)`) has this long to deliver.
 WAIT_S = 5.0
+
+TomlError = tomllib.TOMLDecodeError
 
 
 def read_text_file(path: str | os.PathLike[str], wait_s: float = WAIT_S) -> str:
@@ -38,3 +47,15 @@ def read_text_file(path: str | os.PathLike[str], wait_s: float = WAIT_S) -> str:
         raise OSError(errno.ETIMEDOUT, f"it is a pipe, and its writer is late by {wait_s:g} s")
     finally:
         os.close(file)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of `text`.
+
+    Raises:
+        TomlError, a ValueError: it is not TOML.
+        ValueError: a number has more digits than Python converts.
+        RecursionError: it is nested too deep.
+    """
+    table: dict[str, Any] = tomllib.loads(text)
+    return table

@@ -8,7 +8,6 @@ applies the file again.
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +21,7 @@ from edge_server.errors import SettingsError
 from edge_server.mqtt.broker import faults_of
 from edge_server.process.disk import atomic_write
 from edge_server.settings import CameraSection, read_settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_server.settings.text_file import parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +152,7 @@ def _merged(document: Document, places: Places) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if places.config.exists():
         read_settings(places.config, {})
-        settings = tomllib.loads(places.config.read_text("utf-8").removeprefix("\ufeff"))
+        settings = parse_toml(places.config.read_text("utf-8").removeprefix("\ufeff"))
     if document.device is not None:
         settings["device"] = {"id": document.device.id}
     if (mqtt := document.mqtt) is not None:

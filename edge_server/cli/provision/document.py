@@ -13,7 +13,6 @@ import os
 import re
 import ssl
 import stat
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -22,11 +21,7 @@ from edge_server.errors import SettingsError
 from edge_server.settings import CameraSection  # noqa: TC001 - msgspec reads the annotation
 from edge_server.settings.mistakes import value_mistake
 from edge_server.settings.sections import Name, Port, Section
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_server.settings.text_file import parse_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +177,7 @@ def parse(text: bytes, source: str) -> Document:
         SettingsError: it is not TOML, has an unknown key, or a value that is not allowed.
     """
     try:
-        table = tomllib.loads(text.decode("utf-8").removeprefix("\ufeff"))
+        table = parse_toml(text.decode("utf-8").removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{source}: not UTF-8 text at byte {error.start}") from error
     except (ValueError, RecursionError) as error:
