@@ -30,9 +30,8 @@ from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane, LaneFrame, lanes_from_rows
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.road_events import RoadEvents
-from edge_server.pipeline.road_follower import RoadFollower
+from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest

@@ -21,8 +21,8 @@ from gpu_timing import host_ms
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling

@@ -36,8 +36,8 @@ from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.devices import Devices
+from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling

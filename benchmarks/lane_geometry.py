@@ -23,7 +23,7 @@ from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.marking import marking_evidence
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane, LaneFrame
-from edge_server.pipeline.lane_locator import LaneLocator
+from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection
-from edge_server.cameras.limits import LIVE, RECORDED
-from edge_server.cameras.reader import DriverCall, Reader
+from edge_server.cameras.reader import LIVE, RECORDED, DriverCall, Reader
 from edge_server.cameras.reopening import Reopening
 from edge_server.cameras.source import (
     NO_OPTIONS,

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cameras.motion import FrozenDetector
+from edge_server.cameras.motion import FrozenDetector, Thumbnail, tiles_of
 from edge_server.cameras.status import UNUSABLE, PictureFault
-from edge_server.cameras.thumbnail import Thumbnail, tiles_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

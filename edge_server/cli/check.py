@@ -21,7 +21,7 @@ from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.limits import LIVE
+from edge_server.cameras.reader import LIVE
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
 from edge_server.daemon.model_parts import (

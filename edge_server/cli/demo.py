@@ -25,7 +25,7 @@ from edge_server.board.installation import remedy, shipped_models
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri, parse_source_uri
-from edge_server.cli.lane_table import REFRESH_S, LaneTable
+from edge_server.cli.tables import REFRESH_S, LaneTable
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads

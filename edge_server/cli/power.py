@@ -36,7 +36,7 @@ def add_power(parser: argparse.ArgumentParser) -> None:
 
 
 def _apply(arguments: argparse.Namespace) -> int:
-    from edge_server.board.power_control import PowerControl
+    from edge_server.board.power import PowerControl
     from edge_server.settings import read_settings
 
     power = read_settings(arguments.config, {}).power

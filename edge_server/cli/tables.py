@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 UNKNOWN = "-"
+REFRESH_S = 0.5
+# Frames older than this do not count for the rate that is shown.
+_RATE_OVER_S = 3.0
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> list[str]:
@@ -50,3 +55,62 @@ def duration_text(seconds: float) -> str:
         if count or parts or unit == "s":
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2])
+
+
+class LaneTable:
+    """One row that is overwritten on a terminal, and printed repeatedly elsewhere; a line below it
+    whenever the camera's state or its reason changes."""
+
+    _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}  {}"
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._arrivals: list[float] = []
+        self._count = 0
+        self._printed_at = 0.0
+        self._row = ""
+        self._printed = ""
+        self._word = ""
+        head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped", "state")
+        print(self._FORMAT.format(*head))
+
+    def add(self, message: dict[str, Any]) -> None:
+        now = time.monotonic()
+        state = message["status"].removeprefix("FRAME_STATUS_").lower()
+        if state != "invalid":
+            self._count += 1
+            self._arrivals = [*self._arrivals[-49:], now]
+        recent = [at for at in self._arrivals if now - at < _RATE_OVER_S]
+        spanned_s = recent[-1] - recent[0] if recent else 0.0
+        fps = (len(recent) - 1) / spanned_s if spanned_s > 0 else 0.0
+        self._row = self._FORMAT.format(
+            message["camera"],
+            self._count,
+            f"{fps:.1f}",
+            f"{message['time']['age_us'] / 1e3:.1f}",
+            f"{message['latency_us'].get('infer', 0) / 1e3:.1f}",
+            len(message["lanes"]),
+            message["dropped"],
+            state,
+        )
+        # The age varies from frame to frame, and has a column.
+        reason = "; ".join(each for each in message["reasons"] if each != "age")
+        # A reason begins with its word; the text after it may differ from message to message.
+        word = reason.partition(":")[0]
+        if word != self._word:
+            self._word = word
+            self._printed_at = now
+            self._print(end="\n")
+            print(f"{message['camera']:>8} {state}{f': {reason}' if reason else ''}", flush=True)
+        if now - self._printed_at >= (REFRESH_S if self._terminal else 2 * REFRESH_S):
+            self._printed_at = now
+            self._print(end="\r" if self._terminal else "\n")
+
+    def finish(self) -> None:
+        """Keep the last row on the terminal."""
+        if self._row != self._printed or self._terminal:
+            self._print(end="\n")
+
+    def _print(self, end: str) -> None:
+        self._printed = self._row
+        print(self._row, end=end, flush=True)

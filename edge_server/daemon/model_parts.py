@@ -16,7 +16,7 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.deployments import Deployments
-from edge_server.lifecycle.interface_rule import InterfaceRule
+from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl

@@ -11,9 +11,8 @@ from edge_server.board.installation import remedy
 from edge_server.errors import SettingsError
 from edge_server.lanes.departure import DepartureRule
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.road_events import RoadEvents
-from edge_server.pipeline.road_follower import RoadFollower
+from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
 from edge_server.process.disk import state_directory
 
 if TYPE_CHECKING:

@@ -1,13 +1,19 @@
-"""Device memory, and host memory that the device can access."""
+"""Device memory, host memory that the device can access, and a pool of device memory: no frame
+allocates once every size has occurred."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from edge_server.errors import Unavailable
+from edge_server.gpu.device_array import Buffer, CudaArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from edge_server.gpu.device import Device
+    from edge_server.gpu.stream import Stream
 
 # cuda.h, CU_MEMHOSTALLOC_*.
 _PORTABLE, _DEVICE_MAP = 1, 2
+# Buffer sizes are multiples of this, so that nearly equal sizes share buffers.
+STEP_BYTES = 512
 
 
 class DeviceMemory:
@@ -113,3 +122,107 @@ class _PinnedMemory:
 
     def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         return np.asarray(self).view(dtype).reshape(tuple(shape))
+
+
+class BufferPool:
+    """Device arrays for one user (a model's instance), at most `limit_bytes` in total.
+
+    A buffer returns to the pool when the last array over it is garbage-collected, on any thread;
+    the next user's stream, not its thread, waits for the streams that still read the buffer.
+
+    Args:
+        name: the user's name, for errors.
+    """
+
+    def __init__(self, device: Device, limit_bytes: int, name: str) -> None:
+        self.device = device
+        self.limit_bytes = limit_bytes
+        self.name = name
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        self._idle: list[Buffer] = []
+        # The pool also refers to lent buffers: an array may die in a reference cycle, and the
+        # garbage collector then runs the finalizers of memory and event before the lease returns
+        # the buffer.
+        self._lent: set[Buffer] = set()
+        # Arrays die wherever the garbage collector runs, even inside `take`, so this takes no lock.
+        self._returned: deque[Buffer] = deque()
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory allocated by the pool, in use or idle."""
+        return self._held_bytes
+
+    def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
+        """Return an array of undefined content, for the next work of `stream` to write; call
+        `written` on the array after that work.
+
+        Raises:
+            Unavailable: `limit_bytes` are in use, or the device has no memory left.
+        """
+        dtype = np.dtype(dtype)
+        need_bytes = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            buffer = self._fitting(need_bytes) or self._new(need_bytes)
+            self._lent.add(buffer)
+        buffer.reuse(stream)
+        return CudaArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Return a buffer without references to the pool; called by leases only."""
+        if not self._closed:
+            self._returned.append(buffer)
+
+    def close(self) -> None:
+        """Free idle buffers; a buffer in use is freed with its last array."""
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+            self._returned.clear()
+            self._lent.clear()
+
+    def _fitting(self, need_bytes: int) -> Buffer | None:
+        """Return the smallest idle buffer of at least that size, unless it wastes more than it
+        uses."""
+        while self._returned:
+            buffer = self._returned.popleft()
+            self._lent.discard(buffer)
+            self._idle.append(buffer)
+        fitting = [b for b in self._idle if need_bytes <= b.nbytes <= 2 * _rounded(need_bytes)]
+        if not fitting:
+            return None
+        buffer = min(fitting, key=lambda b: b.nbytes)
+        self._idle.remove(buffer)
+        return buffer
+
+    def _new(self, need_bytes: int) -> Buffer:
+        nbytes = _rounded(need_bytes)
+        # Idle buffers of other sizes are freed first.
+        while self._idle and self._held_bytes + nbytes > self.limit_bytes:
+            self._held_bytes -= self._idle.pop(0).nbytes
+        if self._held_bytes + nbytes > self.limit_bytes:
+            raise Unavailable(
+                f"{self.device}: {self.name}: {nbytes} bytes are wanted, {self._held_bytes} of "
+                f"at most {self.limit_bytes} are in use"
+            )
+        memory = DeviceMemory(self.device, nbytes)
+        self._held_bytes += nbytes
+        return Buffer(self.device, memory.pointer, nbytes, memory)
+
+
+class _Lease:
+    """Returns its buffer to the pool when the last array that shares it is garbage-collected."""
+
+    __slots__ = ("_buffer", "_pool")
+
+    def __init__(self, pool: BufferPool, buffer: Buffer) -> None:
+        self._pool = pool
+        self._buffer = buffer
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._buffer)
+
+
+def _rounded(nbytes: int) -> int:
+    return max(STEP_BYTES, -(-nbytes // STEP_BYTES) * STEP_BYTES)

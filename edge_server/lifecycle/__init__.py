@@ -2,6 +2,6 @@
 
 Other rooms enter by `control.RepositoryControl` and `poll_control.PollControl` (the modes),
 `loader.RepositoryLoader` with `model_table.ModelTable` (models without a mode), and
-`deployments.Deployments`, `budget.MemoryBudget` and `interface_rule.InterfaceRule` to construct
-them; `golden` and `model_spec` serve the command line.
+`deployments.Deployments`, `budget.MemoryBudget` and `fit.InterfaceRule` to construct them;
+`golden` and `model_spec` serve the command line.
 """

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.lifecycle.canary import Canary
-from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
+from edge_server.lifecycle.canary import Canary, find_suspects, fit_back
+from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
-from edge_server.lifecycle.rollback import find_suspects, fit_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.lifecycle.build import Build
-    from edge_server.lifecycle.fit import Fit
-    from edge_server.lifecycle.interface_rule import InterfaceRule
+    from edge_server.lifecycle.canary import RollbackSet
+    from edge_server.lifecycle.fit import Fit, InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.model_table import ModelTable
-    from edge_server.lifecycle.rollback import RollbackSet
 
 log = logging.getLogger(__name__)
 

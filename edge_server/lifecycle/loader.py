@@ -13,7 +13,7 @@ from edge_server.errors import ModelConfigError, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.build import Build
-from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
+from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_locks import ModelLocks
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.interface_rule import InterfaceRule
+    from edge_server.lifecycle.fit import InterfaceRule
     from edge_server.lifecycle.model_spec import Override
     from edge_server.lifecycle.model_table import ModelTable
     from edge_server.model_config.config import Completion

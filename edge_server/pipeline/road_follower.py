@@ -2,20 +2,104 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edge_server.lanes.lane_filter import Motion
-from edge_server.lanes.road_geometry import ego_of
+from edge_server.lanes.marking import with_markings
+from edge_server.lanes.pitch import PitchDrift, PitchFilter
+from edge_server.lanes.road_geometry import ego_of, road_of
 from edge_server.lanes.tracking import LaneTracker
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edge_server.cameras.calibration import Calibration
+    from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
-    from edge_server.pipeline.lane_locator import LaneLocator
     from edge_server.pipeline.road_events import RoadEvents
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.pixels import Image
+
+
+class LaneLocator:
+    """Adds to each LaneFrame of a camera what its calibration tells: ground, index, ego.
+
+    The vehicle's pitch on its springs is estimated from frame to frame and taken into account.
+    Frames of another shape than the calibration's get nothing, and say so. Not thread-safe; frames
+    come in their order.
+
+    Args:
+        calibration: of the camera.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._model: CameraModel | None = None
+        self._size = (0, 0)
+        self._pitch = PitchFilter(calibration.model.mounting.pitch_std_rad)
+        self._drift = PitchDrift()
+
+    def locate(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
+        """Return `lane_frame` with its lanes on the road, and what is painted there.
+
+        Args:
+            lane_frame: of `image`.
+            image: the frame, in the camera's own format.
+        """
+        if lane_frame.failure:
+            return lane_frame
+        model = self._model_for(lane_frame.width, lane_frame.height)
+        if model is None:
+            lens = self.calibration.model.lens
+            return _degraded(
+                lane_frame,
+                f"calibration_size: the frames have {lane_frame.width} x {lane_frame.height} px, "
+                f"another shape than the {lens.width} x {lens.height} px of the calibration; the "
+                "lanes are not on the road",
+            )
+        now_s = lane_frame.capture_mono_ns / 1e9
+        pitch = self._pitch
+        pitch.predict(now_s)
+        before_rad = pitch.rad
+        pitched = model.pitched(before_rad)
+        road = road_of(lane_frame.lanes, pitched, pitch_std_rad=pitch.std_rad)
+        if road.pitch is not None:
+            pitch.correct(road.pitch)
+            self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, now_s)
+        lanes = with_markings(road.lanes, image, pitched)
+        lane_frame = replace(lane_frame, lanes=lanes, ego=road.ego)
+        if self._drift.rad is not None:
+            degrees = math.degrees(self._drift.rad)
+            lane_frame = _degraded(
+                lane_frame,
+                f"calibration_drift: on a minute of straight road the camera looked "
+                f"{abs(degrees):.1f} degrees {'down' if degrees > 0 else 'up'} from its "
+                "calibration; calibrate it again",
+            )
+        return lane_frame
+
+    def to_image(self, ground: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the image points (N, 2), px, of ground points (N, 2), m, in the frame located
+        last; NaN behind the camera."""
+        if self._model is None:
+            return np.full_like(ground, np.nan)
+        return self._model.pitched(self._pitch.rad).image_of(ground)
+
+    def _model_for(self, width: int, height: int) -> CameraModel | None:
+        if self._size != (width, height):
+            self._size = (width, height)
+            calibrated = self.calibration.model
+            fits = calibrated.lens.fits(width, height)
+            self._model = calibrated.scaled_to(width, height) if fits else None
+        return self._model
+
+
+def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
+    return replace(lane_frame, degraded=(*lane_frame.degraded, reason))
 
 
 class RoadFollower:

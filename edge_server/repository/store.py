@@ -20,9 +20,9 @@ from edge_server.repository.content import (
     seal,
 )
 from edge_server.repository.copies import Copies, StagedModel
-from edge_server.repository.quarantine_releases import QuarantineReleases
 from edge_server.repository.state_file import StateFile, lock_store
 from edge_server.repository.store_state import MOST_QUARANTINED, KeptCopy, StoreState
+from edge_server.repository.verdicts import QuarantineReleases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

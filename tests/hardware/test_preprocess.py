@@ -19,7 +19,6 @@ from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.kernels.preprocess import (
@@ -28,7 +27,7 @@ from edge_server.gpu.kernels.preprocess import (
     FramePreprocess,
     PreprocessArgs,
 )
-from edge_server.gpu.memory import DeviceMemory, MappedMemory
+from edge_server.gpu.memory import BufferPool, DeviceMemory, MappedMemory
 from edge_server.gpu.stream import Module, Stream
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot

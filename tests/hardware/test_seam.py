@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.graph import record_graph
-from edge_server.gpu.memory import DeviceMemory, pinned_array
+from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
 from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:

@@ -26,14 +26,13 @@ from edge_server.cli.plan.verification import load_models
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.lane_locator import LaneLocator
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.messages import lane_frame_fields
 from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.recorder.recorder import Recorder
 from edge_server.pipeline.recorder.recording_files import RecordingFiles
 from edge_server.pipeline.road_events import RoadEvents
-from edge_server.pipeline.road_follower import RoadFollower
+from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import Image
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb

@@ -10,7 +10,7 @@ import numpy as np
 from edge_server.backends.tensorrt.io_slots import InputSlot, OutputSlot, StagingBuffer
 from edge_server.backends.tensorrt.plan_io import numpy_of
 from edge_server.errors import InvalidRequest
-from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.memory import BufferPool
 from edge_server.tensors import element_count
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.gpu.buffer_pool import BufferPool
     from edge_server.gpu.device import Device
+    from edge_server.gpu.memory import BufferPool
     from edge_server.gpu.stream import Stream
 
 # The alignment of every address that TensorRT gets.

@@ -12,7 +12,6 @@ import numpy as np
 
 from edge_server.backends.contract import Phases, on_host
 from edge_server.errors import EdgeServerError
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.kernels.preprocess import (
     MAX_FRAMES,
@@ -22,7 +21,7 @@ from edge_server.gpu.kernels.preprocess import (
     PreprocessArgs,
     kernel_name,
 )
-from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
+from edge_server.gpu.memory import BufferPool, DeviceMemory, MappedMemory, pinned_array
 from edge_server.gpu.stream import GpuEvent, Stream
 from edge_server.pixels import PixelFormat
 from edge_server.tensors import DataType, Tensor

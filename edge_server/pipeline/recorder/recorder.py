@@ -10,9 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
-from edge_server.pipeline.recorder.messages import Arrival, FrameMessages
+from edge_server.pipeline.recorder.messages import Arrival, FrameMessages, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Reply, Trigger
-from edge_server.pipeline.recorder.ring import Ring
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:

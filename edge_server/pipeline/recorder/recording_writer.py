@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.board.identity import Identity
+    from edge_server.pipeline.recorder.messages import Ring
     from edge_server.pipeline.recorder.recording_files import RecordingFiles
-    from edge_server.pipeline.recorder.ring import Ring
     from edge_server.settings import RecorderSection
 
 log = logging.getLogger(__name__)

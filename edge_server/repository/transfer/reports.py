@@ -7,10 +7,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InternalError, NotFound, SettingsError
-from edge_server.repository.quarantine_releases import QuarantineReleases
 from edge_server.repository.state_file import StateFile, stores_here
 from edge_server.repository.transfer.inventory import take_inventory
-from edge_server.repository.verdicts import LOADING, ON_TRIAL, Report, Verdict, read_report
+from edge_server.repository.verdicts import (
+    LOADING,
+    ON_TRIAL,
+    QuarantineReleases,
+    Report,
+    Verdict,
+    read_report,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import Buffer
-from edge_server.gpu.memory import pinned_array
+from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import GpuEvent, Stream
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InternalError
-from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:

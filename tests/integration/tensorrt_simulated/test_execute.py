@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 
 from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
-from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.memory import pinned_array
+from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import Stream
 from edge_server.inference.snapshot import Snapshot
 from edge_server.requests import InferRequest, InferResponse

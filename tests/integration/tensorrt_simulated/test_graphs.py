@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server.errors import DeviceLost, ModelConfigError
-from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.tensors import Tensor
 

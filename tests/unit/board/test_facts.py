@@ -10,8 +10,13 @@ from boards import plant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.board.engines import BoardEngine
-from edge_server.board.facts import BoardFacts, StorageDevice, read_board_facts, read_within
+from edge_server.board.facts import (
+    BoardEngine,
+    BoardFacts,
+    StorageDevice,
+    read_board_facts,
+    read_within,
+)
 from edge_server.board.power import PowerMode, PowerRail
 from edge_server.board.resources import BoardMemory
 from edge_server.board.thermal import EventCounter, ThermalZone

@@ -13,7 +13,7 @@ import pytest
 
 from edge_server import errors
 from edge_server.cli.exit_codes import report
-from edge_server.cli.flags.table import GROUPS
+from edge_server.cli.flags.parser import GROUPS
 from edge_server.cli.main import command_line, run_command
 from edge_server.cli.run import choose_file
 

@@ -18,7 +18,7 @@ from edge_server.cli.demo import (
     free_name,
     no_lanes_text,
 )
-from edge_server.cli.lane_table import LaneTable
+from edge_server.cli.tables import LaneTable
 from edge_server.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:

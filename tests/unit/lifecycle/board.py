@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.budget import MemoryBudget
 from edge_server.lifecycle.deployments import Deployments
-from edge_server.lifecycle.interface_rule import InterfaceRule
+from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import Updates

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.interface_rule import InterfaceRule
+from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.change_detector import Change

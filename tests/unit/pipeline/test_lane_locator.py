@@ -12,7 +12,7 @@ from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import LaneFrame
 from edge_server.mqtt import payloads
-from edge_server.pipeline.lane_locator import LaneLocator
+from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image, PixelFormat
 from tests.unit.lanes.roads import FlatRoad, lanes_of
 

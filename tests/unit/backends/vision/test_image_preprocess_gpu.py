@@ -15,8 +15,8 @@ from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorMod
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
-from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
