@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from edge_server.board.installation import remedy
@@ -191,22 +192,22 @@ def _mark(text: str) -> tuple[float, float, float, float]:
     return (*_pair(pixel, form), *_pair(place, form))
 
 
-def _run(name: str, arguments: argparse.Namespace) -> int:
+def _run(module: str, name: str, arguments: argparse.Namespace) -> int:
     # --help imports no OpenCV.
     try:
-        from edge_server.cli.calibrate import actions
+        code = import_module(f"edge_server.cli.calibrate.{module}")
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
         text = f"OpenCV for Python (cv2) is missing; {remedy('cv2')}"
         raise SourceError(text) from error
-    for line in getattr(actions, name)(arguments):
+    for line in getattr(code, name)(arguments):
         print(line, flush=True)
     return OK
 
 
-_lens = partial(_run, "lens")
-_intrinsics = partial(_run, "intrinsics")
-_mounting = partial(_run, "mounting")
-_estimate = partial(_run, "estimate")
-_show = partial(_run, "show")
+_lens = partial(_run, "lens", "lens")
+_intrinsics = partial(_run, "lens", "intrinsics")
+_mounting = partial(_run, "mounting", "mounting")
+_estimate = partial(_run, "mounting", "estimate")
+_show = partial(_run, "mounting", "show")
