@@ -156,7 +156,6 @@ class Stream:
         grid: tuple[int, ...],
         block: tuple[int, ...],
         *arguments: int | float | bytes | OnDevice,
-        shared_bytes: int = 0,
     ) -> None:
         """Launch `kernel` on `grid` blocks of `block` threads.
 
@@ -165,7 +164,6 @@ class Stream:
             block: likewise.
             arguments: in the order of the kernel's signature: numbers, bytes of a struct, or device
                 memory, passed as its pointer.
-            shared_bytes: dynamic shared memory per block.
         """
         with self.device.current(f"run kernel {kernel.name}"):
             kernel.raw.prepared_async_call(
@@ -173,7 +171,6 @@ class Stream:
                 (*block, 1, 1)[:3],
                 self._box[0],
                 *(getattr(argument, "pointer", argument) for argument in arguments),
-                shared_size=shared_bytes,
             )
 
     def wait_for_handle(self, handle: int) -> None:

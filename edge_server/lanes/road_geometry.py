@@ -108,7 +108,6 @@ def road_of(
     model: CameraModel,
     *,
     pitch_std_rad: float | None = None,
-    rays: LaneRays | None = None,
 ) -> Road:
     """Return the lanes on the road, which of them bound the ego lane, and the vehicle between them.
 
@@ -118,14 +117,12 @@ def road_of(
         lanes: with image points, px of frames of the model's size.
         model: the camera.
         pitch_std_rad: of the model's pitch at this moment; that of its mounting by default.
-        rays: those of `lanes`, where they are known already.
     """
     if not lanes:
         return Road((), Ego(), None)
-    rays = rays_of(lanes, model) if rays is None else rays
     mounting = model.mounting
     std_rad = mounting.pitch_std_rad if pitch_std_rad is None else pitch_std_rad
-    fits = _fit(rays, model, std_rad)
+    fits = _fit(rays_of(lanes, model), model, std_rad)
     grounds = [_ground_lane(fits, row) for row in range(len(lanes))]
     indices = _indices(grounds)
     located = tuple(

@@ -45,13 +45,12 @@ class BrokerTest(NamedTuple):
     permanent: bool = False
 
 
-def try_broker(mqtt: Mqtt, client_id: str, *, timeout_s: float = TIMEOUT_S) -> BrokerTest:
+def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
         mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
-        timeout_s: for the broker's CONNACK.
     """
     connection = Connection(mqtt, client_id)
     try:
@@ -60,13 +59,13 @@ def try_broker(mqtt: Mqtt, client_id: str, *, timeout_s: float = TIMEOUT_S) -> B
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         return BrokerTest(str(reason), isinstance(error, ssl.SSLCertVerificationError))
     with closing(Wake()) as wake, closing(connection):
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
             connection.step(wake, _STEP_S)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:
-            return BrokerTest(f"takes connections and does not answer within {timeout_s:g} s")
+            return BrokerTest(f"takes connections and does not answer within {TIMEOUT_S:g} s")
     return BrokerTest()
 
 

@@ -125,14 +125,11 @@ class EventLog:
             index = bisect_right(self._events, id_, key=lambda event: event.id)
             return self._events[index] if index < len(self._events) else None
 
-    def wait_after(
-        self, id_: int, timeout_s: float | None = None, ended: Callable[[], bool] = lambda: False
-    ) -> bool:
+    def wait_after(self, id_: int, ended: Callable[[], bool] = lambda: False) -> bool:
         """Wait until there is an event with a greater id; return whether there is.
 
         Args:
             id_: see `after`.
-            timeout_s: None is no limit.
             ended: ends the wait; looked at after `wake`.
         """
 
@@ -140,7 +137,7 @@ class EventLog:
             return bool(self._events) and self._events[-1].id > id_
 
         with self._changed:
-            self._changed.wait_for(lambda: is_there() or ended(), timeout_s)
+            self._changed.wait_for(lambda: is_there() or ended())
             return is_there()
 
     def wake(self) -> None:

@@ -41,6 +41,8 @@ _LANES = "/edge.lanes.v1.LaneService/"
 _TIMEOUT_S = 5.0
 # A plan is built, or a large model read, while a load is waited for.
 _LOAD_S = 3600.0
+# Of a request of `infer`.
+_INFER_S = 60.0
 CHANNEL_OPTIONS = (
     # The environment's proxies are for other machines.
     ("grpc.enable_http_proxy", 0),
@@ -154,7 +156,6 @@ class DaemonClient:
         *,
         version: str = "",
         classes: Mapping[str, int] | None = None,
-        timeout_s: float = 60.0,
     ) -> dict[str, NDArray[Any]]:
         """Return the outputs of one request by name.
 
@@ -163,7 +164,7 @@ class DaemonClient:
                 `score:index:label`.
         """
         request = infer_request(model, inputs, version, classes)
-        result = InferResult(self._call(self._triton.ModelInfer, request, timeout_s))
+        result = InferResult(self._call(self._triton.ModelInfer, request, _INFER_S))
         names = [output.name for output in result.get_response().outputs]
         return {name: result.as_numpy(name) for name in names}
 

@@ -55,7 +55,6 @@ class SelfCall:
         *,
         metadata: Sequence[tuple[str, str]] = (),
         speaks_tls: bool = False,
-        period_s: float = _PERIOD_S,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.worker = Worker(
@@ -66,7 +65,6 @@ class SelfCall:
         self._waiting = waiting
         self._metadata = tuple(metadata)
         self._speaks_tls = speaks_tls
-        self._period_s = period_s
         self._timeout_s = timeout_s
         self._channel: grpc.Channel | None = None
         self._failures = 0
@@ -93,7 +91,7 @@ class SelfCall:
         if why and not self._failures:
             log.warning("grpc: no response to the daemon's own call on %s: %s", self._target, why)
         self._failures, self._why = (self._failures + 1, why) if why else (0, "")
-        self.worker.wait(self._period_s)
+        self.worker.wait(_PERIOD_S)
 
     def fault(self) -> str:
         """Return why the server does not respond to one call now; empty if it does."""

@@ -47,14 +47,14 @@ class Missing(EdgeServerError):
     """There is no such part here; the text is the reason."""
 
 
-def parts(configuration: Configuration, *, root: Path = Path("/")) -> Iterator[Part]:
+def parts(configuration: Configuration) -> Iterator[Part]:
     """Yield the name of each part and the function that makes its text.
 
     No part needs the daemon to run: those that ask it have a reason instead.
     """
-    yield "versions.json", lambda: _versions(root)
-    yield "doctor.json", lambda: as_json(examine(configuration.path, root))
-    yield "board.json", lambda: _board(root)
+    yield "versions.json", _versions
+    yield "doctor.json", lambda: as_json(examine(configuration.path))
+    yield "board.json", _board
     yield "models.json", lambda: _models(configuration)
     yield "metrics.txt", lambda: _metrics(configuration)
     yield "plans.json", _plans
@@ -66,7 +66,7 @@ def parts(configuration: Configuration, *, root: Path = Path("/")) -> Iterator[P
         yield "log.txt", lambda: _tail(path)
 
 
-def _versions(root: Path) -> str:
+def _versions() -> str:
     found: dict[str, Any] = {
         "edge_server": version("edge-server"),
         "python": sys.version,
@@ -74,7 +74,7 @@ def _versions(root: Path) -> str:
         "packages": dict(sorted((each.name, each.version) for each in distributions())),
     }
     for name in _RELEASES:
-        found[f"/{name}"] = read_text(root / name)
+        found[f"/{name}"] = read_text(Path("/", name))
     try:
         # What JetPack and this package installed; absent where there is no dpkg.
         found["dpkg"] = _run(
@@ -85,8 +85,8 @@ def _versions(root: Path) -> str:
     return json.dumps(found, indent=1)
 
 
-def _board(root: Path) -> str:
-    facts = read_within(_SENSORS_S, root)
+def _board() -> str:
+    facts = read_within(_SENSORS_S)
     if facts is None:
         raise Missing("a file of the board's sensors does not let itself be read")
     return json.dumps(asdict(facts), indent=1)
