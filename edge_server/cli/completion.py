@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from edge_server.cli.examples import verbs_of
 from edge_server.cli.exit_codes import OK
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 SHELLS = ("bash", "zsh", "fish")
@@ -39,14 +39,13 @@ def add_completion(
         command_line: makes the parser of all verbs.
     """
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
     def run(arguments: argparse.Namespace) -> int:
         print(completion(command_line(), arguments.shell), end="")
         return OK
 
-    parser.set_defaults(verb=run, flags=())
+    parser.set_defaults(verb=run)
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.evidence import Level
 from edge_server.board.jetson import JETPACKS
-from edge_server.cli.exit_codes import INTERRUPTED, OK
+from edge_server.cli.exit_codes import OK
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from edge_server.board.doctor.examination import Examination
@@ -40,7 +40,6 @@ _NVDLA = MappingProxyType(
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--config",
         type=Path,
@@ -53,7 +52,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only print which JetPack brings what, and where NVDLA can be used",
     )
-    parser.set_defaults(verb=_doctor, flags=("--config", "--json", "--matrix"))
+    parser.set_defaults(verb=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -62,10 +61,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         return OK
     from edge_server.board.doctor.examination import examine
 
-    try:
-        examination = examine(arguments.config)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    examination = examine(arguments.config)
     if arguments.json:
         print(as_json(examination))
     else:

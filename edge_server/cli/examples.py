@@ -80,16 +80,17 @@ _EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def add_examples(parser: argparse.ArgumentParser) -> None:
-    """Put the examples into the help of each verb of the whole command line `parser`; that of a
-    verb with verbs below it has the first one of each."""
+    """Put the examples into the help of each verb of the whole command line `parser`, whose lines
+    stay as they are; the help of a verb with verbs below it has the first example of each."""
     for name, verb in verbs_of(parser):
+        if verb.formatter_class is argparse.HelpFormatter:
+            verb.formatter_class = argparse.RawDescriptionHelpFormatter
         below = [key for key in _EXAMPLES if key.startswith(f"{name} ")]
         own = [(name, each) for each in _EXAMPLES.get(name, ())]
         shown = own or [(key, _EXAMPLES[key][0]) for key in below]
         if shown:
             lines = (f"  {parser.prog} {key} {each}".rstrip() for key, each in shown)
             verb.epilog = "\n".join(["examples:", *lines, "", verb.epilog or ""]).rstrip()
-            verb.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def verbs_of(

@@ -5,7 +5,6 @@ It is the gate of update engines: an update is good once this verb ends with 0.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -14,12 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import INTERRUPTED, OK, UNAVAILABLE, USAGE
+from edge_server.cli.exit_codes import OK, UNAVAILABLE, USAGE
 from edge_server.cli.running_daemon import add_config_flag, settings_of
 from edge_server.cli.verbs import seconds
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from edge_server.api.http.scrape import Scrape
@@ -99,7 +99,6 @@ def _may_be_one(a: tuple[float, float], b: tuple[float, float]) -> bool:
 def add_health(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `health`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config_flag(parser)
     parser.add_argument(
         "--require",
@@ -126,8 +125,7 @@ def add_health(parser: argparse.ArgumentParser) -> None:
         help=f"greatest age of the lanes of lanes:NAME; default: {_LANES_WITHIN_S:g}",
     )
     parser.add_argument("--json", action="store_true", help="one object with every requirement")
-    flags = ("--config", "--require", "--wait", "--stable", "--lanes-within", "--json")
-    parser.set_defaults(verb=_health, flags=flags)
+    parser.set_defaults(verb=_health)
 
 
 def _health(arguments: argparse.Namespace) -> int:
@@ -141,17 +139,14 @@ def _health(arguments: argparse.Namespace) -> int:
             print(f"edge-server health: {fault}", file=sys.stderr)
         return USAGE
     stability = Stability(stable_s)
-    try:
-        healthy = wait_until_healthy(
-            settings,
-            arguments.require,
-            stability,
-            wait_s=arguments.wait,
-            lanes_within_s=arguments.lanes_within,
-            progress=None if arguments.json else lambda line: print(line, file=sys.stderr),
-        )
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    healthy = wait_until_healthy(
+        settings,
+        arguments.require,
+        stability,
+        wait_s=arguments.wait,
+        lanes_within_s=arguments.lanes_within,
+        progress=None if arguments.json else lambda line: print(line, file=sys.stderr),
+    )
     _print(arguments, stability, healthy=healthy)
     return OK if healthy else UNAVAILABLE
 

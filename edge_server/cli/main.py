@@ -19,7 +19,7 @@ from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.completion import add_completion
 from edge_server.cli.convert.verb import add_convert
 from edge_server.cli.doctor import add_doctor
-from edge_server.cli.examples import add_examples
+from edge_server.cli.examples import add_examples, verbs_of
 from edge_server.cli.exit_codes import INTERRUPTED, OK, report
 from edge_server.cli.flags.parser import add_settings_flags, nearest
 from edge_server.cli.health import add_health
@@ -62,7 +62,7 @@ def run_command(argv: Sequence[str]) -> int:
     except errors.EdgeServerError as error:
         return report(error)
     except KeyboardInterrupt:
-        # While a verb imports what it needs; later ones say what they leave.
+        # Verbs that leave something behind say so themselves.
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
@@ -152,7 +152,7 @@ def command_line() -> argparse.ArgumentParser:
     bundle.add_argument(
         "--anonymous", action="store_true", help="without the names of device and host"
     )
-    bundle.set_defaults(verb=_support_bundle, flags=("--config", "-o", "--output", "--anonymous"))
+    bundle.set_defaults(verb=_support_bundle)
 
     health = "whether the daemon serves what is required"
     add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
@@ -207,15 +207,18 @@ def command_line() -> argparse.ArgumentParser:
         metavar="DIR",
         help="models in Triton's layout, not the shipped ones; repeatable",
     )
-    demo.set_defaults(
-        verb=_demo,
-        flags=(
-            *("--source", "--frames", "--mqtt", "--calibration", "--video", "--json", "--serve"),
-            "--model-repository",
-        ),
-    )
+    demo.set_defaults(verb=_demo)
     add_examples(parser)
+    for _, each in verbs_of(parser):
+        if each.get_default("flags") is None:
+            each.set_defaults(flags=_flags_of(each))
     return parser
+
+
+def _flags_of(verb: argparse.ArgumentParser) -> list[str]:
+    """Return the flags of a verb, one of which a typing error may have meant."""
+    actions = verb._actions  # noqa: SLF001 - argparse has no other list of them
+    return [name for each in actions if each.dest != "help" for name in each.option_strings]
 
 
 def _discard_output() -> None:
@@ -236,10 +239,7 @@ class _PrintVersion(argparse.Action):
 def _support_bundle(arguments: argparse.Namespace) -> int:
     from edge_server.cli.support_bundle.bundle import make_bundle
 
-    try:
-        return make_bundle(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return make_bundle(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

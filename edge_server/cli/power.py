@@ -32,7 +32,7 @@ def add_power(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `power`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
     apply = verbs.add("apply", "set the power mode and the clocks of the settings", _apply)
-    apply.takes("--config", type=Path, metavar="FILE", help="the daemon's settings")
+    apply.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings")
 
 
 def _apply(arguments: argparse.Namespace) -> int:

@@ -34,15 +34,15 @@ def add_recording_verbs(parser: argparse.ArgumentParser) -> None:
 
     listing = verbs.add("list", "the recordings of a directory, the oldest first", _list)
     where = "default: recordings in the state directory, as the daemon's"
-    listing.takes("directory", nargs="?", type=Path, metavar="DIRECTORY", help=where)
+    listing.add_argument("directory", nargs="?", type=Path, metavar="DIRECTORY", help=where)
 
     info = verbs.add("info", "what a recording has, and whether it is whole", _info)
-    info.takes("file", type=Path, metavar="FILE")
+    info.add_argument("file", type=Path, metavar="FILE")
 
     export = verbs.add("export", "the pictures of one camera, a JPEG each", _export)
-    export.takes("file", type=Path, metavar="FILE")
-    export.takes("folder", type=Path, metavar="FOLDER", help="is made where it is missing")
-    export.takes("--camera", metavar="NAME", help="needed where there are several")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="is made where it is missing")
+    export.add_argument("--camera", metavar="NAME", help="needed where there are several")
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -50,16 +50,20 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     status = verbs.add("status", "print what became of the last update", _status)
     commit = verbs.add("commit", "keep the system that runs if it is healthy; see health", _commit)
     slot = verbs.add("slot", "ask or change the firmware's slots, as RAUC's backend", _slot)
-    slot.takes("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
-    slot.takes("slot", nargs="?", choices=("A", "B"), metavar="SLOT", help="A or B")
-    slot.takes("state", nargs="?", choices=("good", "bad"), metavar="STATE", help="good or bad")
-    slot.takes("--engine", default="rauc", metavar="NAME", help="of who calls; default: rauc")
+    slot.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
+    slot.add_argument("slot", nargs="?", choices=("A", "B"), metavar="SLOT", help="A or B")
+    slot.add_argument(
+        "state", nargs="?", choices=("good", "bad"), metavar="STATE", help="good or bad"
+    )
+    slot.add_argument(
+        "--engine", default="rauc", metavar="NAME", help="of who calls; default: rauc"
+    )
     record = verbs.add("record", "note what became of an update without slots", _record)
-    record.takes("state", choices=_STATES, metavar="STATE", help=", ".join(_STATES))
-    record.takes("--engine", required=True, metavar="NAME", help="of who updates")
-    record.takes("--result", default="", metavar="TEXT", help="one sentence for people")
+    record.add_argument("state", choices=_STATES, metavar="STATE", help=", ".join(_STATES))
+    record.add_argument("--engine", required=True, metavar="NAME", help="of who updates")
+    record.add_argument("--result", default="", metavar="TEXT", help="one sentence for people")
     for verb in (status, commit, slot, record):
-        verb.takes(
+        verb.add_argument(
             "--state-directory",
             type=Path,
             default=_STATE,
@@ -67,16 +71,20 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
             help=f"with the record of updates, on the data partition; default: {_STATE}",
         )
     for verb in (commit, slot):
-        verb.takes(
+        verb.add_argument(
             "--root", type=Path, default=Path("/"), metavar="DIR", help="above sys and dev; tests"
         )
-    status.takes("--json", action="store_true", help="one object")
-    commit.takes("--config", type=Path, default=_CONFIG, metavar="FILE", help="the settings")
-    commit.takes(
+    status.add_argument("--json", action="store_true", help="one object")
+    commit.add_argument("--config", type=Path, default=_CONFIG, metavar="FILE", help="the settings")
+    commit.add_argument(
         "--require", action="append", default=[], metavar="WHAT", help="as of health; repeatable"
     )
-    commit.takes("--wait", type=seconds, default=300.0, metavar="S", help="as of health: 300")
-    commit.takes("--stable", type=seconds, default=60.0, metavar="S", help="as of health: 60")
+    commit.add_argument(
+        "--wait", type=seconds, default=300.0, metavar="S", help="as of health: 300"
+    )
+    commit.add_argument(
+        "--stable", type=seconds, default=60.0, metavar="S", help="as of health: 60"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Verbs: the frame of verbs below another, like `plan build`: help, flags and interrupts.
+"""Verbs: the frame of verbs below another, like `plan build`: help and interrupts.
 
 Nothing heavy is imported here: every start of the command line imports this module.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from edge_server.cli.exit_codes import INTERRUPTED
 
@@ -28,16 +27,16 @@ class Verbs:
         self, parser: argparse.ArgumentParser, *, about: str, codes: str, interrupted: str
     ) -> None:
         parser.description, parser.epilog = about, codes
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
         self._parsers = parser.add_subparsers(required=True, metavar="VERB")
         self._interrupted = interrupted
 
-    def add(self, name: str, text: str, run: Run) -> Verb:
+    def add(self, name: str, text: str, run: Run) -> argparse.ArgumentParser:
         """Add a verb; `run` gets the parsed arguments and returns the process's exit code."""
         parser = self._parsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
-        return Verb(parser, self._interruptible(run))
+        parser.set_defaults(verb=self._interruptible(run))
+        return parser
 
     def _interruptible(self, run: Run) -> Run:
         def until_interrupted(arguments: argparse.Namespace) -> int:
@@ -48,20 +47,6 @@ class Verbs:
                 return INTERRUPTED
 
         return until_interrupted
-
-
-class Verb:
-    """One verb and the names of its flags, which suggest the nearest name after a typing error."""
-
-    def __init__(self, parser: argparse.ArgumentParser, run: Run) -> None:
-        self._parser = parser
-        self._flags: list[str] = []
-        parser.set_defaults(verb=run, flags=self._flags)
-
-    def takes(self, name: str, **how: Any) -> None:
-        """Add an argument, like `ArgumentParser.add_argument`."""
-        self._parser.add_argument(name, **how)
-        self._flags += [name] if name.startswith("-") else []
 
 
 def positive(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import INTERRUPTED, OK
+from edge_server.cli.exit_codes import OK
 from edge_server.cli.infer.verb import named_file
 from edge_server.cli.running_daemon import add_address_flags
 from edge_server.cli.verbs import positive, seconds
@@ -35,17 +35,11 @@ examples:
 exit codes: 0 done, 1 no request succeeded, or there is no such model, 2 usage, 69 the daemon, the
 model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
 """
-_FLAGS = (
-    *("--concurrency", "--batch", "--image", "--input", "--shape", "--window", "--windows"),
-    *("--stability", "--warm-up", "--json", "--sweep", "--instances", "--delays", "--backends"),
-    *("--vary", "--latency-budget", "--model-repository", "--config", "--grpc", "--metrics"),
-)
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("model", metavar="MODEL")
     add(
@@ -115,7 +109,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         help="default: as the settings have it; the shipped models without a settings file",
     )
     add_address_flags(parser)
-    parser.set_defaults(verb=_bench, flags=_FLAGS)
+    parser.set_defaults(verb=_bench)
 
 
 def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -164,8 +158,5 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def _bench(arguments: argparse.Namespace) -> int:
     from edge_server.cli.bench.run import run_bench
 
-    try:
-        run_bench(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    run_bench(arguments)
     return OK

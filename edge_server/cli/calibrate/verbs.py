@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_server.board.installation import remedy
 from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verb, Verbs
+from edge_server.cli.verbs import Verbs
 from edge_server.errors import SourceError
 
 _ABOUT = """\
@@ -30,37 +30,45 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
 
     rough = verbs.add("lens", "the lens, roughly, from its field of view", _lens)
     _takes_file(rough, "the calibration to write")
-    rough.takes(
+    rough.add_argument(
         "--fov", type=_angle, required=True, metavar="DEG", help="from the left edge to the right"
     )
-    rough.takes(
+    rough.add_argument(
         "--size", type=_size, default=(1280, 720), metavar="WxH", help="in px; default: 1280x720"
     )
 
     lens = verbs.add("intrinsics", "the lens, from pictures of a board", _intrinsics)
-    lens.takes("pictures", nargs="*", type=Path, metavar="PICTURE", help="images of the board")
-    lens.takes("--camera", metavar="URI", help="take the pictures now: hold the board in view")
-    lens.takes("--views", type=_count, default=20, metavar="N", help="of --camera; default: 20")
-    lens.takes(
+    lens.add_argument(
+        "pictures", nargs="*", type=Path, metavar="PICTURE", help="images of the board"
+    )
+    lens.add_argument(
+        "--camera", metavar="URI", help="take the pictures now: hold the board in view"
+    )
+    lens.add_argument(
+        "--views", type=_count, default=20, metavar="N", help="of --camera; default: 20"
+    )
+    lens.add_argument(
         "--board",
         required=True,
         metavar="KIND",
         help="chessboard:9x6:0.025 (inner corners, metres) or charuco:11x8:0.03:0.022:DICT_5X5_100 "
         "(squares, square and marker in metres; :legacy for boards of before OpenCV 4.6)",
     )
-    lens.takes("--lens", choices=("pinhole", "fisheye"), default="pinhole", help="default: pinhole")
-    lens.takes(
+    lens.add_argument(
+        "--lens", choices=("pinhole", "fisheye"), default="pinhole", help="default: pinhole"
+    )
+    lens.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="the calibration to write"
     )
-    lens.takes(
+    lens.add_argument(
         "--residuals", type=Path, metavar="PNG", help="picture of the errors; default: beside FILE"
     )
 
     mounting = verbs.add("mounting", "where the camera sits: given, or from marks", _mounting)
     _takes_file(mounting, "the calibration, with its lens")
     _takes_mounting(mounting, angles=True)
-    mounting.takes("--picture", type=Path, metavar="PICTURE", help="of marks on the ground")
-    mounting.takes(
+    mounting.add_argument("--picture", type=Path, metavar="PICTURE", help="of marks on the ground")
+    mounting.add_argument(
         "--mark",
         action="append",
         type=_mark,
@@ -68,12 +76,12 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
         help="a mark on the ground: its pixel, and metres forward and left of the front axle's "
         "middle; 4 or more, not in one line",
     )
-    mounting.takes(
+    mounting.add_argument(
         "--board",
         metavar="chessboard:9x6:0.1",
         help="a chessboard that lies flat in --picture, its columns across the road",
     )
-    mounting.takes(
+    mounting.add_argument(
         "--at",
         type=_place,
         metavar="X,Y",
@@ -82,13 +90,13 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
 
     estimate = verbs.add("estimate", "where the camera looks, from a straight drive", _estimate)
     _takes_file(estimate, "the calibration, with its lens")
-    estimate.takes(
+    estimate.add_argument(
         "source", metavar="URI", help="a clip of the drive, or the camera on the vehicle"
     )
-    estimate.takes(
+    estimate.add_argument(
         "--frames", type=_count, default=1500, metavar="N", help="end after N; default: 1500"
     )
-    estimate.takes(
+    estimate.add_argument(
         "--lane-width",
         type=_metres,
         default=3.6,
@@ -98,41 +106,53 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
     )
     _takes_mounting(estimate, angles=False)
     _takes_model(estimate)
-    estimate.takes("--write", action="store_true", help="put the mounting into the file")
+    estimate.add_argument("--write", action="store_true", help="put the mounting into the file")
 
     show = verbs.add("show", "a grid on the road and a bird's-eye view, to check by eye", _show)
     _takes_file(show, "the calibration")
-    show.takes("source", metavar="URI", help="a picture, a clip or a camera")
-    show.takes("--output", type=Path, required=True, metavar="PNG", help="the picture to write")
-    show.takes("--frame", type=_whole, default=0, metavar="N", help="of a clip; default: 0")
-    show.takes("--lanes", action="store_true", help="detect lanes, draw them, print their numbers")
+    show.add_argument("source", metavar="URI", help="a picture, a clip or a camera")
+    show.add_argument(
+        "--output", type=Path, required=True, metavar="PNG", help="the picture to write"
+    )
+    show.add_argument("--frame", type=_whole, default=0, metavar="N", help="of a clip; default: 0")
+    show.add_argument(
+        "--lanes", action="store_true", help="detect lanes, draw them, print their numbers"
+    )
     _takes_model(show)
 
 
-def _takes_file(verb: Verb, text: str) -> None:
-    verb.takes("file", type=Path, metavar="FILE", help=text)
+def _takes_file(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("file", type=Path, metavar="FILE", help=text)
 
 
-def _takes_mounting(verb: Verb, *, angles: bool) -> None:
-    verb.takes("--height", type=float, metavar="METRES", help="of the lens above the road")
+def _takes_mounting(verb: argparse.ArgumentParser, *, angles: bool) -> None:
+    verb.add_argument("--height", type=float, metavar="METRES", help="of the lens above the road")
     if angles:
-        verb.takes("--pitch", type=float, metavar="DEG", help="positive looks down; default: 0")
-        verb.takes("--yaw", type=float, metavar="DEG", help="positive looks left; default: 0")
-    verb.takes("--roll", type=float, metavar="DEG", help="positive: right side lower; default: 0")
-    verb.takes(
+        verb.add_argument(
+            "--pitch", type=float, metavar="DEG", help="positive looks down; default: 0"
+        )
+        verb.add_argument(
+            "--yaw", type=float, metavar="DEG", help="positive looks left; default: 0"
+        )
+    verb.add_argument(
+        "--roll", type=float, metavar="DEG", help="positive: right side lower; default: 0"
+    )
+    verb.add_argument(
         "--x", type=float, metavar="METRES", help="lens forward of the front axle; default: 0"
     )
-    verb.takes("--y", type=float, metavar="METRES", help="lens left of the middle; default: 0")
+    verb.add_argument(
+        "--y", type=float, metavar="METRES", help="lens left of the middle; default: 0"
+    )
 
 
-def _takes_model(verb: Verb) -> None:
-    verb.takes(
+def _takes_model(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--model-repository",
         action="append",
         metavar="DIR",
         help="where the lane model is; default: the shipped models",
     )
-    verb.takes("--model", default="lane_detection", help="default: lane_detection")
+    verb.add_argument("--model", default="lane_detection", help="default: lane_detection")
 
 
 def _number(text: str, convert: type[int] | type[float], low: float, what: str) -> float:

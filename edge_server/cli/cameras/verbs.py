@@ -25,19 +25,21 @@ def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
     listing = verbs.add("list", "the cameras that are plugged in, and what can read them", _list)
-    listing.takes("--json", action="store_true", help="one object, with every mode")
+    listing.add_argument("--json", action="store_true", help="one object, with every mode")
 
     probe = verbs.add("probe", "what a camera gives: open it, read it for some seconds", _probe)
     kinds = "/dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file"
-    probe.takes("uri", metavar="URI", help=kinds)
-    probe.takes("--seconds", type=_seconds, default=5.0, metavar="N", help="default: 5")
-    probe.takes(
+    probe.add_argument("uri", metavar="URI", help=kinds)
+    probe.add_argument("--seconds", type=_seconds, default=5.0, metavar="N", help="default: 5")
+    probe.add_argument(
         "--picture", type=_picture, metavar="FILE", help="write the last image: .png or .jpg"
     )
-    probe.takes("--reader", choices=READERS, default="auto", help="default: GStreamer if any")
+    probe.add_argument(
+        "--reader", choices=READERS, default="auto", help="default: GStreamer if any"
+    )
     login = "user name and password, kept out of the list of processes"
-    probe.takes("--credentials", type=Path, metavar="FILE", help=login)
-    probe.takes("--json", action="store_true", help="one object instead of lines")
+    probe.add_argument("--credentials", type=Path, metavar="FILE", help=login)
+    probe.add_argument("--json", action="store_true", help="one object instead of lines")
 
 
 def _seconds(text: str) -> float:

@@ -42,33 +42,27 @@ _SOURCES = (
 def add_convert(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `convert`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    flags: list[str] = []
-
-    def takes(name: str, **how: object) -> None:
-        parser.add_argument(name, **how)  # type: ignore[arg-type]  # as add_argument takes them
-        flags.append(name)
-
-    parser.add_argument("source", type=Path, metavar="SRC")
-    parser.add_argument("target", type=Path, metavar="DST")
-    takes(
+    add = parser.add_argument
+    add("source", type=Path, metavar="SRC")
+    add("target", type=Path, metavar="DST")
+    add(
         "--to",
         choices=("onnx", "graphdef", "openvino", "plan"),
         default="onnx",
         help="what it becomes; default: onnx",
     )
-    takes("--from", dest="source_format", choices=_SOURCES, help="what SRC is, if it does not show")
-    takes("--fp16", action="store_true", help="in half precision; inputs and outputs stay FP32")
-    takes("--int8", action="store_true", help="with Q/DQ nodes; needs --calibration")
-    takes(
+    add("--from", dest="source_format", choices=_SOURCES, help="what SRC is, if it does not show")
+    add("--fp16", action="store_true", help="in half precision; inputs and outputs stay FP32")
+    add("--int8", action="store_true", help="with Q/DQ nodes; needs --calibration")
+    add(
         "--int8-operators",
         type=_names,
         default=("Conv",),
         metavar="OPS",
         help="the ONNX operators to quantise, like Conv,Gemm; default: Conv",
     )
-    takes("--per-tensor", action="store_true", help="INT8: one scale for all channels of a weight")
-    takes(
+    add("--per-tensor", action="store_true", help="INT8: one scale for all channels of a weight")
+    add(
         "--calibration",
         type=Path,
         action="append",
@@ -77,16 +71,16 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         help="recorded inputs for --int8: an .npz of arrays <input> or input.<input>, an .npy, or "
         "a directory of them; repeatable",
     )
-    takes("--simplify", action="store_true", help="fold constants and drop what does nothing")
-    takes("--version", type=_positive, default=1, metavar="N", help="of the model; default: 1")
-    takes(
+    add("--simplify", action="store_true", help="fold constants and drop what does nothing")
+    add("--version", type=_positive, default=1, metavar="N", help="of the model; default: 1")
+    add(
         "--max-batch",
         type=whole_number,
         metavar="N",
         help="max_batch_size; default: SRC's, or 4 where the batch is open",
     )
-    takes("--labels", type=Path, metavar="FILE", help="of the first output; default: SRC's")
-    takes(
+    add("--labels", type=Path, metavar="FILE", help="of the first output; default: SRC's")
+    add(
         "--input",
         dest="shapes",
         type=_shape,
@@ -96,24 +90,22 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         help="an input's shape, like images:-1x3x360x640:FP32, -1 for any size: PyTorch's files do "
         "not have it; of other sources, the sizes of random inputs; repeatable",
     )
-    takes(
+    add(
         "--outputs",
         type=_names,
         default=(),
         metavar="NAMES",
         help="names of the outputs: of a GraphDef its nodes, of PyTorch's what they get",
     )
-    takes(
-        "--signature", default="", metavar="NAME", help="of a SavedModel; default: serving_default"
-    )
-    takes("--module", default="", metavar="FILE.py:CLASS", help="of a PyTorch checkpoint")
-    takes("--module-path", default="", metavar="DIR", help="where a pickled module's class lies")
-    takes(
+    add("--signature", default="", metavar="NAME", help="of a SavedModel; default: serving_default")
+    add("--module", default="", metavar="FILE.py:CLASS", help="of a PyTorch checkpoint")
+    add("--module-path", default="", metavar="DIR", help="where a pickled module's class lies")
+    add(
         "--trust",
         action="store_true",
         help="SRC may run the code in it: a pickled module, Keras' Lambda layers",
     )
-    takes(
+    add(
         "--compare",
         type=Path,
         action="append",
@@ -121,23 +113,23 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="recorded inputs to compare on, beside random ones; as --calibration has them",
     )
-    takes("--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4")
-    takes(
+    add("--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4")
+    add(
         "--seed", type=whole_number, default=0, metavar="N", help="of the random inputs; default: 0"
     )
-    takes(
+    add(
         "--limit",
         type=_limit,
         metavar="X",
         help="the largest error, as a share of the output's largest value; default: 1e-4, with "
         "--fp16 1e-2, with --int8 5e-2",
     )
-    takes(
+    add(
         "--isolated",
         action="store_true",
         help="run each framework in an environment of its own, made once below the user's cache",
     )
-    takes(
+    add(
         "--python",
         type=Path,
         action="append",
@@ -145,8 +137,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an interpreter that has the framework; repeatable",
     )
-    takes("--verbose", action="store_true", help="show what the frameworks print")
-    parser.set_defaults(verb=_convert, flags=flags)
+    add("--verbose", action="store_true", help="show what the frameworks print")
+    parser.set_defaults(verb=_convert)
 
 
 def _convert(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edge_server.cli.exit_codes import INTERRUPTED, OK
+from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
 from edge_server.cli.verbs import positive
 
@@ -25,13 +25,11 @@ examples:
 exit codes: 0 done, 1 the model failed, or there is no such model, 2 usage, 69 the daemon, the
 model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
 """
-_FLAGS = ("--image", "--input", "--save", "--classes", "--model-version", "--json")
 
 
 def add_infer(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `infer`."""
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", metavar="MODEL")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
@@ -58,7 +56,7 @@ def add_infer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-version", default="", metavar="N", help="default: the latest")
     parser.add_argument("--json", action="store_true", help="one object, with all numbers")
     add_address_flags(parser)
-    parser.set_defaults(verb=_infer, flags=(*_FLAGS, "--config", "--grpc", "--metrics"))
+    parser.set_defaults(verb=_infer)
 
 
 def named_file(text: str) -> tuple[str, Path]:
@@ -79,8 +77,5 @@ def _result_file(text: str) -> Path:
 def _infer(arguments: argparse.Namespace) -> int:
     from edge_server.cli.infer.request import run_infer
 
-    try:
-        run_infer(settings_of(arguments), arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    run_infer(settings_of(arguments), arguments)
     return OK

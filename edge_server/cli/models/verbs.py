@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from edge_server.cli.verbs import Verb, Verbs, seconds
+from edge_server.cli.verbs import Verbs, seconds
 
 _ABOUT = """\
 Brings models into repositories so that a daemon which follows one never sees half of one: a copy
@@ -30,25 +30,27 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `models`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
-    def add(name: str, text: str) -> Verb:
+    def add(name: str, text: str) -> argparse.ArgumentParser:
         return verbs.add(name, text, partial(_run, name))
 
     push = add("push", "put a model into a repository")
-    push.takes("directory", type=Path, metavar="DIR", help="the model, named as its directory is")
-    push.takes("--to", required=True, metavar="REPO", help="where to")
-    push.takes(
+    push.add_argument(
+        "directory", type=Path, metavar="DIR", help="the model, named as its directory is"
+    )
+    push.add_argument("--to", required=True, metavar="REPO", help="where to")
+    push.add_argument(
         "--version",
         type=_version,
         metavar="N",
         help="only this version; the rest of the model stays as it is there",
     )
-    push.takes("--sign", type=Path, metavar="KEY", help="sign it with this private key")
-    push.takes(
+    push.add_argument("--sign", type=Path, metavar="KEY", help="sign it with this private key")
+    push.add_argument(
         "--allow-interface-change",
         action="store_true",
         help="it may break those who call what it replaces: other names, types or shapes",
     )
-    push.takes(
+    push.add_argument(
         "--in-place",
         action="store_true",
         help="leave the manifest, and the signature, in DIR as well",
@@ -57,27 +59,29 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_ssh(push)
 
     accept = add("accept", "put the model into a repository that comes as an archive on stdin")
-    accept.takes("--to", type=_directory, required=True, metavar="DIR", help="where to")
+    accept.add_argument("--to", type=_directory, required=True, metavar="DIR", help="where to")
     _takes_waiting(accept)
 
     pull = add("pull", "fetch a model, held against its manifest")
-    pull.takes(
+    pull.add_argument(
         "name",
         metavar="NAME|URL",
         help="s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one of "
         "the first two that ends with / is a model's directory with its manifest, any other an "
         "archive",
     )
-    pull.takes("--from", dest="source", metavar="REPO", help="where from, for a NAME")
-    pull.takes(
+    pull.add_argument("--from", dest="source", metavar="REPO", help="where from, for a NAME")
+    pull.add_argument(
         "--to",
         type=_directory,
         required=True,
         metavar="DIR",
         help="it becomes DIR/NAME; '-' writes an archive to stdout, as `accept` reads it",
     )
-    pull.takes("--name", dest="rename", default="", metavar="N", help="what a URL's model becomes")
-    pull.takes(
+    pull.add_argument(
+        "--name", dest="rename", default="", metavar="N", help="what a URL's model becomes"
+    )
+    pull.add_argument(
         "--sha256",
         type=_sha256,
         metavar="D",
@@ -86,22 +90,26 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_ssh(pull)
 
     listing = add("list", "what is in a repository, and whether it is as it was made")
-    listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
+    listing.add_argument(
+        "repository", nargs="?", default="models", metavar="REPO", help="default: models"
+    )
     _takes_keys(listing, "check signatures with it; repeatable")
     # All that this verb and `push --version` need of a repository on another machine.
-    listing.takes("--inventory", metavar="NAME", help=argparse.SUPPRESS)
-    listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
+    listing.add_argument("--inventory", metavar="NAME", help=argparse.SUPPRESS)
+    listing.add_argument(
+        "--json", action="store_true", help="a list of objects, with whole digests"
+    )
     _takes_store(listing, "its verdict on each model and its quarantine are")
     _takes_ssh(listing)
 
     verify = add("verify", "whether a model is what its manifest says")
-    verify.takes("directory", type=Path, metavar="DIR", help="the model's, or REPO/NAME")
+    verify.add_argument("directory", type=Path, metavar="DIR", help="the model's, or REPO/NAME")
     _takes_keys(verify, "it must be signed with the private one of it; repeatable")
 
     rollback = add("rollback", "what a model was before its last push; again undoes it")
-    rollback.takes("name", metavar="NAME")
-    rollback.takes("--to", required=True, metavar="REPO", help="where")
-    rollback.takes(
+    rollback.add_argument("name", metavar="NAME")
+    rollback.add_argument("--to", required=True, metavar="REPO", help="where")
+    rollback.add_argument(
         "--to-last-good",
         action="store_true",
         help="to what the daemon which follows REPO has last found good, whatever was pushed since",
@@ -110,8 +118,8 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_ssh(rollback)
 
     release = add("release", "let a model out of quarantine; the daemon tries it again")
-    release.takes("name", metavar="NAME")
-    release.takes(
+    release.add_argument("name", metavar="NAME")
+    release.add_argument(
         "--digest",
         type=_digest,
         metavar="D",
@@ -120,23 +128,23 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_store(release, "it is in quarantine")
 
     sign = add("sign", "write a model's manifest and signature into its directory")
-    sign.takes("directory", type=Path, metavar="DIR", help="the model")
-    sign.takes("--key", type=Path, required=True, metavar="KEY", help="the private key")
+    sign.add_argument("directory", type=Path, metavar="DIR", help="the model")
+    sign.add_argument("--key", type=Path, required=True, metavar="KEY", help="the private key")
 
     keygen = add("keygen", "make a key to sign models with")
-    keygen.takes(
+    keygen.add_argument(
         "--out", type=Path, required=True, metavar="KEY", help="the public one becomes KEY.pub"
     )
 
 
-def _takes_ssh(verb: Verb) -> None:
-    verb.takes(
+def _takes_ssh(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--ssh", default="ssh", metavar="COMMAND", help="like 'ssh -p 2222 -i KEY'; default: ssh"
     )
 
 
-def _takes_store(verb: Verb, text: str) -> None:
-    verb.takes(
+def _takes_store(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument(
         "--store",
         type=Path,
         metavar="DIR",
@@ -145,20 +153,20 @@ def _takes_store(verb: Verb, text: str) -> None:
     )
 
 
-def _takes_waiting(verb: Verb) -> None:
-    verb.takes(
+def _takes_waiting(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--wait",
         action="store_true",
         help="fail where no daemon decides on it; by default only one that follows REPO is waited "
         "for, until it serves the model, refuses it or rolls it back",
     )
-    verb.takes("--no-wait", action="store_true", help="do not wait for a daemon")
-    verb.takes(
+    verb.add_argument("--no-wait", action="store_true", help="do not wait for a daemon")
+    verb.add_argument(
         "--until-passed",
         action="store_true",
         help="as --wait, and until its canary has passed too, which takes requests",
     )
-    verb.takes(
+    verb.add_argument(
         "--wait-secs",
         type=seconds,
         default=300.0,
@@ -168,8 +176,8 @@ def _takes_waiting(verb: Verb) -> None:
     _takes_store(verb, "its verdict on each model is")
 
 
-def _takes_keys(verb: Verb, text: str) -> None:
-    verb.takes(
+def _takes_keys(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument(
         "--key", type=Path, action="append", default=[], metavar="PUB", help=f"public key: {text}"
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.cli.exit_codes import FAILED, OK
-from edge_server.cli.verbs import Run, Verb, Verbs, positive, whole_number
+from edge_server.cli.verbs import Run, Verbs, positive, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -33,54 +33,58 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
     build = _add(verbs, "build", "build a model's plan on this device", _build)
-    build.takes("--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file")
+    build.add_argument(
+        "--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file"
+    )
     samples = "typical inputs for INT8 (TensorRT up to 10): DIR/*.npy, or DIR/<input>/*.npy"
-    build.takes("--calibration", type=Path, metavar="DIR", help=samples)
+    build.add_argument("--calibration", type=Path, metavar="DIR", help=samples)
     for which, text in (("min", "least"), ("opt", "usual"), ("max", "largest")):
         help_text = f"{text} shapes, like input:1x3x360x640; once for each profile"
-        build.takes(f"--{which}", action="append", default=[], metavar="SHAPES", help=help_text)
+        build.add_argument(
+            f"--{which}", action="append", default=[], metavar="SHAPES", help=help_text
+        )
     for flag, kind, unit, text in _BUILD_NUMBERS:
-        build.takes(flag, type=kind, metavar=unit, help=text)
+        build.add_argument(flag, type=kind, metavar=unit, help=text)
     for flag, text in _BUILD_SWITCHES:
-        build.takes(flag, action="store_true", help=text)
+        build.add_argument(flag, action="store_true", help=text)
 
     inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
-    inspect.takes("--layers", action="store_true", help="its layers, which takes the device")
-    inspect.takes("--json", action="store_true", help="the side-car as it is")
+    inspect.add_argument("--layers", action="store_true", help="its layers, which takes the device")
+    inspect.add_argument("--json", action="store_true", help="the side-car as it is")
 
     differ = "whether a plan's outputs are those of its ONNX file"
     verify = _add(verbs, "verify", differ, _verify)
     off = "how far any element may be off; default: by precision"
-    verify.takes("--tolerance", type=float, metavar="X", help=off)
+    verify.add_argument("--tolerance", type=float, metavar="X", help=off)
     count = "random inputs; default: 4"
-    verify.takes("--samples", type=positive, default=4, metavar="N", help=count)
+    verify.add_argument("--samples", type=positive, default=4, metavar="N", help=count)
 
     missing = (
         "build every plan of the repositories that is missing or of another device or TensorRT"
     )
     refresh = verbs.add("refresh", missing, _refresh)
-    refresh.takes("--config", type=Path, metavar="FILE", help="the daemon's settings")
+    refresh.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings")
     where = "instead of the settings' repositories; repeatable"
-    refresh.takes("--model-repository", action="append", metavar="DIR", help=where)
+    refresh.add_argument("--model-repository", action="append", metavar="DIR", help=where)
     hold = "for systemd: count as started after so many seconds; default: when all is built"
-    refresh.takes("--hold", type=positive, default=_FOREVER_S, metavar="S", help=hold)
+    refresh.add_argument("--hold", type=positive, default=_FOREVER_S, metavar="S", help=hold)
 
 
-def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
+def _add(verbs: Verbs, name: str, text: str, run: Run) -> argparse.ArgumentParser:
     """Add a verb with the arguments that all verbs share."""
     verb = verbs.add(name, text, run)
-    verb.takes("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
-    verb.takes(
+    verb.add_argument("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
+    verb.add_argument(
         "--model-repository",
         type=Path,
         action="append",
         metavar="DIR",
         help="where names are looked for; repeatable; default: models",
     )
-    verb.takes(
+    verb.add_argument(
         "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
     )
-    verb.takes("--version", type=positive, metavar="N", help="default: the latest")
+    verb.add_argument("--version", type=positive, metavar="N", help="default: the latest")
     return verb
 
 

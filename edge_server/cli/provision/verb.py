@@ -56,10 +56,7 @@ def add_provision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace", action="store_true", help="also where the device is provisioned already"
     )
-    parser.set_defaults(
-        verb=_provision,
-        flags=("--from-broker", "--config", "--data", "--key", "--replace"),
-    )
+    parser.set_defaults(verb=_provision)
 
 
 def _provision(arguments: argparse.Namespace) -> int:

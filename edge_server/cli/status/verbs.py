@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import INTERRUPTED, OK
+from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
 from edge_server.cli.verbs import positive, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _STATUS = """\
 Shows what the daemon on this machine does: models with their states and reasons, cameras, lanes,
@@ -45,7 +41,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
     _describe(parser, _STATUS, _STATUS_EXAMPLES)
     parser.add_argument("--json", action="store_true", help="one object")
-    parser.set_defaults(verb=_interruptible(_status), flags=("--json", *_ADDRESSES))
+    parser.set_defaults(verb=_status)
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +52,11 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--count", type=positive, default=0, metavar="N", help="end after N times")
     parser.add_argument("--json", action="store_true", help="one object on a line each time")
-    flags = ("--interval", "--count", "--json", *_ADDRESSES)
-    parser.set_defaults(verb=_top, flags=flags)
-
-
-_ADDRESSES = ("--config", "--grpc", "--metrics")
+    parser.set_defaults(verb=_top)
 
 
 def _describe(parser: argparse.ArgumentParser, about: str, examples: str) -> None:
     parser.description, parser.epilog = about, examples
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_address_flags(parser)
 
 
@@ -74,18 +65,6 @@ def _interval(text: str) -> float:
     if value < 0.1:
         raise argparse.ArgumentTypeError(f"{text}: give seconds, 0.1 or above")
     return value
-
-
-def _interruptible(
-    run: Callable[[argparse.Namespace], int],
-) -> Callable[[argparse.Namespace], int]:
-    def until_interrupted(arguments: argparse.Namespace) -> int:
-        try:
-            return run(arguments)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-
-    return until_interrupted
 
 
 def _status(arguments: argparse.Namespace) -> int:
