@@ -35,18 +35,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
-# While a camera gives no frames, the listeners learn so this often.
-_NO_FRAMES_PERIOD_S = 1.0
+# While there are no lanes for a reason that lasts, the listeners learn so this often.
+_REMINDER_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
 # frees the camera from the queue behind another client's slow request, and lets the daemon kill
 # a Python model that hangs; see `execution_timeout_s`.
 FRAME_DEADLINE_S = 10.0
 # At 130 km/h the vehicle has gone 7 m.
 MAX_AGE_MS = 200
-# A camera all of whose frames are too old for so long has no lanes, and says why, again and again.
-_TOO_OLD_PERIOD_NS = 1_000_000_000
 # Nobody publishes lanes that are older.
 _LONGEST_AGE_S = 1.0
+
+
+class _Reminder:
+    """Says when the listeners get a reason why there are no lanes: while it lasts, every second."""
+
+    def __init__(self) -> None:
+        self._reason: object = None
+        self._due = 0.0
+
+    def is_due(self, reason: object, first: float, now: float) -> bool:
+        """Return whether it is time to give the reason; that of a new one is `first`."""
+        if reason != self._reason:
+            self._reason, self._due = reason, first
+        if now < self._due:
+            return False
+        self._due = now + _REMINDER_PERIOD_S
+        return True
+
+    def end(self) -> None:
+        """The reason is over: the next one is new."""
+        self._reason = None
 
 
 class LanePipeline:
@@ -110,7 +129,7 @@ class LanePipeline:
         self._lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._too_old_due_ns: int | None = None  # when the listeners get a frame that is too old
+        self._too_old = _Reminder()
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
@@ -121,18 +140,15 @@ class LanePipeline:
         self._muted = False
         # Since when a frame has waited for lanes, `time.monotonic()`; None while none does.
         self._owing_since: float | None = None
-        # Of `report_silence`: the wait that it has seen, and when it is reported.
-        self._silence_of = 0.0
-        self._silence_due: float | None = None
-        self._absence: CameraStatus | None = None  # that the listeners got, or will get
-        self._absence_due = 0.0
+        self._silence = _Reminder()
+        self._absence = _Reminder()
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
             return not self.camera.ended
-        self._absence = None
+        self._absence.end()
         if self._owing_since is None:
             self._owing_since = time.monotonic()
         status = self.camera.status
@@ -210,13 +226,11 @@ class LanePipeline:
         now_ns = time.monotonic_ns()
         age_ms = (now_ns - frame.capture_mono_ns) / 1e6
         if age_ms <= self._max_age_ms:
-            self._too_old_due_ns = None
+            self._too_old.end()
             return False
         self.too_old_frames += 1
-        if self._too_old_due_ns is None:
-            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
-        elif now_ns > self._too_old_due_ns:
-            self._too_old_due_ns = now_ns + _TOO_OLD_PERIOD_NS
+        now = now_ns / 1e9
+        if self._too_old.is_due("too_old", now + _REMINDER_PERIOD_S, now):
             failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
                 f"{self._max_age_ms}; lower the latency of the camera, or raise "
@@ -337,13 +351,10 @@ class LanePipeline:
     def _report_silence(self, now: float) -> None:
         since = self._owing_since
         if since is None:
-            self._silence_due = None
+            self._silence.end()
             return
-        if self._silence_due is None or self._silence_of != since:
-            self._silence_of, self._silence_due = since, since + _LONGEST_AGE_S
-        if now < self._silence_due:
+        if not self._silence.is_due(since, since + _LONGEST_AGE_S, now):
             return
-        self._silence_due = now + _NO_FRAMES_PERIOD_S
         failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
         self._fail(f"model '{self.model}' does not respond", "model_failed")
         self._give_alone(self._without_lanes(failure, "model_failed"), None)
@@ -357,15 +368,10 @@ class LanePipeline:
         status = self.camera.status
         if status.usable or self.camera.ended:
             return
-        if status is not self._absence:
-            self._absence = status
-            self._absence_due = now
-            if status.state is CameraState.STARTING:
-                self._absence_due += _NO_FRAMES_PERIOD_S
-        if now < self._absence_due:
-            return
-        self._absence_due = now + _NO_FRAMES_PERIOD_S
-        self._give(self._without_lanes(status.text, status.reason), None)
+        starts = status.state is CameraState.STARTING
+        first = now + _REMINDER_PERIOD_S if starts else now
+        if self._absence.is_due(status, first, now):
+            self._give(self._without_lanes(status.text, status.reason), None)
 
     def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
         """Return what is known of the last frame that the listeners got, and why there is none."""

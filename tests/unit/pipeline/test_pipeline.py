@@ -302,7 +302,7 @@ def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
     loop.tick(0.0)
     assert (loop.failure, loop.failure_reason) == ("broken", "model_failed")
     loop.tick(0.0)
-    loop._too_old_due_ns = 0
+    loop._too_old._due = 0.0
     loop.tick(0.0)
     assert loop.failure_reason == "too_old"
     assert "max_age_ms" in loop.failure
