@@ -234,6 +234,38 @@ class Backend(Protocol):
         ...
 
 
+def run_joined(
+    run: Run,
+    requests: Sequence[ExecuteRequest],
+    join: Callable[[Sequence[Tensors]], Tensors],
+    split: Callable[[Tensors, Sequence[Tensors]], Sequence[Tensors]],
+) -> Phases:
+    """Run `requests` as one, and respond to each; an error goes to all of them.
+
+    Args:
+        run: the function from tensors to tensors.
+        requests: of one model.
+        join: returns the inputs of the run, from the inputs of each request.
+        split: returns each request's outputs, from those of the run and the inputs of each request.
+    """
+    began = joined_at = time.monotonic_ns()
+    wanted = frozenset().union(*(request.outputs for request in requests))
+    try:
+        inputs = [request.host_inputs() for request in requests]
+        joined = join(inputs)
+        joined_at = time.monotonic_ns()
+        made = run(joined, wanted)
+        ran_at = time.monotonic_ns()
+        parts = split(made, inputs)
+    except EdgeServerError as error:
+        for request in requests:
+            request.respond(error, True)
+        return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
+    for request, part in zip(requests, parts, strict=True):
+        request.respond(part, True)
+    return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
+
+
 class TensorInstance:
     """An `Instance` over a function from tensors to tensors.
 
@@ -245,7 +277,7 @@ class TensorInstance:
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         if len(requests) > 1:
-            return self._execute_batch(requests)
+            return run_joined(self._run, requests, _join, lambda made, _: _split(made, requests))
         (request,) = requests
         made: Tensors | EdgeServerError
         try:
@@ -255,29 +287,14 @@ class TensorInstance:
         request.respond(made, True)
         return None
 
-    def _execute_batch(self, requests: Sequence[ExecuteRequest]) -> Phases:
-        began = joined_at = time.monotonic_ns()
-        wanted = frozenset().union(*(request.outputs for request in requests))
-        try:
-            inputs = [request.host_inputs() for request in requests]
-            joined = {
-                name: Tensor(np.concatenate([each[name].array for each in inputs]))
-                for name in inputs[0]
-            }
-            joined_at = time.monotonic_ns()
-            made = self._run(joined, wanted)
-            ran_at = time.monotonic_ns()
-            rows = _split(made, requests)
-        except EdgeServerError as error:
-            for request in requests:
-                request.respond(error, True)
-            return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
-        for request, own_rows in zip(requests, rows, strict=True):
-            request.respond(own_rows, True)
-        return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
-
     def close(self) -> None:
         """Do nothing: the instance owns no resources."""
+
+
+def _join(inputs: Sequence[Tensors]) -> Tensors:
+    return {
+        name: Tensor(np.concatenate([each[name].array for each in inputs])) for name in inputs[0]
+    }
 
 
 def _split(made: Tensors, requests: Sequence[ExecuteRequest]) -> list[Tensors]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,6 +35,7 @@ from edge_server.backends.parameters import (
     OF_EVERY_MODEL,
     Parameters,
     check_parameters,
+    ours,
     read_parameters,
 )
 from edge_server.backends.ragged import RaggedInstance
@@ -103,9 +103,9 @@ class OnnxRuntimeParameters(Parameters, frozen=True):
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
-    ours = _ours(config)
-    check_parameters(files, ours, OnnxRuntimeParameters)
-    for name in sorted(config.parameters.keys() - ours.parameters.keys() - OF_EVERY_MODEL):
+    own = ours(config, OnnxRuntimeParameters)
+    check_parameters(files, own, OnnxRuntimeParameters)
+    for name in sorted(config.parameters.keys() - own.parameters.keys() - OF_EVERY_MODEL):
         log.warning(
             "model %s: parameter '%s' has no effect here: backend 'onnxruntime' knows: %s",
             config.name,
@@ -144,7 +144,7 @@ def load(context: LoadContext) -> OnnxModel:
     config = context.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    parameters = read_parameters(_ours(config), OnnxRuntimeParameters)
+    parameters = read_parameters(ours(config, OnnxRuntimeParameters), OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
     if parameters.execution_mode:
@@ -179,13 +179,6 @@ def _providers(where: Path, config: ModelConfig, placement: Placement) -> list[P
         return providers_of(config, placement, ort.get_available_providers())
     except ModelConfigError as error:
         raise ModelConfigError(f"{where}: model '{config.name}': {error}") from error
-
-
-def _ours(config: ModelConfig) -> ModelConfig:
-    """Return the configuration without parameters of other backends (Triton's for GPUs) and
-    clients."""
-    known = OnnxRuntimeParameters.__struct_encode_fields__
-    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 class OnnxModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -44,6 +45,13 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
         raise ModelConfigError(
             f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
         ) from error
+
+
+def ours(config: ModelConfig, kind: type[Parameters]) -> ModelConfig:
+    """Return the configuration without the parameters of others, which `kind` does not know: other
+    backends, the plan builder, clients."""
+    known = kind.__struct_encode_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:

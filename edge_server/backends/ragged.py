@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.contract import Phases
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.backends.contract import run_joined
+from edge_server.errors import InternalError
 from edge_server.model_config.ragged import BatchInputKind
 from edge_server.tensors import Tensor, element_count, shape_text
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ExecuteRequest, Run, Tensors
+    from edge_server.backends.contract import ExecuteRequest, Phases, Run, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.ragged import BatchInput, RaggedBatching
 
@@ -49,22 +48,13 @@ class RaggedInstance:
         }
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
-        began = joined_at = ran_at = time.monotonic_ns()
-        wanted = frozenset().union(*(request.outputs for request in requests))
-        try:
-            inputs = [request.host_inputs() for request in requests]
-            joined = self._joined(inputs)
-            joined_at = time.monotonic_ns()
-            made = self._run(joined, wanted)
-            ran_at = time.monotonic_ns()
-            parts = self._parts(made, inputs)
-        except EdgeServerError as error:
-            for request in requests:
-                request.respond(error, True)
-            return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
-        for request, part in zip(requests, parts, strict=True):
-            request.respond({name: part[name] for name in request.outputs if name in part}, True)
-        return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
+        def split(made: Tensors, inputs: Sequence[Tensors]) -> list[Tensors]:
+            return [
+                {name: part[name] for name in request.outputs if name in part}
+                for request, part in zip(requests, self._parts(made, inputs), strict=True)
+            ]
+
+        return run_joined(self._run, requests, self._joined, split)
 
     def close(self) -> None:
         """Do nothing: the instance owns no resources."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from edge_server.backends.frameworks.model_file import FileSignature
-from edge_server.backends.parameters import OF_EVERY_MODEL, Parameters, check_parameters
+from edge_server.backends.parameters import OF_EVERY_MODEL, Parameters, check_parameters, ours
 from edge_server.backends.python.backend import (
     checked_parameters,
     run_for_completion,
@@ -132,8 +132,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     framework = FRAMEWORKS[config.backend]
     directory = files.versions[version]
     parameters = checked_parameters(files, config)
-    ours = _ours(config, framework)
-    check_parameters(files, ours, framework.parameters)
+    check_parameters(files, ours(config, framework.parameters), framework.parameters)
     for name in sorted(_unknown(config, framework)):
         log.warning(
             "model %s: parameter '%s' has no effect here: backend '%s' knows: %s",
@@ -220,11 +219,6 @@ def _check_agreement(files: ModelFiles, config: ModelConfig, signature: Signatur
             f"{files.config_path}: model '{config.name}' has an input '{missing[0]}' that the "
             "configuration does not name; add it"
         )
-
-
-def _ours(config: ModelConfig, framework: Framework) -> ModelConfig:
-    known = framework.parameters.__struct_fields__
-    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 def _unknown(config: ModelConfig, framework: Framework) -> set[str]:

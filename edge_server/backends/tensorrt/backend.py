@@ -16,12 +16,11 @@ parameter has no effect.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.parameters import check_parameters, read_parameters
+from edge_server.backends.parameters import check_parameters, ours, read_parameters
 from edge_server.backends.tensorrt.agreement import agreed
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
@@ -51,7 +50,7 @@ READ_TIMEOUT_S = 300.0
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete the configuration from the plan: by its side-car, or else in a separate process,
     as reading a plan without a side-car may crash the process."""
-    check_parameters(files, ours(config), TensorRtParameters)
+    check_parameters(files, ours(config, TensorRtParameters), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]
     capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
@@ -59,7 +58,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = read_parameters(ours(config), TensorRtParameters)
+    parameters = read_parameters(ours(config, TensorRtParameters), TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config
@@ -80,16 +79,9 @@ def load(context: LoadContext) -> PlanModel:
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
-    parameters = read_parameters(ours(config), TensorRtParameters)
+    parameters = read_parameters(ours(config, TensorRtParameters), TensorRtParameters)
     source = PlanSource(directory, config, parameters, context.progress)
     return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
-
-
-def ours(config: ModelConfig) -> ModelConfig:
-    """Return the configuration without parameters of others: Triton's, the plan builder's, a
-    client's."""
-    known = TensorRtParameters.__struct_encode_fields__
-    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.parameters import read_parameters
-from edge_server.backends.tensorrt import backend as tensorrt_backend
+from edge_server.backends.parameters import ours, read_parameters
+from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.options import TensorRtParameters
 from edge_server.backends.tensorrt.plan_build.process import probe_device
 from edge_server.backends.tensorrt.source import PlanSource
@@ -143,10 +143,10 @@ def _plans(
 ) -> Iterator[tuple[Path, bool]]:
     """Yield a plan for each device of the version, and whether it was built now."""
     config = spec.config
-    parameters = read_parameters(tensorrt_backend.ours(config), TensorRtParameters)
+    parameters = read_parameters(ours(config, TensorRtParameters), TensorRtParameters)
     if parameters.auto_build:
         # As the daemon does before it loads: the shapes decide which cached plan is the model's.
-        config = tensorrt_backend.complete(spec.files, version, config)
+        config = backend.complete(spec.files, version, config)
     source = PlanSource(spec.files.versions[version], config, parameters, on_progress)
     for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
         yield source.refresh(facts, placement)
