@@ -30,7 +30,7 @@ from edge_server.daemon.model_parts import (
     chosen_signatures,
     python_of,
 )
-from edge_server.daemon.road_parts import check_recorder
+from edge_server.daemon.parts import check_recorder
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,

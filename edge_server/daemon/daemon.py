@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
@@ -33,10 +32,16 @@ from edge_server.daemon.model_parts import (
     chosen_scheduling,
     following_control,
     python_of,
-    store_directory,
+)
+from edge_server.daemon.parts import (
+    directories_of,
+    event_log,
+    free_space,
+    recorder_of,
+    road_follower,
+    span_sender,
 )
 from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
-from edge_server.daemon.road_parts import event_log, recorder_of, road_follower
 from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, StageStuck
@@ -44,7 +49,6 @@ from edge_server.gpu.devices import Devices
 from edge_server.inference.control import BoundedControl
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.tracing.otlp import SpanSender
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
@@ -53,7 +57,6 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.disk import free_bytes, state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.worker import check_progress
 
@@ -124,7 +127,7 @@ class Daemon:
         trace = settings.trace
         self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
         identity = Identity.of_this_host(settings.device.id, VERSION)
-        self._spans = _span_sender(settings, identity)
+        self._spans = span_sender(settings, identity)
         tracer = Tracer(trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
         tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
@@ -229,7 +232,7 @@ class Daemon:
                 allow_to_finish=self._allow_to_finish,
             )
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
-        disks = partial(_free_bytes, _directories(settings))
+        disks = partial(free_space, directories_of(settings))
         sources = Sources(
             VERSION,
             lambda: self.data_plane.index(only_ready=False),
@@ -427,37 +430,3 @@ class Daemon:
 
 def _nothing() -> None:
     """What a part does that needs no start, or no stop."""
-
-
-def _directories(settings: Settings) -> list[Path]:
-    """Return the directories that the daemon writes to."""
-    found = [state_directory()]
-    if settings.repository.mode == "poll":
-        found.append(store_directory(settings.repository))
-    if settings.recorder.mode != "off" and settings.recorder.directory:
-        found.append(Path(settings.recorder.directory).absolute())
-    if settings.trace.file:
-        found.append(Path(settings.trace.file).absolute().parent)
-    return found
-
-
-def _free_bytes(directories: Sequence[Path]) -> dict[str, int]:
-    """Return the free space of the directories that exist."""
-    found = {}
-    for directory in directories:
-        with suppress(OSError):
-            found[str(directory)] = free_bytes(directory)
-    return found
-
-
-def _span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
-    tracing = settings.tracing
-    if not tracing.enabled:
-        return None
-    about = {
-        "service.name": "edge-server",
-        "service.version": identity.version,
-        "service.instance.id": identity.device,
-    }
-    share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
-    return SpanSender(tracing, share, about)

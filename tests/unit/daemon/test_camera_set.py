@@ -15,7 +15,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
 from edge_server.daemon.camera_set import MOST_HANGING, CameraSet
-from edge_server.daemon.road_parts import road_follower
+from edge_server.daemon.parts import road_follower
 from edge_server.errors import (
     SettingsError,
     SourceError,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from edge_server.board.identity import Identity
-from edge_server.daemon.road_parts import recorder_of
+from edge_server.daemon.parts import recorder_of
 from edge_server.errors import SettingsError
 from edge_server.pipeline.event_log import EventLog
 from edge_server.settings import RecorderSection, Settings

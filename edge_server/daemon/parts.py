@@ -1,22 +1,25 @@
-"""The parts that follow the road, made as the settings have them."""
+"""Parts of the daemon, made as the settings have them; those of models are in `model_parts`."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
+from edge_server.daemon.model_parts import store_directory
 from edge_server.errors import SettingsError
+from edge_server.inference.tracing.otlp import SpanSender
 from edge_server.lanes.departure import DepartureRule
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
-from edge_server.process.disk import state_directory
+from edge_server.process.disk import free_bytes, state_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
@@ -98,3 +101,38 @@ def road_follower(
         )
     locator = LaneLocator(calibration)
     return RoadFollower(locator, vehicle, RoadEvents(events, rule), half_width_m)
+
+
+def directories_of(settings: Settings) -> list[Path]:
+    """Return the directories that the daemon writes to."""
+    found = [state_directory()]
+    if settings.repository.mode == "poll":
+        found.append(store_directory(settings.repository))
+    if settings.recorder.mode != "off" and settings.recorder.directory:
+        found.append(Path(settings.recorder.directory).absolute())
+    if settings.trace.file:
+        found.append(Path(settings.trace.file).absolute().parent)
+    return found
+
+
+def free_space(directories: Sequence[Path]) -> dict[str, int]:
+    """Return the free space of the directories that exist."""
+    found = {}
+    for directory in directories:
+        with suppress(OSError):
+            found[str(directory)] = free_bytes(directory)
+    return found
+
+
+def span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
+    """Return the sender of spans to a collector; None where tracing is off."""
+    tracing = settings.tracing
+    if not tracing.enabled:
+        return None
+    about = {
+        "service.name": "edge-server",
+        "service.version": identity.version,
+        "service.instance.id": identity.device,
+    }
+    share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
+    return SpanSender(tracing, share, about)
