@@ -9,6 +9,7 @@ import argparse
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,7 +37,7 @@ from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.cli.verbs import positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _EPILOG = """\
 examples:
@@ -108,106 +109,9 @@ def command_line() -> argparse.ArgumentParser:
         add_settings_flags(each, name)
         each.set_defaults(verb=verb)
 
-    add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
-    add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
+    for name, add, text in _VERBS:
+        add(verbs.add_parser(name, help=text, allow_abbrev=name not in _WHOLE_FLAGS))
 
-    convert = "make a model's directory of a file of another framework"
-    add_convert(verbs.add_parser("convert", help=convert, allow_abbrev=False))
-
-    add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
-
-    add_recording_verbs(
-        verbs.add_parser("recordings", help="what the recorder has written, and pictures of it")
-    )
-
-    add_power(verbs.add_parser("power", help="a Jetson's power mode and clocks"))
-
-    add_calibrate_verbs(
-        verbs.add_parser("calibrate", help="put a camera's lanes on the road, in metres")
-    )
-
-    add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
-
-    bundle = verbs.add_parser(
-        "support-bundle",
-        help="one archive that a vendor can be sent, without secrets",
-        description="Gathers settings, versions, doctor's findings, models, metrics, logs, plans "
-        "and the board's state into one archive, without passwords, keys and tokens. The daemon "
-        "need not run. Run as root to have the unit's journal and the files of its user.",
-        allow_abbrev=False,
-    )
-    bundle.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
-    )
-    bundle.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="default: edge-server-support-DEVICE-TIME.tar.gz in this directory",
-    )
-    bundle.add_argument(
-        "--anonymous", action="store_true", help="without the names of device and host"
-    )
-    bundle.set_defaults(verb=_support_bundle)
-
-    health = "whether the daemon serves what is required"
-    add_health(verbs.add_parser("health", help=health, allow_abbrev=False))
-
-    add_status(verbs.add_parser("status", help="what the daemon does now", allow_abbrev=False))
-    add_top(verbs.add_parser("top", help="likewise, again and again", allow_abbrev=False))
-
-    infer = "one request to a model, with a picture or arrays"
-    add_infer(verbs.add_parser("infer", help=infer, allow_abbrev=False))
-
-    bench = "how fast a model is, and with which settings it would be fastest"
-    add_bench(verbs.add_parser("bench", help=bench, allow_abbrev=False))
-
-    add_update_verbs(verbs.add_parser("update", help="slots, trial and verdict of an image update"))
-    add_provision(verbs.add_parser("provision", help="id, broker and keys, from a stick or broker"))
-
-    shells = "what a shell completes after edge-server"
-    add_completion(verbs.add_parser("completion", help=shells), command_line)
-
-    demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
-    demo.add_argument(
-        "--source",
-        default="synthetic://road?seed=7&fps=25",
-        metavar="URI",
-        help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
-        "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
-    )
-    demo.add_argument("--frames", type=positive, default=0, metavar="N", help="end after N frames")
-    demo.add_argument(
-        "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
-    )
-    demo.add_argument(
-        "--calibration", metavar="FILE", help="of edge-server calibrate: lanes in metres, tracked"
-    )
-    demo.add_argument(
-        "--video",
-        metavar="FILE",
-        help="write what is published, drawn into the frames, as .mp4 or .avi",
-    )
-    demo.add_argument("--json", action="store_true", help="one JSON object per frame")
-    demo.add_argument(
-        "--serve",
-        nargs="?",
-        type=positive,
-        const=8000,
-        metavar="PORT",
-        help="go on until Ctrl-C, with the page at this port (8000)",
-    )
-    demo.add_argument(
-        "--model-repository",
-        action="append",
-        metavar="DIR",
-        help="models in Triton's layout, not the shipped ones; repeatable",
-    )
-    demo.set_defaults(verb=_demo)
     add_examples(parser)
     for _, each in verbs_of(parser):
         if each.get_default("flags") is None:
@@ -236,10 +140,75 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
+def _add_support_bundle(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Gathers settings, versions, doctor's findings, models, metrics, logs, plans "
+        "and the board's state into one archive, without passwords, keys and tokens. The daemon "
+        "need not run. Run as root to have the unit's journal and the files of its user."
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: edge-server-support-DEVICE-TIME.tar.gz in this directory",
+    )
+    parser.add_argument(
+        "--anonymous", action="store_true", help="without the names of device and host"
+    )
+    parser.set_defaults(verb=_support_bundle)
+
+
 def _support_bundle(arguments: argparse.Namespace) -> int:
     from edge_server.cli.support_bundle.bundle import make_bundle
 
     return make_bundle(arguments)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--source",
+        default="synthetic://road?seed=7&fps=25",
+        metavar="URI",
+        help="a video, an image, a folder of images, /dev/video0, rtsp://HOST/PATH, "
+        "http://HOST/PATH, csi://0 or gst:PIPELINE (default: a drawn road)",
+    )
+    parser.add_argument(
+        "--frames", type=positive, default=0, metavar="N", help="end after N frames"
+    )
+    parser.add_argument(
+        "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of edge-server calibrate: lanes in metres, tracked"
+    )
+    parser.add_argument(
+        "--video",
+        metavar="FILE",
+        help="write what is published, drawn into the frames, as .mp4 or .avi",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per frame")
+    parser.add_argument(
+        "--serve",
+        nargs="?",
+        type=positive,
+        const=8000,
+        metavar="PORT",
+        help="go on until Ctrl-C, with the page at this port (8000)",
+    )
+    parser.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="models in Triton's layout, not the shipped ones; repeatable",
+    )
+    parser.set_defaults(verb=_demo)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -259,3 +228,35 @@ def _demo(arguments: argparse.Namespace) -> int:
         video=arguments.video,
     )
     return OK
+
+
+_VERBS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str], ...] = (
+    ("models", add_verbs, "deliver, list, verify and sign models"),
+    ("plan", add_plan_verbs, "build, inspect and verify TensorRT plans"),
+    ("convert", add_convert, "make a model's directory of a file of another framework"),
+    ("cameras", add_camera_verbs, "which cameras are there, what one gives"),
+    ("recordings", add_recording_verbs, "what the recorder has written, and pictures of it"),
+    ("power", add_power, "a Jetson's power mode and clocks"),
+    ("calibrate", add_calibrate_verbs, "put a camera's lanes on the road, in metres"),
+    ("doctor", add_doctor, "what is wrong with this machine, and the remedies"),
+    (
+        "support-bundle",
+        _add_support_bundle,
+        "one archive that a vendor can be sent, without secrets",
+    ),
+    ("health", add_health, "whether the daemon serves what is required"),
+    ("status", add_status, "what the daemon does now"),
+    ("top", add_top, "likewise, again and again"),
+    ("infer", add_infer, "one request to a model, with a picture or arrays"),
+    ("bench", add_bench, "how fast a model is, and with which settings it would be fastest"),
+    ("update", add_update_verbs, "slots, trial and verdict of an image update"),
+    ("provision", add_provision, "id, broker and keys, from a stick or broker"),
+    (
+        "completion",
+        partial(add_completion, command_line=command_line),
+        "what a shell completes after edge-server",
+    ),
+    ("demo", _add_demo, "show lanes arriving, with no camera or broker needed"),
+)
+# Verbs that take no abbreviated flag.
+_WHOLE_FLAGS = ("convert", "support-bundle", "health", "status", "top", "infer", "bench")
