@@ -157,6 +157,22 @@ def floor_bytes(directory: Path, reserve_bytes: int) -> int:
     return min(reserve_bytes, numbers.f_blocks * numbers.f_frsize // 20)
 
 
+def lock_file(path: Path) -> int:
+    """Create the file if it is missing, lock it, and return the descriptor that holds the lock.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+        OSError: it cannot be created or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def lock_directory(directory: Path) -> int:
     """Lock `directory` and return the descriptor that holds the lock.
 

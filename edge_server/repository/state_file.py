@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -13,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.disk import atomic_write, error_of_place, state_directory
+from edge_server.process.disk import atomic_write, error_of_place, lock_file, state_directory
 from edge_server.repository.store_state import StoreState
 
 log = logging.getLogger(__name__)
@@ -46,23 +45,18 @@ def lock_store(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(directory)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(directory / _LOCK, flags, 0o600)
+        return lock_file(directory / _LOCK)
+    except BlockingIOError:
+        raise AlreadyRunning(
+            f"model store {directory}: another daemon keeps its models there; stop it, or give "
+            "this one a directory of its own with repository.store (--repository-copies)"
+        ) from None
     except OSError as error:
         raise error_of_place(
             error,
             f"model store {directory}: {error.strerror}; give it a directory that the daemon may "
             "write to (systemd: StateDirectory=)",
         ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise AlreadyRunning(
-            f"model store {directory}: another daemon keeps its models there; stop it, or give "
-            "this one a directory of its own with repository.store (--repository-copies)"
-        ) from None
-    return lock
 
 
 def _require_own(directory: Path) -> None:

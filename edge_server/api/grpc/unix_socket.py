@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.disk import error_of_place
+from edge_server.process.disk import error_of_place, lock_file
 
 
 class UnixSocket:
@@ -103,15 +102,11 @@ def _require_safe_directory(directory: Path) -> None:
 def _lock(path: Path) -> int:
     lock_path = path.with_name(f"{path.name}.lock")
     try:
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(lock_path)
     except BlockingIOError:
-        os.close(lock)
         raise AlreadyRunning(
             f"grpc.socket: {path}: another daemon serves there; stop it, or choose another path "
             "with --grpc-socket"
         ) from None
-    return lock
+    except OSError as error:
+        raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import onnx
 from paddle import inference
 
 from .samples import Sampling, TensorInfo, info, run_samples, write_inputs
-from .step import StepError
+from .step import StepError, run_command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,12 +57,7 @@ def _paddle2onnx(command: list[str], folder: str, target: str) -> None:
     from paddle2onnx.command import main  # noqa: PLC0415 - after the predictor, which needs none
 
     places = {"{folder}": folder, "{target}": target}
-    before = sys.argv
-    sys.argv = ["paddle2onnx", *(places.get(each, each) for each in command)]
-    try:
-        main()
-    finally:
-        sys.argv = before
+    run_command_line(main, ["paddle2onnx", *command], places)
     if not Path(target).is_file():
         raise StepError("paddle2onnx has written nothing")
 

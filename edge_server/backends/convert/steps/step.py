@@ -7,11 +7,32 @@ import json
 import os
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class StepError(Exception):
     """The step cannot be done; the text names the cause and the remedy."""
+
+
+def run_command_line(
+    main: Callable[[], object], words: Sequence[str], places: Mapping[str, str]
+) -> None:
+    """Run a converter's own command line in this process.
+
+    Args:
+        main: reads `sys.argv`.
+        words: the program's name and its arguments.
+        places: what stands for some of these → the path.
+    """
+    before = sys.argv
+    sys.argv = [places.get(each, each) for each in words]
+    try:
+        main()
+    finally:
+        sys.argv = before
 
 
 class Reporter:

@@ -7,7 +7,6 @@ what Triton calls them by.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from .samples import Sampling, TensorInfo, info, run_samples, write_inputs
-from .step import StepError
+from .step import StepError, run_command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -385,12 +384,7 @@ def _tf2onnx(
 
     progress("converting with tf2onnx")
     places = {"{source}": source, "{target}": target}
-    before = sys.argv
-    sys.argv = ["tf2onnx.convert", *(places.get(each, each) for each in command)]
-    try:
-        main()
-    finally:
-        sys.argv = before
+    run_command_line(main, ["tf2onnx.convert", *command], places)
     return {
         "inputs": inputs,
         "outputs": outputs,
