@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,17 +20,17 @@ from edge_server.cameras.source import (
     open_source,
     watch_source,
 )
-from edge_server.cameras.status import CameraState, CameraStatus
+from edge_server.cameras.status import CameraState, CameraStates
 from edge_server.errors import SourceError, SourceUriError, StageStuck
-from edge_server.process.masking import masked
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
     from edge_server.cameras.reopening import ReturnWatch
-    from edge_server.cameras.status import PictureFault
+    from edge_server.cameras.status import CameraStatus, PictureFault
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +48,10 @@ class Camera:
     does ends the worker with StageStuck.
 
     Attributes:
-        status: the present state, with its reason.
         captured: number of frames that the source has delivered, dropped ones included.
         dropped: number of frames among them that nobody received: a newer frame replaced them, they
             were not whole or came too late, or they came after `stop`.
         reconnects: number of times that frames resumed after the source was opened again.
-        faults: number of times that each reason of `CameraStatus` began.
         worker: watches over the reader.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
@@ -87,7 +84,7 @@ class Camera:
         self.captured = 0
         self.dropped = 0
         self.reconnects = 0
-        self.faults: Counter[str] = Counter()
+        self._states = CameraStates(name, clock)
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self.useful = UsefulSize()
         self._options = replace(options, useful=self.useful)
@@ -99,7 +96,7 @@ class Camera:
         self._limits = LIVE
         self._inspection = FrameInspection(live=True, gap_s=LIVE.gap)
         self._wake = threading.Event()
-        # Held by whoever writes what follows, and `status`.
+        # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
         self._newest: Frame | None = None
         self._closed = False
@@ -110,9 +107,6 @@ class Camera:
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
-        self.status = CameraStatus(
-            CameraState.STARTING, "starting", "no frame yet", round(clock() * 1e9), time.time_ns()
-        )
 
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
@@ -175,6 +169,16 @@ class Camera:
         with self._changed:
             self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
             return self._newest is not None
+
+    @property
+    def status(self) -> CameraStatus:
+        """The present state, with its reason."""
+        return self._states.status
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Number of times that each reason of `CameraStatus` began."""
+        return self._states.faults
 
     @property
     def state(self) -> CameraState:
@@ -384,21 +388,8 @@ class Camera:
             self._resuming = False
 
     def _set(self, state: CameraState, reason: str = "", text: str = "") -> None:
-        """Change the state; each change of state or reason is counted and logged once."""
-        text = masked(text)  # it is published
-        before = self.status
-        if (state, reason) == (before.state, before.reason):
-            if text != before.text:
-                self.status = replace(before, text=text)
-            return
-        now_ns = round(self._clock() * 1e9)
-        self.status = CameraStatus(state, reason, text, now_ns, time.time_ns())
-        is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
-        self.faults[reason] += is_fault
-        level = logging.WARNING if is_fault else logging.INFO
-        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
-        log.log(level, "camera %s: %s", self.name, f"{word}: {text}" if text else word)
-        self._changed.notify_all()
+        if self._states.set(state, reason, text):
+            self._changed.notify_all()
 
     def _on_end(self) -> None:
         """End the reader as well; the worker calls it when it ends, `stop` where it never ran."""
