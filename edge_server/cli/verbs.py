@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from edge_server.cli.exit_codes import INTERRUPTED
 
+N = TypeVar("N", int, float)
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -49,26 +51,38 @@ class Verbs:
         return until_interrupted
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of a flag, 1 or above."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
-    return int(text)
+def number(
+    kind: Callable[[str], N], is_right: Callable[[N], bool], words: str
+) -> Callable[[str], N]:
+    """Return a parser of a flag's number, which names in `words` what it takes."""
+
+    def parse(text: str) -> N:
+        try:
+            value = kind(text)
+        except ValueError:
+            pass
+        else:
+            if is_right(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text}: give {words}")
+
+    return parse
 
 
-def whole_number(text: str) -> int:
-    """Parse a whole number of a flag, 0 or above."""
+def _digits(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
+        raise ValueError(text)
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Parse a number of seconds of a flag."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
+positive = number(_digits, lambda value: value >= 1, "a whole number, 1 or above")
+whole_number = number(_digits, lambda _: True, "a whole number, 0 or above")
+seconds = number(float, lambda value: 0 <= value < 1e6, "seconds, 0 or above")
+
+
+def interval(text: str) -> float:
+    """Parse seconds of a flag that are repeated."""
+    value = seconds(text)
+    if value < 0.1:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0.1 or above")
     return value

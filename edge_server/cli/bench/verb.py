@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge_server.cli.exit_codes import OK
 from edge_server.cli.infer.verb import named_file
 from edge_server.cli.running_daemon import add_address_flags
-from edge_server.cli.verbs import positive, seconds
+from edge_server.cli.verbs import interval, positive, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:N,…",
         help="of a made-up input whose shape is open, without the batch; repeatable",
     )
-    add("--window", type=_window, default=2.0, metavar="S", help="length; default: %(default)g")
+    add("--window", type=interval, default=2.0, metavar="S", help="length; default: %(default)g")
     add("--windows", type=positive, default=10, metavar="N", help="at most; default: %(default)s")
     add(
         "--stability",
@@ -131,13 +131,6 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
         return tuple(dict.fromkeys(found))
 
     return parse
-
-
-def _window(text: str) -> float:
-    value = seconds(text)
-    if value < 0.1:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0.1 or above")
-    return value
 
 
 def _words(text: str) -> tuple[str, ...]:

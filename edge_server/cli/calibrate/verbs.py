@@ -6,11 +6,17 @@ import argparse
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
 from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs
+from edge_server.cli.verbs import Verbs, number
 from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.cli.verbs import N
 
 _ABOUT = """\
 Makes the file that puts a camera's lanes on the road: first its lens (intrinsics, or roughly:
@@ -155,18 +161,17 @@ def _takes_model(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--model", default="lane_detection", help="default: lane_detection")
 
 
-def _number(text: str, convert: type[int] | type[float], low: float, what: str) -> float:
-    try:
-        value = convert(text)
-    except ValueError:
-        value = convert(-1)
-    if not low <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give {what}")
-    return value
+def _in_range(kind: type[N], low: float, what: str) -> Callable[[str], N]:
+    return number(kind, lambda value: low <= value < 1e6, what)
+
+
+_count = _in_range(int, 1, "a whole number, 1 or above")
+_whole = _in_range(int, 0, "a whole number")
+_metres = _in_range(float, 0.1, "metres")
 
 
 def _angle(text: str) -> float:
-    value = _number(text, float, 10, "an angle")
+    value = _in_range(float, 10, "an angle")(text)
     if value > 120:
         raise argparse.ArgumentTypeError(f"{text}: a wider lens needs calibrate intrinsics")
     return value
@@ -176,19 +181,7 @@ def _size(text: str) -> tuple[int, int]:
     width, times, height = text.partition("x")
     if not times:
         raise argparse.ArgumentTypeError(f"{text}: write it as 1280x720")
-    return int(_number(width, int, 16, "a width")), int(_number(height, int, 16, "a height"))
-
-
-def _count(text: str) -> int:
-    return int(_number(text, int, 1, "a whole number, 1 or above"))
-
-
-def _whole(text: str) -> int:
-    return int(_number(text, int, 0, "a whole number"))
-
-
-def _metres(text: str) -> float:
-    return _number(text, float, 0.1, "metres")
+    return _in_range(int, 16, "a width")(width), _in_range(int, 16, "a height")(height)
 
 
 def _pair(text: str, form: str) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs
+from edge_server.cli.verbs import Verbs, number
 
 _ABOUT = """\
 The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a camera
@@ -30,7 +30,13 @@ def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
     probe = verbs.add("probe", "what a camera gives: open it, read it for some seconds", _probe)
     kinds = "/dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file"
     probe.add_argument("uri", metavar="URI", help=kinds)
-    probe.add_argument("--seconds", type=_seconds, default=5.0, metavar="N", help="default: 5")
+    probe.add_argument(
+        "--seconds",
+        type=number(float, lambda value: 0 < value <= 3600, "a number of seconds, up to 3600"),
+        default=5.0,
+        metavar="N",
+        help="default: 5",
+    )
     probe.add_argument(
         "--picture", type=_picture, metavar="FILE", help="write the last image: .png or .jpg"
     )
@@ -40,16 +46,6 @@ def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
     login = "user name and password, kept out of the list of processes"
     probe.add_argument("--credentials", type=Path, metavar="FILE", help=login)
     probe.add_argument("--json", action="store_true", help="one object instead of lines")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, up to 3600")
-    return seconds
 
 
 def _picture(text: str) -> Path:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from edge_server.cli.exit_codes import INTERRUPTED
-from edge_server.cli.verbs import whole_number
+from edge_server.cli.verbs import number, whole_number
 
 _ABOUT = """\
 Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,
@@ -119,7 +119,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--limit",
-        type=_limit,
+        type=number(float, lambda value: 0 <= value <= 1, "a share, 0 to 1"),
         metavar="X",
         help="the largest error, as a share of the output's largest value; default: 1e-4, with "
         "--fp16 1e-2, with --int8 5e-2",
@@ -170,16 +170,6 @@ def _shape(text: str) -> tuple[str, str, list[int]]:
     if any(size == 0 or size < -1 for size in sizes):
         raise argparse.ArgumentTypeError(f"{text}: a size is 1 or more, or -1 for any")
     return match["name"] or "", datatype, sizes
-
-
-def _limit(text: str) -> float:
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not 0 <= limit <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a share, 0 to 1")
-    return limit
 
 
 def _positive(text: str) -> int:

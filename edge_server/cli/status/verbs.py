@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
-from edge_server.cli.verbs import positive, seconds
+from edge_server.cli.verbs import interval, positive
+
+if TYPE_CHECKING:
+    import argparse
 
 _STATUS = """\
 Shows what the daemon on this machine does: models with their states and reasons, cameras, lanes,
@@ -48,7 +51,7 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
     _describe(parser, _TOP, _TOP_EXAMPLES)
     parser.add_argument(
-        "--interval", type=_interval, default=2.0, metavar="S", help="default: %(default)g"
+        "--interval", type=interval, default=2.0, metavar="S", help="default: %(default)g"
     )
     parser.add_argument("--count", type=positive, default=0, metavar="N", help="end after N times")
     parser.add_argument("--json", action="store_true", help="one object on a line each time")
@@ -58,13 +61,6 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 def _describe(parser: argparse.ArgumentParser, about: str, examples: str) -> None:
     parser.description, parser.epilog = about, examples
     add_address_flags(parser)
-
-
-def _interval(text: str) -> float:
-    value = seconds(text)
-    if value < 0.1:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0.1 or above")
-    return value
 
 
 def _status(arguments: argparse.Namespace) -> int:
