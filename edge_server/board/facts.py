@@ -5,7 +5,6 @@ The one reader of them for metrics, MQTT, the lanes' reasons, `doctor` and the s
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from edge_server.board.kernel_files import listed, read_number, read_text
 from edge_server.board.power import PowerModes, PowerRail, read_power_modes, read_power_rails
 from edge_server.board.resources import BoardMemory, read_memory
 from edge_server.board.thermal import Heat, read_heat
-from edge_server.process.threads import start_thread
+from edge_server.process.threads import start_future
 
 # 17000000.gpu on JetPack 6 and on Orin with JetPack 7.2, 17000000.ga10b on 5, gpu-gpc-0 on Thor.
 _GPUS = ("*.gpu", "*.ga10b", "gpu-gpc-*")
@@ -215,18 +214,9 @@ def read_within(timeout_s: float, root: Path = Path("/")) -> BoardFacts | None:
 
     The thread that waits for the file stays until that read ends.
     """
-    found: Future[BoardFacts] = Future()
-
-    def read() -> None:
-        try:
-            found.set_result(read_board_facts(root))
-        except Exception as error:  # noqa: BLE001 - the caller raises it
-            found.set_exception(error)
-
-    if not start_thread("board", read):
-        return None
+    found = start_future("board", lambda: read_board_facts(root))
     try:
-        return found.result(timeout_s)
+        return None if found is None else found.result(timeout_s)
     except TooLate:
         return None
 

@@ -9,13 +9,12 @@ import socket
 import ssl
 import time
 from base64 import b64encode
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked, masked_by_place
-from edge_server.process.threads import start_thread
+from edge_server.process.threads import start_future
 
 if TYPE_CHECKING:
     from edge_server.cameras.source_uri import Credentials, SourceUri
@@ -266,19 +265,14 @@ def _addresses(uri: SourceUri, timeout_s: float) -> list[Any]:
     Raises:
         OSError: the name is not known, or the name service does not respond.
     """
-    found: Future[list[Any]] = Future()
 
-    def look() -> None:
+    def look() -> list[Any]:
         port = uri.port or PORTS[uri.scheme]
-        try:
-            found.set_result(socket.getaddrinfo(uri.host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            found.set_exception(error)
+        return socket.getaddrinfo(uri.host, port, type=socket.SOCK_STREAM)
 
-    if not start_thread(f"look up {uri.host}", look):
-        look()
+    found = start_future(f"look up {uri.host}", look)
     try:
-        return found.result(timeout_s)
+        return look() if found is None else found.result(timeout_s)
     except FutureTimeoutError:
         raise _NameServiceError from None
     except UnicodeError:  # a label of the name is empty or too long

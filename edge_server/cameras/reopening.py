@@ -12,12 +12,11 @@ import random
 import select
 import socket
 from collections import deque
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.cameras.network_probe import PORTS
 from edge_server.process.backoff import Backoff
-from edge_server.process.threads import start_thread
+from edge_server.process.threads import start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,11 +118,12 @@ class PortWatch:
     def __init__(self, host: str, port: int) -> None:
         self.due = 0.0
         self._away = False
-        self._addresses: Future[list[Any]] = Future()
+        self._addresses = start_future(
+            f"look up {host}", lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
         self._turn = 0
         self._connecting: socket.socket | None = None
         self._until = 0.0
-        start_thread(f"look up {host}", lambda: _look_up(host, port, self._addresses))
 
     def look(self, now: float) -> bool:
         if now < self.due:
@@ -145,7 +145,7 @@ class PortWatch:
     def _is_there(self, now: float) -> bool | None:
         """Return whether the port is open; None where it is not known yet."""
         if self._connecting is None and not self._connect(now):
-            return False if self._addresses.done() else None
+            return False if self._addresses is not None and self._addresses.done() else None
         connecting = self._connecting
         assert connecting is not None  # noqa: S101  # for the type checker
         poll = select.poll()
@@ -156,9 +156,10 @@ class PortWatch:
 
     def _connect(self, now: float) -> bool:
         """Begin to connect; return False where that is not possible."""
-        addresses = self._addresses.result() if self._addresses.done() else []
-        if not addresses:
+        found = self._addresses
+        if found is None or not found.done() or found.exception() or not found.result():
             return False
+        addresses = found.result()
         family, kind, protocol, _, address = addresses[self._turn % len(addresses)]
         self._turn += 1
         try:
@@ -170,13 +171,6 @@ class PortWatch:
             return False
         self._until = now + _CONNECT_S
         return True
-
-
-def _look_up(host: str, port: int, found: Future[list[Any]]) -> None:
-    try:
-        found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError):
-        found.set_result([])
 
 
 class DeviceWatch:

@@ -1,7 +1,8 @@
 """Threads for work that ends, beside `Worker` for work that repeats.
 
 Where the system refuses a thread, `run_parallel` and `side_by_side` do the work with the threads
-that they got, or on the caller's; `start_thread` returns False, and its caller decides;
+that they got, or on the caller's; `start_thread` returns False and `start_future` None, and their
+caller decides;
 `run_with_timeout` raises.
 """
 
@@ -32,6 +33,19 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def start_future(name: str, work: Callable[[], R]) -> Future[R] | None:
+    """Start `work` on a daemon thread of its own; None if the system refuses a thread."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            future.set_exception(error)
+
+    return future if start_thread(name, run) else None
 
 
 def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
