@@ -36,7 +36,7 @@ from edge_server.backends.parameters import (
     Parameters,
     check_parameters,
     ours,
-    read_parameters,
+    own_parameters,
 )
 from edge_server.backends.ragged import RaggedInstance
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
@@ -144,7 +144,7 @@ def load(context: LoadContext) -> OnnxModel:
     config = context.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    parameters = read_parameters(ours(config, OnnxRuntimeParameters), OnnxRuntimeParameters)
+    parameters = own_parameters(config, OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
     if parameters.execution_mode:

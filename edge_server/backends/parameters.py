@@ -58,3 +58,8 @@ def read_parameters(config: ModelConfig, kind: type[P]) -> P:
     """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
     own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
     return msgspec.convert(own, kind, strict=False)
+
+
+def own_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """Return the parameters that `kind` knows; all others belong to somebody else."""
+    return read_parameters(ours(config, kind), kind)

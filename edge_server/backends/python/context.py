@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from edge_server.backends.parameters import Parameters
+from edge_server.backends.parameters import Parameters, own_parameters
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
@@ -38,9 +36,7 @@ class PythonParameters(Parameters, frozen=True):
         Raises:
             msgspec.ValidationError: a value does not fit its type.
         """
-        known = PythonParameters.__struct_fields__
-        ours = {name: value for name, value in config.parameters.items() if name in known}
-        return msgspec.convert(ours, PythonParameters, strict=False)
+        return own_parameters(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import threading
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 
 from edge_server.process.disk import make_locked_directory, orphans
+from edge_server.process.threads import start_future
 
 _PREFIX = "edge-server-model-"
 # The time limit of a removal: a model can leave more files than a stopping daemon has time to
@@ -46,11 +47,9 @@ def _remove(path: str, held: int) -> None:
     `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
     directories that are not readable.
     """
-    remover = threading.Thread(target=_run_remover, args=(path, held), daemon=True)
-    # The system may refuse another thread.
-    with suppress(RuntimeError):
-        remover.start()
-        remover.join(_REMOVE_S)
+    removing = start_future("remove", lambda: _run_remover(path, held))
+    if removing is not None:
+        wait([removing], _REMOVE_S)
 
 
 def _run_remover(path: str, held: int) -> None:

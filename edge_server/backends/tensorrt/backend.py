@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.parameters import check_parameters, ours, read_parameters
+from edge_server.backends.parameters import check_parameters, ours, own_parameters
 from edge_server.backends.tensorrt.agreement import agreed
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
@@ -58,7 +58,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = read_parameters(ours(config, TensorRtParameters), TensorRtParameters)
+    parameters = own_parameters(config, TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config
@@ -79,7 +79,7 @@ def load(context: LoadContext) -> PlanModel:
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
-    parameters = read_parameters(ours(config, TensorRtParameters), TensorRtParameters)
+    parameters = own_parameters(config, TensorRtParameters)
     source = PlanSource(directory, config, parameters, context.progress)
     return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
 
