@@ -57,12 +57,25 @@ def read_group_limits(root: Path) -> GroupLimits:
 
 
 def _groups(root: Path) -> Iterator[Path]:
+    for controllers, group in control_groups(root):
+        if not controllers:
+            yield root / "sys/fs/cgroup" / group
+
+
+def control_groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield each control group of this process, and its parents: the controllers of its hierarchy,
+    empty for version 2, and its path relative to the mount point.
+
+    In a container only the topmost group may exist; it is the container's own.
+    """
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        number, _, rest = line.partition("::")
-        if number == "0":
-            path = PurePosixPath(rest).relative_to("/") if rest.startswith("/") else None
-            for each in () if path is None else (path, *path.parents):
-                yield root / "sys/fs/cgroup" / each
+        _, _, rest = line.partition(":")
+        controllers, _, text = rest.partition(":")
+        path = PurePosixPath(text)
+        outside = not path.is_absolute() or ".." in path.parts
+        inside = PurePosixPath() if outside else path.relative_to("/")
+        for group in (inside, *inside.parents):
+            yield controllers, group
 
 
 def _processors(path: Path) -> float | None:

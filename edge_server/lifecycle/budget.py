@@ -5,11 +5,11 @@ The available memory is the minimum of the board's and of the limits of this pro
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.kernel_files import read_number, read_text
-from edge_server.board.resources import read_memory
+from edge_server.board.resources import control_groups, read_memory
 from edge_server.errors import Unavailable
 from edge_server.model_config.files import reading
 
@@ -160,25 +160,10 @@ def _limits(root: Path) -> Iterator[int]:
     board_bytes = read_memory(root).available_bytes
     if board_bytes is not None:
         yield board_bytes
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for controllers, group in control_groups(root):
         names = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
         if names is not None:
-            for group in _with_parents(PurePosixPath(path)):
-                yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
-
-
-def _with_parents(path: PurePosixPath) -> list[PurePosixPath]:
-    """Return the group and its parents, relative to the mount point.
-
-    In a container only the topmost group may exist; it is the container's own.
-    """
-    top = PurePosixPath()
-    if not path.is_absolute() or ".." in path.parts:
-        return [top]
-    inside = path.relative_to("/")
-    return [inside, *(parent for parent in inside.parents if parent != inside)]
+            yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
 
 
 def _left(group: Path, names: _Names) -> Iterator[int]:

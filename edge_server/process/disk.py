@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import tempfile
 from contextlib import suppress
@@ -28,6 +29,7 @@ _STAYS = frozenset(
         errno.ENXIO,
     }
 )
+_PIECE_BYTES = 1 << 20
 
 
 def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
@@ -93,6 +95,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of the file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:

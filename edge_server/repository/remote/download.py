@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.process.backoff import Backoff
-from edge_server.repository.content import PIECE_BYTES
+from edge_server.process.disk import file_sha256
 from edge_server.repository.remote.origin import ConnectionCut
 from edge_server.repository.transfer.swap import writing
 from edge_server.repository.tree import MOST_BYTES
@@ -66,7 +65,7 @@ def download(
                     f"{file.path}: {error}; {now} bytes are kept, the next pull goes on there"
                 ) from error
             sleep(backoff.next_s())
-    found = _digest(part)
+    found = file_sha256(part)
     if found != file.sha256:
         part.unlink()
         raise ModelConfigError(
@@ -107,11 +106,3 @@ def _fetch(file: RemoteFile, part: Path, tag_file: Path, progress: Callable[[int
                 progress(len(piece))
     if size is not None and at < size:
         raise ConnectionCut(f"the connection ended at byte {at} of {size}")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

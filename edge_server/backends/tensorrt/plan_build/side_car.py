@@ -7,7 +7,6 @@ GPU fails to load, and a plan without a side-car is native code of unknown origi
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads the types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from edge_server.backends.tensorrt.plan_build.profiles import Range  # noqa: TC0
 from edge_server.board.jetson import read_l4t
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import reading
+from edge_server.process.disk import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from edge_server.gpu.libcuda import BareGpu
 
 FORMAT = 2
-_CHUNK_BYTES = 1 << 20
 # TensorRT's names of types that differ from the protocol's.
 _DATATYPES = {"FLOAT": "FP32", "HALF": "FP16"}
 
@@ -289,11 +288,8 @@ def sha256_of(path: Path) -> str:
     Raises:
         ModelConfigError: the file cannot be read.
     """
-    digest = hashlib.sha256()
-    with reading(path), path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    with reading(path):
+        return file_sha256(path)
 
 
 def _shortest(one: str, other: str) -> tuple[str, str]:
