@@ -181,24 +181,27 @@ class DaemonClient:
 
     def cameras(self) -> Sequence[Any]:
         """Return the `Camera` messages of LaneService."""
-        method = self._channel.unary_unary(
-            f"{_LANES}ListCameras",
-            request_serializer=lanes_pb.ListCamerasRequest.SerializeToString,
-            response_deserializer=lanes_pb.ListCamerasResponse.FromString,
-        )
-        return tuple(self._call(method, lanes_pb.ListCamerasRequest()).cameras)
+        request = lanes_pb.ListCamerasRequest()
+        return tuple(self._call_lanes("ListCameras", request, lanes_pb.ListCamerasResponse).cameras)
 
     def latest_lanes(self, camera: str) -> Any | None:
         """Return the newest `LaneFrame`; None before the first frame."""
-        method = self._channel.unary_unary(
-            f"{_LANES}GetLatestLanes",
-            request_serializer=lanes_pb.GetLatestLanesRequest.SerializeToString,
-            response_deserializer=lanes_pb.GetLatestLanesResponse.FromString,
-        )
+        request = lanes_pb.GetLatestLanesRequest(camera=camera)
         try:
-            return self._call(method, lanes_pb.GetLatestLanesRequest(camera=camera)).frame
+            return self._call_lanes(
+                "GetLatestLanes", request, lanes_pb.GetLatestLanesResponse
+            ).frame
         except (Unavailable, NotFound):
             return None
+
+    def _call_lanes(self, name: str, request: Any, response: type[Any]) -> Any:
+        """Call a method of LaneService, of which no stub is generated."""
+        method = self._channel.unary_unary(
+            f"{_LANES}{name}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return self._call(method, request)
 
     def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 import msgspec
 from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from edge_server.api.grpc.client import CHANNEL_OPTIONS, DaemonClient, target_of
 from edge_server.board.listening import client_host, host_and_port
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-METHOD = "/grpc.health.v1.Health/Check"
 # A server counts as dead after so many failed calls in a row: some 30 s. The limit counts
 # calls, not seconds, as the whole process may have been suspended for a while.
 MOST_FAILURES = 5
@@ -99,11 +99,7 @@ class SelfCall:
             return self._greeted()[1]
         if self._channel is None:
             self._channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
-        check = self._channel.unary_unary(
-            METHOD,
-            request_serializer=pb.HealthCheckRequest.SerializeToString,
-            response_deserializer=pb.HealthCheckResponse.FromString,
-        )
+        check = HealthStub(self._channel).Check
         try:
             check(pb.HealthCheckRequest(), timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -164,11 +160,7 @@ def not_ready_reason(settings: Grpc) -> str:
         return call.fault()
     target = target_of(settings)
     with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        check = channel.unary_unary(
-            METHOD,
-            request_serializer=pb.HealthCheckRequest.SerializeToString,
-            response_deserializer=pb.HealthCheckResponse.FromString,
-        )
+        check = HealthStub(channel).Check
         try:
             response = check(pb.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
