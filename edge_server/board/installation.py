@@ -60,6 +60,12 @@ def remedy(module: str, *, how: Installation | None = None, machine: str = "") -
     return _OF_A_WHEEL.get(module, "pip install --force-reinstall edge-server")
 
 
+def missing(error: ImportError) -> str:
+    """Return which library a failed import lacks, and the remedy: `LIBRARY is missing; …`."""
+    library = (error.name or "").partition(".")[0]
+    return f"{library} is missing; {remedy(library)}"
+
+
 # Frameworks: module → what pip installs. With the package, a framework has a virtual environment of
 # its own.
 _FRAMEWORKS = {

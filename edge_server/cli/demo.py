@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from edge_server.board.identity import Identity
-from edge_server.board.installation import remedy, shipped_models
+from edge_server.board.installation import missing, shipped_models
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri, parse_source_uri
@@ -225,8 +225,7 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
         # OpenCV takes long to import.
         from edge_server.cameras.lane_video import LaneVideo
     except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        raise SettingsError(f"--video: {library} is missing; {remedy(library)}") from error
+        raise SettingsError(f"--video: {missing(error)}") from error
     video = LaneVideo(path)
 
     def close(_kind: object, ends_with: BaseException | None, _trace: object) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.installation import remedy
+from edge_server.board.installation import missing
 from edge_server.cli.exit_codes import OK
 from edge_server.cli.verbs import Verbs
 from edge_server.errors import SettingsError, SourceError
@@ -66,7 +66,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     try:
         from edge_server.cameras.mcap_file import Records
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise SettingsError(f"the library {missing(error)}") from error
     records = Records(path)
     counts: Counter[str] = Counter()
     times: list[int] = []
@@ -90,7 +90,7 @@ def _export(arguments: argparse.Namespace) -> int:
     try:
         from edge_server.cameras.mcap_file import PictureRecords, cameras_in
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise SettingsError(f"the library {missing(error)}") from error
     path: Path = arguments.file
     folder: Path = arguments.folder
     cameras = cameras_in(path)
@@ -107,8 +107,3 @@ def _export(arguments: argparse.Namespace) -> int:
         raise SourceError(f"{error.filename or folder}: {error.strerror}") from error
     print(f"{count} pictures of camera {shown(camera)} in {folder}")
     return OK
-
-
-def _missing(error: ModuleNotFoundError) -> SettingsError:
-    library = (error.name or "").partition(".")[0]
-    return SettingsError(f"the library {library} is missing; {remedy(library)}")

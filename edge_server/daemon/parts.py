@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.installation import remedy
+from edge_server.board.installation import missing
 from edge_server.daemon.model_parts import store_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.tracing.otlp import SpanSender
@@ -55,10 +55,7 @@ def check_recorder(settings: Settings) -> None:
     try:
         import_module("edge_server.pipeline.recorder.recorder")
     except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        raise SettingsError(
-            f"recorder.mode: the library {library} is missing; {remedy(library)}"
-        ) from error
+        raise SettingsError(f"recorder.mode: the library {missing(error)}") from error
 
 
 def recorder_of(
