@@ -1,12 +1,11 @@
-"""Latencies of requests as distributions: summaries over the last minute, and histograms."""
+"""Latencies of requests: which metrics of them are kept, and summaries over the last minute."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,20 +48,6 @@ class Summary:
     count: int
     sum_ns: int
     quantiles_ns: Mapping[float, float]
-
-
-class Histogram(NamedTuple):
-    """A histogram at one moment.
-
-    Attributes:
-        bounds: the upper bounds of the buckets, ascending.
-        at_most: the number of observations up to each bound, and of all.
-        total: the sum of the observations.
-    """
-
-    bounds: tuple[float, ...]
-    at_most: tuple[int, ...]
-    total: float
 
 
 class SlidingSummary:
@@ -126,23 +111,3 @@ class RequestSummaries:
             (self.compute_output, phases.output),
         ):
             summary.add(ns, now_ns)
-
-
-class Buckets:
-    """A histogram with fixed bounds; the caller locks."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def now(self) -> Histogram:
-        at_most, count = [], 0
-        for each in self._counts:
-            count += each
-            at_most.append(count)
-        return Histogram(self._bounds, tuple(at_most), self._total)

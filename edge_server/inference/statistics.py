@@ -12,13 +12,15 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.inference.latency_metrics import Buckets, LatencyMetrics, RequestSummaries
+from edge_server.inference.latency_metrics import LatencyMetrics, RequestSummaries
+from edge_server.process.histogram import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import CopyDirection, Phases
-    from edge_server.inference.latency_metrics import Histogram, Summary
+    from edge_server.inference.latency_metrics import Summary
+    from edge_server.process.histogram import Distribution
 
 
 # A model may send responses without end; each index has a counter, and all go to clients.
@@ -213,7 +215,7 @@ class ModelStatistics:
             kept = vars(self._summaries) if self._summaries is not None else {}
             return {name: each.at(self.kept.quantiles, now_ns) for name, each in kept.items()}
 
-    def first_responses_ms(self) -> Histogram | None:
+    def first_responses_ms(self) -> Distribution | None:
         """The times from a request to its first response; None where they are not kept."""
         with self._lock:
             return None if self._first_responses is None else self._first_responses.now()

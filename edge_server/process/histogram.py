@@ -1,4 +1,4 @@
-"""Histograms: durations counted in buckets, cheap enough for every frame and request."""
+"""Histograms: values counted in buckets, cheap enough for every frame and request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # 1 ms … 1 s: a camera delivers 10 to 60 frames/s, lanes older than 0.2 s are stale, and those older
 # than 1 s are not published.
@@ -19,17 +19,33 @@ FRAME_BOUNDS_S = (
 
 
 class Distribution(NamedTuple):
-    """Number of observations up to each bound; cumulative, the last one is all of them.
+    """A histogram at one moment.
 
     Attributes:
-        bounds_s: the upper bounds in seconds.
-        at_most: one per bound, and one for the rest.
-        sum_s: of all observations, in seconds.
+        bounds: the upper bounds of the buckets, ascending.
+        at_most: the number of observations up to each bound, and of all.
+        total: the sum of the observations.
     """
 
-    bounds_s: tuple[float, ...]
+    bounds: tuple[float, ...]
     at_most: tuple[int, ...]
-    sum_s: float
+    total: float
+
+
+class Buckets:
+    """A histogram with fixed bounds; the caller locks."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def now(self) -> Distribution:
+        return Distribution(self._bounds, tuple(accumulate(self._counts)), self._total)
 
 
 class Histograms:
@@ -49,10 +65,8 @@ class Histograms:
     def observe(self, labels: tuple[str, ...], seconds: float) -> None:
         """Count one duration."""
         series = self._series.get(labels) or self._add(labels)
-        bucket = bisect_left(self._bounds_s, seconds)
         with series.lock:
-            series.counts[bucket] += 1
-            series.sum_s += seconds
+            series.buckets.add(seconds)
 
     def forget(self, label: str) -> None:
         """Drop all that has `label` as its first one."""
@@ -64,23 +78,21 @@ class Histograms:
         found = {}
         for labels, series in sorted(self._series.items()):
             with series.lock:
-                counts, sum_s = tuple(series.counts), series.sum_s
-            found[labels] = Distribution(self._bounds_s, tuple(accumulate(counts)), sum_s)
+                found[labels] = series.buckets.now()
         return found
 
     def _add(self, labels: tuple[str, ...]) -> _Series:
         with self._lock:
             series = self._series.get(labels)
             if series is None:
-                series = _Series(len(self._bounds_s) + 1)
+                series = _Series(self._bounds_s)
                 self._series = {**self._series, labels: series}
             return series
 
 
 class _Series:
-    __slots__ = ("counts", "lock", "sum_s")
+    __slots__ = ("buckets", "lock")
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
         self.lock = threading.Lock()
-        self.counts = [0] * buckets
-        self.sum_s = 0.0
+        self.buckets = Buckets(bounds_s)

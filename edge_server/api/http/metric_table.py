@@ -209,9 +209,9 @@ def histogram(name: str, distributions: Mapping[tuple[str, ...], Distribution]) 
         return
     metric = _family(TABLE[name])
     for labels, found in distributions.items():
-        bounds = [*(str(bound) for bound in found.bounds_s), "+Inf"]
+        bounds = [*(str(bound) for bound in found.bounds), "+Inf"]
         buckets = list(zip(bounds, found.at_most, strict=True))
-        metric.add_metric(labels, buckets=buckets, sum_value=found.sum_s)
+        metric.add_metric(labels, buckets=buckets, sum_value=found.total)
     yield metric
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 import threading
-from bisect import bisect_left
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import isnan
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import ModelMetric
 from edge_server.errors import InvalidRequest
+from edge_server.process.histogram import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ class MetricBook:
                 return
             metric.value += value
             if message.action == "observe":
-                metric.counts[bisect_left(metric.bounds, value)] += 1
+                metric.observed.add(value)
 
     def value(self, number: int) -> float:
         """Return the value of metric `number`.
@@ -124,9 +124,9 @@ class _Metric:
         self.labels = labels
         self.bounds = bounds
         self.value = 0.0
-        self.counts = [0] * (len(bounds) + 1)
+        self.observed = Buckets(bounds)
 
     def buckets(self) -> dict[float, int]:
         if not self.bounds:
             return {}
-        return dict(zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True))
+        return dict(zip((*self.bounds, float("inf")), self.observed.now().at_most, strict=True))

@@ -25,7 +25,7 @@ def test_each_bucket_counts_what_is_no_longer_than_its_bound(seconds: list[float
         sum(each <= 1.0 for each in seconds),
         len(seconds),
     )
-    assert abs(found.sum_s - sum(seconds)) < 1e-9
+    assert abs(found.total - sum(seconds)) < 1e-9
 
 
 def test_observations_of_many_threads_add_up() -> None:

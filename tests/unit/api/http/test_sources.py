@@ -45,13 +45,13 @@ def test_a_stage_is_counted_in_each_bucket_that_is_long_enough() -> None:
     found = latency.stages()["front", "infer"]
     at = dict(zip(FRAME_BOUNDS_S, found.at_most, strict=False))
     assert (at[0.01], at[0.02], at[0.5], found.at_most[-1]) == (0, 1, 1, 2)
-    assert found.sum_s == 0.72
+    assert found.total == 0.72
 
 
 def test_end_to_end_is_the_age_when_the_lanes_are_known() -> None:
     latency = LaneLatency(lambda: 50_000_000)
     latency(lane_frame(capture_ns=10_000_000), NO_FRAME)
-    assert latency.end_to_end()["front",].sum_s == 0.04
+    assert latency.end_to_end()["front",].total == 0.04
 
 
 def test_only_lanes_that_are_not_stale_count_as_the_newest_valid_ones() -> None:
