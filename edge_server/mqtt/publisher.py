@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.feed import EventFeed, Feed
 from edge_server.mqtt.health import health
-from edge_server.mqtt.link import Link, contents_of
+from edge_server.mqtt.links import Links
 from edge_server.mqtt.topics import Topics
 
 if TYPE_CHECKING:
@@ -83,35 +82,23 @@ class Publisher:
         self._serving: dict[str, list[int]] = {}
         self._discovery = ""  # the topic that Home Assistant reads
         self._misnamed: set[str] = set()
-        self._lock = threading.Lock()  # of the two links
-        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
-        self._next: Link | None = None
-        self._stopped = False
-        self._mqtt = mqtt
-        self._introduce()
+        self._links = Links(mqtt, self._feed)
+        self._introduce_for(mqtt)
 
     @property
     def on(self) -> bool:
         """Whether there is a broker to publish to, reachable or not."""
-        return self._link is not None
+        return self._links.link is not None
 
     @property
     def connected(self) -> bool:
         """Whether the connection to the broker is open, as far as the publisher knows."""
-        return (link := self._link) is not None and link.connected
+        return (link := self._links.link) is not None and link.connected
 
     @property
     def state(self) -> str:
         """The connection to the broker, for people."""
-        link, following = self._link, self._next
-        if link is None:
-            return "off"
-        state = "connected" if link.connected else f"away ({link.trouble or 'connecting'})"
-        if link.connected and (contest := self._feed.contest.text):
-            state += f" ({contest})"
-        if following is not None:
-            state += f", not yet at {following.address} ({following.trouble or 'connecting'})"
-        return state
+        return self._links.state
 
     @property
     def published(self) -> int:
@@ -150,85 +137,19 @@ class Publisher:
 
     def workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, must end the daemon."""
-        with self._lock:
-            return [link.worker for link in (self._link, self._next) if link is not None]
+        return self._links.workers()
 
     def start(self) -> None:
         """Start connecting to the broker; returns at once. `status` is `starting`."""
-        if self._link is not None:
-            self._link.worker.start()
+        self._links.start()
 
     def stop(self) -> None:
         """Publish `offline` if a broker is connected, and stop; takes 1 s at most."""
-        with self._lock:
-            self._stopped = True
-            link, following = self._link, self._next
-        self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
-        _abandon(following)
-        if link is not None:
-            link.leave()
-            if link.worker.alive:
-                link.wait_until_left()
-                link.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
+        self._links.stop()
 
     def change(self, mqtt: Mqtt | None) -> str:
-        """Publish to the broker of `mqtt` from the moment on when it accepts this device.
-
-        Until then the broker so far keeps the lanes; then it gets `offline`, and the new one every
-        state. A file whose contents have changed is a change like any other. Returns at once.
-
-        Returns:
-            What is going to happen, in words; empty if nothing changes.
-        """
-        # Outside of the lock, for which the supervisor waits: a disk may hang.
-        contents = () if mqtt is None else contents_of(mqtt)
-        with self._lock:
-            link, following = self._link, self._next
-            if self._stopped or (link is None and mqtt is None):
-                return ""
-            self._mqtt = mqtt
-            self._introduce()
-            if link is None or mqtt is None:
-                return self._switch(mqtt, contents)
-            if link.is_of(mqtt, contents):
-                self._next = None
-                _abandon(following)
-                return "" if following is None else f"stays at {link.address}"
-            if following is None or not following.is_of(mqtt, contents):
-                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
-                _abandon(following)
-                self._next.worker.start()
-                if self._next.address == link.address:
-                    return f"logs in to {link.address} anew"
-                return f"moves from {link.address} to {self._next.address} once accepted there"
-            return ""
-
-    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
-        """Begin or end to publish at all."""
-        link, following = self._link, self._next
-        self._next = None
-        if mqtt is not None:
-            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
-            self._link.worker.start()
-            return f"on, at {self._link.address}"
-        self._link = None
-        _abandon(following)
-        if link is None:
-            return ""
-        link.leave(payloads.status(self._identity, "offline"))
-        return f"off, {link.address} is left"
-
-    def _take_over(self, link: Link) -> bool:
-        """Return whether `link` publishes from now on, after the one before; called on its
-        worker."""
-        with self._lock:
-            if link is not self._next or self._link is None:
-                return link is self._link
-            before, self._link, self._next = self._link, link, None
-        before.leave(payloads.status(self._identity, "offline"))
-        if before.connected:
-            before.wait_until_left()
-        return True
+        """Publish to the broker of `mqtt`; see `Links.change`."""
+        return self._links.change(mqtt, self._introduce_for)
 
     def publish_online(self, no_lanes: Collection[str] = (), **more: Any) -> None:
         """Publish that the device serves, until `stop`.
@@ -258,7 +179,7 @@ class Publisher:
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
-        if self._link is None:
+        if not self.on:
             return
         topic = self._topic(self._topics.lanes, frame.camera)
         if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
@@ -329,6 +250,10 @@ class Publisher:
             self._serving = dict(serving)
             self._introduce()
 
+    def _introduce_for(self, mqtt: Mqtt | None) -> None:
+        self._mqtt = mqtt
+        self._introduce()
+
     def _introduce(self) -> None:
         """Publish what readers, and Home Assistant where it is on, know of this device."""
         mqtt = self._mqtt
@@ -354,8 +279,7 @@ class Publisher:
             self._ring()
 
     def _ring(self) -> None:
-        if (link := self._link) is not None:
-            link.ring()
+        self._links.ring()
 
     def _topic(self, topic_of: Callable[[str], str], name: str) -> str | None:
         try:
@@ -365,8 +289,3 @@ class Publisher:
                 self._misnamed.add(name)
                 log.error("mqtt: not published: %s", error)  # noqa: TRY400
             return None
-
-
-def _abandon(link: Link | None) -> None:
-    if link is not None:
-        link.abandon()
