@@ -54,7 +54,7 @@ def residual_picture(views: Sequence[BoardView], calibration: LensCalibration) -
     return picture
 
 
-def grid_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane] = ()) -> BgrImage:
+def grid_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane]) -> BgrImage:
     """Return a copy of `image`, of the camera's size, with a grid on the road: a line across each
     5 m, and lines along it 1.8 m from the middle and each 3.6 m beyond."""
     picture: BgrImage = image.copy()
@@ -73,7 +73,7 @@ def grid_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane] = (
     return picture
 
 
-def birds_eye_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane] = ()) -> BgrImage:
+def birds_eye_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane]) -> BgrImage:
     """Return the road from above, 9 m to each side and 50 m ahead, the vehicle at the bottom.
 
     Straight lanes of a right calibration are parallel here, and vertical where the vehicle drives

@@ -152,7 +152,7 @@ def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
     return bytes(data)
 
 
-def jpeg_of(frame: Frame, quality: int, width: int = 0) -> bytes:
+def jpeg_of(frame: Frame, quality: int, width: int) -> bytes:
     """Return the picture of `frame`: a JPEG of the camera as it came, where it need not be smaller,
     otherwise as `encode_jpeg` makes it."""
     if frame.jpeg is not None and not 0 < width < frame.size[0]:

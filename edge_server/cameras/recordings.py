@@ -35,7 +35,7 @@ _COLOURS = ((80, 220, 60), (60, 160, 255), (255, 160, 60), (220, 80, 220), (60, 
 _SUBPIXEL_BITS = 4
 
 
-def open_images(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+def open_images(path: Path, *, fps: float | None, loop: bool) -> Recording:
     """Play the images of a folder in the order of their names, or one image.
 
     An image that cannot be decoded completely is skipped, and logged once, however often the folder
@@ -52,7 +52,7 @@ def open_images(path: Path, *, fps: float | None = None, loop: bool = False) -> 
     return Recording(_folder(path, loop), FOLDER_FPS if fps is None else fps)
 
 
-def open_video(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+def open_video(path: Path, *, fps: float | None, loop: bool) -> Recording:
     """Play a video at its own frame rate.
 
     A file that breaks off in the middle ends there. Each round of a loop reopens the file, so a

@@ -57,9 +57,9 @@ def run_demo(
     broker: Mapping[str, Any] | None,
     repositories: Sequence[str] | None,
     as_json: bool,
-    page_port: int | None = None,
-    calibration: str | None = None,
-    video: str | None = None,
+    page_port: int | None,
+    calibration: str | None,
+    video: str | None,
 ) -> None:
     """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
 

@@ -66,9 +66,7 @@ def chosen_scheduling(settings: Serving, metrics: Metrics = _ANY_METRICS) -> Sch
     return Scheduling(limiter, settings.cache_bytes, kept)
 
 
-def chosen_completion(
-    settings: Repository, devices: Devices, python: Python = _ANY_PYTHON
-) -> Completion:
+def chosen_completion(settings: Repository, devices: Devices, python: Python) -> Completion:
     """Return the defaults for model configurations and the Python models' access, of this host."""
     return Completion(
         settings.auto_complete,

@@ -64,9 +64,9 @@ class StatusReport:
         *,
         board: BoardWatch,
         line: StatusLine,
-        reload: SettingsReload | None = None,
+        reload: SettingsReload | None,
         events: EventLog,
-        free_bytes: Callable[[], Mapping[str, int]] = dict,
+        free_bytes: Callable[[], Mapping[str, int]],
     ) -> None:
         self._board = board
         self._events = DeviceEvents(events)

@@ -46,8 +46,8 @@ class Canary:
         table: ModelTable,
         terms: CanaryTerms | None,
         roll_back: Callable[[ModelSpec, str], object],
-        on_passed: Callable[[ModelSpec], None] = lambda _: None,
-        on_news: Callable[[ModelSpec, str], None] = lambda *_: None,
+        on_passed: Callable[[ModelSpec], None],
+        on_news: Callable[[ModelSpec, str], None],
     ) -> None:
         self._table = table
         self._terms = terms

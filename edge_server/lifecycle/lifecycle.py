@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.lifecycle.canary import Canary, find_suspects, fit_back
-from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ class ModelLifecycle:
         self,
         table: ModelTable,
         build: Build,
-        canary_terms: CanaryTerms | None = None,
-        on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
-        on_passed: Callable[[ModelSpec], None] = lambda _: None,
+        canary_terms: CanaryTerms | None,
+        on_rolled_back: Callable[[ModelSpec, str], None],
+        on_passed: Callable[[ModelSpec], None],
         *,
-        take_down: bool = False,
-        interface: InterfaceRule = USUAL_INTERFACE_RULE,
+        take_down: bool,
+        interface: InterfaceRule,
     ) -> None:
         self._table = table
         self._interface = interface

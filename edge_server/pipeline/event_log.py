@@ -125,7 +125,7 @@ class EventLog:
             index = bisect_right(self._events, id_, key=lambda event: event.id)
             return self._events[index] if index < len(self._events) else None
 
-    def wait_after(self, id_: int, ended: Callable[[], bool] = lambda: False) -> bool:
+    def wait_after(self, id_: int, ended: Callable[[], bool]) -> bool:
         """Wait until there is an event with a greater id; return whether there is.
 
         Args:

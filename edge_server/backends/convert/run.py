@@ -49,7 +49,7 @@ def run_step(
     arguments: Mapping[str, Any],
     progress: Callable[[str], None],
     *,
-    verbose: bool = False,
+    verbose: bool,
 ) -> dict[str, Any]:
     """Run a function of `steps` with `arguments` in `python`; return its result.
 

@@ -32,8 +32,8 @@ def pull_url(
     directory: Path,
     progress: Callable[[int], None],
     *,
-    name: str = "",
-    sha256: str = "",
+    name: str,
+    sha256: str,
 ) -> Delivery:
     """Place the model at `url` in the repository `directory`, under its name.
 

@@ -76,7 +76,7 @@ def followed(repository: Path, store: Path | None = None) -> Followed | None:
     return found
 
 
-def verdicts_on(repository: Path, store: Path | None = None) -> dict[str, Verdict] | None:
+def verdicts_on(repository: Path, store: Path | None) -> dict[str, Verdict] | None:
     """Return model name → verdict of the running daemon that watches `repository`, or None.
 
     Raises:

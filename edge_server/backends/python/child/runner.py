@@ -58,7 +58,7 @@ class ModelRunner:
         refused: why no model may run in this process; empty where one may.
     """
 
-    def __init__(self, name: str, link: DaemonLink, refused: str = "") -> None:
+    def __init__(self, name: str, link: DaemonLink, refused: str) -> None:
         self._name = name
         self._refused = refused
         self._in_sandbox = False
