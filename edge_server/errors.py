@@ -135,3 +135,15 @@ def may_pass(error: BaseException) -> bool:
     """Whether the operation that raised `error` may succeed on a retry without any change."""
     stays = (SettingsError, ModelConfigError, InvalidRequest, Unsupported, SourceUriError)
     return isinstance(error, ModelLoadError) or not isinstance(error, stays)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of `error` and of its causes, once they are reported.
+
+    Their frames hold the request with its tensors and regions. A frame that also holds the error
+    makes a cycle, which only the next full garbage collection would free.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
