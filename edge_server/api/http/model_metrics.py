@@ -264,5 +264,5 @@ def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) 
 
 
 def _bound(value: float) -> str:
-    # prometheus_client leaves this function without types.
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+    # As Triton writes it, `1` where prometheus_client, which leaves it without types, writes `1.0`.
+    return str(floatToGoString(value)).removesuffix(".0")  # type: ignore[no-untyped-call]

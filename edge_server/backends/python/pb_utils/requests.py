@@ -43,15 +43,16 @@ _HIGHEST_VERSION = -1
 
 
 class InferenceRequest:
-    """A request; the model can execute a request that it made itself."""
+    """A request; the model can execute a request that it made itself. As in Triton the model has to
+    name the inputs, the outputs (none are all) and the other model."""
 
     def __init__(  # noqa: PLR0917 - Triton's signature
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[PbTensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[PbTensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = _HIGHEST_VERSION,
         flags: int = 0,
         timeout: int = 0,
@@ -59,6 +60,10 @@ class InferenceRequest:
         trace: Any = None,
         parameters: Mapping[str, m.Value] | str | None = None,
     ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError(
+                "InferenceRequest requires inputs, requested_output_names and model_name"
+            )
         for tensor in inputs:
             if tensor is None:
                 raise TritonModelException(
@@ -101,7 +106,9 @@ class InferenceRequest:
         Args:
             sender: the request's, where it runs again.
         """
-        request = cls(inputs=_tensors(message.inputs, link))
+        request = cls(
+            inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
+        )
         request._message = message
         request._sender = sender or InferenceResponseSender(
             link, message.number, frozenset(message.outputs), decoupled=decoupled
@@ -317,4 +324,4 @@ def _correlation_id(given: int | str) -> int | str:
 
 
 def _parameters(given: Mapping[str, m.Value] | str | None) -> dict[str, m.Value]:
-    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given or {})
+    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given)
