@@ -59,7 +59,8 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     lease.release()
     assert world.registry.wait_closed(TIMEOUT_S)
     assert not clients.exists()
-    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    deep = "1/" + "/".join(letter * 200 for letter in "abc")
+    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3", deep: b""})
     assert world.ask("new") == 3
     world.control.close(TIMEOUT_S)
     assert not root.exists()
@@ -84,7 +85,8 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
         ),
         ("{", {}, f"^{NOT_POLLED}: Invalid config override: "),
         ('{"no_such_field": 1}', {}, f"^{NOT_POLLED}: Invalid config override: "),
-        (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, f"^{NOT_POLLED}: .* has 302 bytes"),
+        (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, f"^{NOT_POLLED}: .* in it has 300 bytes"),
+        (json.dumps(OVERRIDE), {"1" + "/x" * 1100: b""}, f"^{NOT_POLLED}: .* path has 2201 bytes"),
         (
             json.dumps(OVERRIDE),
             {"../x": b""},
