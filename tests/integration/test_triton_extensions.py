@@ -30,7 +30,7 @@ FLAGS = (
     "--model-control-mode=explicit",
     "--load-model=*",
     "--model-config-name=orin",
-    "--grpc-header-forward-pattern=(?i)MY_.*",
+    "--grpc-header-forward-pattern=MY_.*",
 )
 
 PARAMETERS = """
