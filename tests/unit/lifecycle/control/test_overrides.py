@@ -66,6 +66,29 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     assert not root.exists()
 
 
+def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_changed(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", COUNTED)
+    set_number(model, 1)
+    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [1]
+    set_number(model, 2, version=2)
+    override = {**OVERRIDE, "version_policy": {"specific": {"versions": [1]}}}
+    world.control.load("m", config=json.dumps(override))
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [1]
+    set_number(model, 33, version=2)
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [2]
+    assert world.ask("m") == 33
+    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    with pytest.raises(InternalError, match="failed to poll from model repository"):
+        world.control.load("new")
+    assert world.ask("new") == 3
+
+
 def test_an_ensemble_leaves_an_overridden_member_as_it_is(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
