@@ -153,3 +153,16 @@ def test_metrics_of_the_cache_are_there_for_models_whose_responses_it_keeps(cach
     assert (("nv_cache_num_hits_per_model", M_1) in found) is cached
     assert (("nv_cache_miss_summary_per_model_count", M_1) in found) is cached
     assert found["nv_inference_request_summary_us_count", M_1] == 1
+
+
+@pytest.mark.parametrize(
+    ("counters", "summaries"), [(True, False), (False, True), (False, False), (True, True)]
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_family_of_the_cache_is_named_only_where_it_has_samples(
+    counters: bool, summaries: bool, cached: bool
+) -> None:
+    kept = LatencyMetrics(counters=counters, summaries=summaries)
+    text = generate_latest(of_statistics(ModelStatistics(kept, cached=cached))).decode()
+    assert ("nv_cache_num_hits_per_model" in text) is (counters and cached)
+    assert ("nv_cache_hit_summary" in text) is (summaries and cached)
