@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.child.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.responses import (
     InferenceResponse,
     InferenceResponseSender,
@@ -33,7 +33,7 @@ from edge_server.backends.python.shared_memory import (
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
 
@@ -230,7 +230,7 @@ class InferenceRequest:
         Returns:
             The call's number; 0 where the call could not be sent.
         """
-        link = daemon()
+        link = replying_daemon()
         if not (link.executing or link.unfinished):
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         contents = [(tensor.name(), *tensor.content) for tensor in self._inputs]
@@ -259,8 +259,8 @@ class ResponseIterator:
     """Iterates over the responses of another model as they arrive; the last may be empty and
     only marks the end.
 
-    Afterwards it may be iterated over again, unless there were too many responses to keep: the
-    memory of their tensors is limited.
+    A loop goes on where the last one ended. After the last response it begins again with the first,
+    unless there were too many responses to keep: the memory of their tensors is limited.
     """
 
     def __init__(
@@ -274,7 +274,8 @@ class ResponseIterator:
         self._responses = responses
         self._over = False
         self._kept: list[InferenceResponse] | None = []
-        self._again: Iterator[InferenceResponse] = iter(())
+        # The place in `_kept` of the next response, once all have come.
+        self._next = 0
 
     def __iter__(self) -> ResponseIterator:
         if self._over:
@@ -282,16 +283,20 @@ class ResponseIterator:
                 raise TritonModelException(
                     f"more than {_MOST_KEPT} responses can be iterated over once only"
                 )
-            self._again = iter(self._kept)
+            self._next %= len(self._kept)
         return self
 
     def __next__(self) -> InferenceResponse:
         if self._over:
-            return next(self._again)
+            if self._kept is None or self._next == len(self._kept):
+                raise StopIteration
+            self._next += 1
+            return self._kept[self._next - 1]
         response, self._over = self._responses.get()
         if self._kept is not None:
             self._kept.append(response)
-            if len(self._kept) > _MOST_KEPT:
+            self._next = len(self._kept)
+            if self._next > _MOST_KEPT:
                 self._kept = None
         return response
 

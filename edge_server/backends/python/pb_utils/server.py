@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.child.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.values import TritonModelException, printable, text
 from edge_server.backends.python.shared_memory import ArenaFull, pack_for_daemon, take_back
 from edge_server.tensors import DataType
@@ -168,7 +168,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
             `finalize`.
     """
     name, override = text(model_name, "model_name"), text(config, "config")
-    link = daemon()
+    link = replying_daemon()
     contents = _contents(name, files)
     _check_may_load("load_model")
     try:
@@ -209,7 +209,7 @@ def _check_may_load(function: str) -> None:
 
 
 def _query(what: m.Question) -> float:
-    result = daemon().query(what)
+    result = replying_daemon().query(what)
     if result.failure:
         raise TritonModelException(result.failure)
     return result.value

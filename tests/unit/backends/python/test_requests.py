@@ -4,12 +4,17 @@ wrong."""
 from __future__ import annotations
 
 import json
+import os
+import queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_server.backends.python.pb_utils.requests import InferenceRequest
+from edge_server.backends.python import pb_utils
+from edge_server.backends.python.child.link import here
+from edge_server.backends.python.pb_utils.requests import InferenceRequest, ResponseIterator
 from edge_server.backends.python.pb_utils.responses import InferenceResponse
 from edge_server.backends.python.pb_utils.tensor import PbTensor
 from edge_server.backends.python.pb_utils.values import TritonModelException
@@ -77,3 +82,51 @@ def test_parameters_of_a_response_are_a_dict_of_plain_values(parameters: Any, te
     with pytest.raises(TritonModelException, match=text):
         InferenceResponse([], parameters=parameters)
     assert InferenceResponse([], parameters=None).parameters() == "{}"
+
+
+def iterator(count: int) -> ResponseIterator:
+    """Over `count` responses, which have all come."""
+    responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
+    for number in range(count):
+        response = InferenceResponse([], parameters={"number": number})
+        responses.put((response, number == count - 1))
+    link: Any = SimpleNamespace()
+    return ResponseIterator(link, 1, responses)
+
+
+def rest(responses: ResponseIterator) -> list[int]:
+    return [json.loads(response.parameters())["number"] for response in responses]
+
+
+def test_a_loop_over_responses_goes_on_where_the_last_one_ended() -> None:
+    responses = iterator(5)
+    next(responses)
+    assert rest(responses) == [1, 2, 3, 4]
+    with pytest.raises(StopIteration):
+        next(responses)
+    assert rest(responses) == [0, 1, 2, 3, 4]
+    for response in responses:
+        if "1" in response.parameters():
+            break
+    next(responses)
+    assert rest(responses) == [3, 4]
+    assert rest(responses) == [0, 1, 2, 3, 4]
+
+
+def test_more_responses_than_are_kept_can_be_read_once() -> None:
+    responses = iterator(65)
+    assert rest(responses) == list(range(65))
+    with pytest.raises(TritonModelException, match="more than 64 responses"):
+        rest(responses)
+
+
+def test_a_process_that_the_model_started_is_refused_what_needs_a_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(here, "link", SimpleNamespace(pid=os.getpid() + 1, executing=True))
+    with pytest.raises(RuntimeError, match="in the model's own process only"):
+        InferenceRequest(**NEEDED).exec()
+    with pytest.raises(RuntimeError, match="in the model's own process only"):
+        pb_utils.MetricFamily("frames", "", "counter")
+    with pytest.raises(RuntimeError, match="in the model's own process only"):
+        pb_utils.load_model("other")
