@@ -144,6 +144,8 @@ def forget_frames(error: BaseException) -> None:
     makes a cycle, which only the next full garbage collection would free.
     """
     each: BaseException | None = error
-    while each is not None:
+    seen: set[int] = set()  # an error may be the cause of its own cause
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
         each.__traceback__ = None
         each = each.__cause__ or each.__context__

@@ -19,7 +19,7 @@ from edge_server.api.grpc.methods import unary
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.rest.routes import rest_routes
 from edge_server.api.request_metrics import RequestMetrics
-from edge_server.errors import InternalError
+from edge_server.errors import InternalError, forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,3 +104,12 @@ def test_of_http(model: Model) -> None:
     asyncio.run(endpoint(Request(scope, receive)))
     api.threads.shutdown()
     assert model.has_let_go()
+
+
+def test_of_an_error_that_is_the_cause_of_its_own_cause() -> None:
+    first, second = InternalError("first"), InternalError("second")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(InternalError) as raised:
+        raise first
+    forget_frames(raised.value)
+    assert first.__traceback__ is None
