@@ -34,8 +34,13 @@ class Identity:
         machine = _first_line(root / "etc/machine-id") or platform.node()
         # machine-id(5) asks applications to publish a keyed hash instead of the id itself.
         digest = hmac.new(machine.encode(), b"edge_server mqtt", hashlib.sha256).hexdigest()
-        boot_id = _first_line(root / "proc/sys/kernel/random/boot_id") or str(uuid.uuid4())
-        return cls(device, version, boot_id, f"edge-{device}-{digest[:12]}")
+        boot = boot_id(root) or str(uuid.uuid4())
+        return cls(device, version, boot, f"edge-{device}-{digest[:12]}")
+
+
+def boot_id(root: Path = Path("/")) -> str:
+    """Return what tells one start of the kernel from another; empty where it does not say."""
+    return _first_line(root / "proc/sys/kernel/random/boot_id")
 
 
 def _first_line(path: Path) -> str:

@@ -8,9 +8,9 @@ import os
 import threading
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.board.identity import boot_id
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.process.disk import error_of_place, floor_bytes, free_bytes
 from edge_server.process.threads import run_parallel
@@ -26,6 +26,7 @@ from edge_server.repository.verdicts import QuarantineReleases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
 
     from edge_server.repository.signature import SignaturePolicy
     from edge_server.repository.tree import ModelTree
@@ -35,7 +36,6 @@ __all__ = ["ModelStore", "StagedModel"]
 log = logging.getLogger(__name__)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ModelStore:
@@ -78,7 +78,7 @@ class ModelStore:
         self._most_bytes = most_bytes
         self._reserve_bytes = reserve_bytes
         self._signatures = signatures
-        self._boot = boot or _boot_id()
+        self._boot = boot or boot_id()
         self._lock = threading.Lock()
         lock = lock_store(directory)
         self._quarantine_releases = QuarantineReleases(directory)
@@ -362,10 +362,3 @@ class ModelStore:
 
     def _floor_bytes(self) -> int:
         return floor_bytes(self._directory, self._reserve_bytes) if self._reserve_bytes else 0
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.board.identity import boot_id
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable, may_pass
 from edge_server.process.disk import atomic_write
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A build that failed for want of memory, or crashed, may succeed later; a boot is later, too.
 RETRY_S = 1800.0
 _NAME = "failed.json"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -38,7 +41,7 @@ class _Failed(msgspec.Struct, frozen=True):
 
 def note_failure(plan: Path, error: EdgeServerError) -> None:
     """Note that the build of `plan` failed; a disk that takes no note costs another build."""
-    failed = _Failed(str(error), may_pass(error), _boot(), _now_s())
+    failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
     with suppress(OSError):
         atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))
 
@@ -66,16 +69,10 @@ def check_not_failed(plan: Path, model: str) -> None:
             f"{text}\nit is built again when its ONNX file, its options or TensorRT change; {now}"
         )
     left_s = failed.at_s + RETRY_S - _now_s()
-    if failed.boot == _boot() and left_s > 0:
+    if failed.boot == boot_id() and left_s > 0:
         raise Unavailable(
             f"{text}\nit is built again after {left_s / 60:.0f} min, or after a boot; {now}"
         )
-
-
-def _boot() -> str:
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""
 
 
 def _now_s() -> float:

@@ -320,7 +320,7 @@ def test_a_build_that_failed_for_what_may_pass_is_repeated_later(
     if later == "time":
         monkeypatch.setattr(failed, "RETRY_S", 0.0)
     elif later == "boot":
-        monkeypatch.setattr(failed, "_BOOT_ID", onnx)
+        monkeypatch.setattr(failed, "boot_id", lambda: "another boot")
     else:
         (note,) = cache.place(onnx, OPTIONS, ORIN).parent.glob("*.json")
         note.write_bytes(b"{")
