@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.process.disk import atomic_write, state_directory
+from edge_server.process.disk import atomic_write, installed_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 # The state directory of the unit; on an image, a directory of the data partition.
-INSTALLED = Path("/var/lib/edge_server")
 _LONGEST_BYTES = 65536
 
 
@@ -66,9 +68,7 @@ class RecordFile:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        if directory is None:
-            directory = INSTALLED if INSTALLED.is_dir() else state_directory()
-        self.path = directory / "update" / "record.json"
+        self.path = (directory or installed_state()) / "update" / "record.json"
         self._stamp: tuple[int, int, int] | None = None
         self._last = UpdateRecord()
         self._logged = ""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import OK, USAGE
 from edge_server.cli.health import STABLE_S, Stability, faults_of
+from edge_server.cli.running_daemon import INSTALLED
 from edge_server.cli.verbs import Verbs, seconds
 from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.process.disk import INSTALLED_STATE
 
 if TYPE_CHECKING:
     import argparse
@@ -35,8 +37,6 @@ _CODES = (
 )
 _ACTIONS = ("get-current", "get-primary", "set-primary", "get-state", "set-state")
 _STATES = ("pending", "committed", "rolled_back", "failed")
-_STATE = Path("/var/lib/edge_server")
-_CONFIG = Path("/etc/edge_server/config.toml")
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
@@ -66,16 +66,18 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "--state-directory",
             type=Path,
-            default=_STATE,
+            default=INSTALLED_STATE,
             metavar="DIR",
-            help=f"with the record of updates, on the data partition; default: {_STATE}",
+            help=f"with the record of updates, on the data partition; default: {INSTALLED_STATE}",
         )
     for verb in (commit, slot):
         verb.add_argument(
             "--root", type=Path, default=Path("/"), metavar="DIR", help="above sys and dev; tests"
         )
     status.add_argument("--json", action="store_true", help="one object")
-    commit.add_argument("--config", type=Path, default=_CONFIG, metavar="FILE", help="the settings")
+    commit.add_argument(
+        "--config", type=Path, default=INSTALLED, metavar="FILE", help="the settings"
+    )
     commit.add_argument(
         "--require", action="append", default=[], metavar="WHAT", help="as of health; repeatable"
     )

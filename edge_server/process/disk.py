@@ -30,6 +30,8 @@ _STAYS = frozenset(
     }
 )
 _PIECE_BYTES = 1 << 20
+# The directory that StateDirectory= of the systemd unit creates.
+INSTALLED_STATE = Path("/var/lib/edge_server")
 
 
 def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
@@ -213,3 +215,18 @@ def state_directory() -> Path:
         return Path(state)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "edge_server"
+
+
+def installed_state() -> Path:
+    """Return the state directory of the installed daemon if there is one, otherwise this user's."""
+    return INSTALLED_STATE if INSTALLED_STATE.is_dir() else state_directory()
+
+
+def states_here() -> list[Path]:
+    """Return where the state of a daemon may be here: the installed one's, then this user's."""
+    return list(dict.fromkeys((INSTALLED_STATE, state_directory())))
+
+
+def cache_directory() -> Path:
+    """Return this user's directory for what can be made, or fetched, again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_server"

@@ -6,31 +6,38 @@ import hashlib
 import logging
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.disk import atomic_write, error_of_place, lock_file, state_directory
+from edge_server.process.disk import (
+    atomic_write,
+    error_of_place,
+    installed_state,
+    lock_file,
+    states_here,
+)
 from edge_server.repository.store_state import StoreState
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 _LOCK = "lock"
-# The directory that StateDirectory= of the systemd unit creates.
-_INSTALLED = Path("/var/lib/edge_server")
 
 
 def installed_store() -> Path:
     """Return the store of the installed daemon if there is one, otherwise this user's store."""
-    return (_INSTALLED if _INSTALLED.is_dir() else state_directory()) / "store"
+    return installed_state() / "store"
 
 
 def stores_here() -> list[Path]:
     """Return the possible stores on this machine: the installed daemon's, then this user's."""
-    return list(dict.fromkeys([_INSTALLED / "store", state_directory() / "store"]))
+    return [state / "store" for state in states_here()]
 
 
 def lock_store(directory: Path) -> int:

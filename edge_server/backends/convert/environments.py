@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import SettingsError, Unavailable
+from edge_server.process.disk import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -134,8 +135,7 @@ class Interpreters:
 
 def environments_directory() -> Path:
     """Return the directory of isolated environments, below the user's cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "edge_server" / "convert"
+    return cache_directory() / "convert"
 
 
 def make_environment(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.models.push import pack
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import cache_directory
 from edge_server.repository.manifest import ABOUT_CONTENT, NAME
 from edge_server.repository.remote.archive import archive_entries
 from edge_server.repository.remote.download import download
@@ -22,6 +21,7 @@ from edge_server.repository.transfer.incoming import receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from edge_server.repository.remote.origin import Origin, RemoteFile
     from edge_server.repository.transfer.incoming import Delivery
@@ -105,6 +105,5 @@ def _entries(
 
 def _cache(url: str, sha256: str) -> Path:
     """Return the directory of this pull, below the user's cache directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(f"{url}\n{sha256}".encode()).hexdigest()[:16]
-    return Path(home) / "edge_server" / "pull" / digest
+    return cache_directory() / "pull" / digest

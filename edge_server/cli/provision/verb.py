@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import OK
+from edge_server.cli.running_daemon import INSTALLED
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from edge_server.cli.provision.document import Document, SignedText
 
 KEY = Path("/usr/lib/edge-server-image/provision.pem")
-CONFIG = Path("/etc/edge_server/config.toml")
 DATA = Path("/data")
 _GROUP = "edge-server"
 _OPENSSL_S = 10
@@ -48,7 +48,7 @@ def add_provision(parser: argparse.ArgumentParser) -> None:
         help="wait so long for the retained message edge/v1/<device>/provision",
     )
     for flag, default, text in (
-        ("--config", CONFIG, "the daemon's settings, which are changed"),
+        ("--config", INSTALLED, "the daemon's settings, which are changed"),
         ("--data", DATA, "the data partition"),
         ("--key", KEY, "PEM; the Ed25519 key that must have signed the file, where this exists"),
     ):

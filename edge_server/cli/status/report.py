@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.kernel_files import listed
 from edge_server.inference.snapshot import UNLOADED
-from edge_server.process.disk import state_directory
+from edge_server.process.disk import states_here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from edge_server.api.http.scrape import Scrape
     from edge_server.board.board import Board
     from edge_server.cli.status.sample import DaemonSample
     from edge_server.settings import Settings
-
-_INSTALLED_STATE = Path("/var/lib/edge_server")
 
 
 @dataclass(frozen=True)
@@ -327,8 +325,7 @@ def _board(board: Board, metrics: Scrape | None) -> BoardReport:
 
 def _plans(backends: Mapping[str, str]) -> PlansReport:
     models = tuple(name for name, backend in backends.items() if backend == "tensorrt")
-    folders = dict.fromkeys((_INSTALLED_STATE, state_directory()))
-    plans = [path for folder in folders for path in listed(folder / "plans", "*/model.plan")]
+    plans = [path for folder in states_here() for path in listed(folder / "plans", "*/model.plan")]
     return PlansReport(models, len(plans), sum(map(_size, plans)))
 
 

@@ -20,7 +20,7 @@ from edge_server.board.facts import read_within
 from edge_server.board.kernel_files import listed, read_text
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.process.disk import state_directory
+from edge_server.process.disk import states_here
 from edge_server.repository.state_file import StateFile, stores_here
 from edge_server.repository.verdicts import read_report
 
@@ -39,7 +39,6 @@ _SENSORS_S = 5.0
 _LOG_LINES = 5000
 _MOST_PLANS = 100
 _SIDE_CARS = "*/model.plan.json"
-_INSTALLED_STATE = Path("/var/lib/edge_server")
 _RELEASES = ("etc/os-release", "etc/nv_tegra_release", "proc/version", "proc/cmdline")
 
 
@@ -136,7 +135,7 @@ def _metrics(configuration: Configuration) -> str:
 def _plans() -> str:
     """What the plans in the caches were built with, and from what."""
     found: dict[str, Any] = {}
-    for state in dict.fromkeys((_INSTALLED_STATE, state_directory())):
+    for state in states_here():
         for side_car in listed(state / "plans", _SIDE_CARS)[:_MOST_PLANS]:
             text = read_text(side_car)
             try:
