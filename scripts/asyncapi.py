@@ -17,13 +17,13 @@ from edge_server.lanes import e2e
 from edge_server.mqtt.connection import LIVE_EXPIRY_S
 from edge_server.mqtt.payloads import CameraState, DeviceState, content_type
 from edge_server.mqtt.topics import Topics
-from edge_server.pipeline.events import EventKind
 from edge_server.proto.edge.lanes.v1 import (
     events_pb2,
     health_pb2,
     lane_service_pb2,
     lanes_pb2,
 )
+from edge_server.settings.sections import EventKind
 
 FILE = Path(__file__).parents[1] / "docs/asyncapi.json"
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.snapshot import LoadedModel, ModelEntry
     from edge_server.pipeline.event_log import EventLog, Ticket
-    from edge_server.pipeline.events import EventKind, EventPhase
+    from edge_server.pipeline.events import EventPhase
+    from edge_server.settings.sections import EventKind
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.
 _ROLLED_BACK = "rolled back: "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge_server.lanes.types import Lane
 
 DepartureSide = Literal["left", "right"]
-Turn = Literal["unknown", "off", "left", "right", "hazard"]
+Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 # Why no warning begins, or why one ends.
 DepartureCause = Literal["returned", "lane_changed", "not_seen", "indicator", "slow"]
 
@@ -111,7 +111,7 @@ class DepartureWatch:
         lanes: Sequence[Lane],
         mono_ns: int,
         speed_mps: float | None = None,
-        turn: Turn = "unknown",
+        turn: Indicator = "unknown",
     ) -> DepartureChange | None:
         """Return the warning that begins or ends with this frame, or None.
 
@@ -179,7 +179,7 @@ class DepartureWatch:
         return None
 
     def _withheld(
-        self, side: DepartureSide, speed_mps: float | None, turn: Turn
+        self, side: DepartureSide, speed_mps: float | None, turn: Indicator
     ) -> DepartureCause | None:
         """Return why there is no warning on `side`, or None."""
         if turn in (side, "hazard"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
+from edge_server.settings.sections import EventKind  # noqa: TC001 - msgspec reads the annotation
+
 EventPhase = Literal["begin", "end", "instant"]
 
 

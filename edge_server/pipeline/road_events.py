@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from edge_server.lanes.departure import DepartureChange, DepartureRule
     from edge_server.lanes.types import LaneFrame, Side
     from edge_server.pipeline.event_log import EventLog, Ticket
-    from edge_server.pipeline.events import EventKind, EventPhase
+    from edge_server.pipeline.events import EventPhase
     from edge_server.pipeline.vehicle import VehicleState
+    from edge_server.settings.sections import EventKind
 
 # As `LaneLocator` begins its reasons.
 _CALIBRATION = "calibration_"

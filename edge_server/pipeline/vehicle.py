@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
@@ -14,7 +14,7 @@ from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Indicator = Literal["unknown", "off", "left", "right", "hazard"]
+    from edge_server.lanes.departure import Indicator
 
 # At 1 rad/s a heading that is older is off by half a radian.
 OLDEST_S = 0.5

@@ -13,7 +13,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
-EventName = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
+EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -245,7 +245,7 @@ class RecorderSection(Section, frozen=True):
     mode: Literal["off", "events", "continuous"] = "off"
     directory: str = ""
     cameras: tuple[Name, ...] = ()
-    events: tuple[EventName, ...] = ("lane_departure", "camera", "model", "degraded")
+    events: tuple[EventKind, ...] = ("lane_departure", "camera", "model", "degraded")
     before_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 10.0
     after_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 10.0
     file_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0

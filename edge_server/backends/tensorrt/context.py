@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.tensorrt.engine import Engine
-    from edge_server.backends.tensorrt.plan_io import Shape, Shapes
+    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
     from edge_server.gpu.device import Device
     from edge_server.gpu.stream import PriorityStream, Stream
 

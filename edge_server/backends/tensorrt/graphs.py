@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.io_buffers import IoBuffers
-    from edge_server.backends.tensorrt.plan_io import PlanIO, Shape, Shapes
+    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
+    from edge_server.backends.tensorrt.plan_io import PlanIO
     from edge_server.gpu.graph import Graph
     from edge_server.gpu.stream import Stream
     from edge_server.model_config.config import ModelConfig

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.graphs import GraphShapes, RecordedRun
     from edge_server.backends.tensorrt.options import Options
-    from edge_server.backends.tensorrt.plan_io import Shape
+    from edge_server.backends.tensorrt.plan_build.build_options import Shape
     from edge_server.gpu.device_array import CudaArray
 
 

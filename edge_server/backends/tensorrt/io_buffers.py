@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.context import Context, OutputAllocator
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.options import Options
-    from edge_server.backends.tensorrt.plan_io import PlanIO, Shape, Shapes
+    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
+    from edge_server.backends.tensorrt.plan_io import PlanIO
 
 # Callers may hold this many responses of one instance on the device at once.
 RESPONSES_ON_DEVICE = 16

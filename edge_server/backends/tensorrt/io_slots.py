@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.backends.tensorrt.plan_io import Shape
+    from edge_server.backends.tensorrt.plan_build.build_options import Shape
     from edge_server.gpu.device import Device
     from edge_server.gpu.memory import BufferPool
     from edge_server.gpu.stream import Stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,13 @@ from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
-log = logging.getLogger(__name__)
+    from edge_server.backends.tensorrt.plan_build.build_options import Shapes
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

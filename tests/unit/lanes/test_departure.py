@@ -15,7 +15,7 @@ from edge_server.lanes.types import GroundLane, Lane, Polynomial
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.lanes.departure import Turn
+    from edge_server.lanes.departure import Indicator
 
 FRAME_S = 1 / 30
 HALF_WIDTH_M = DepartureRule().half_width_m
@@ -38,7 +38,7 @@ class Drive:
 
     offset_m: Callable[[float], float]
     speed_mps: float = 25.0
-    turn: Turn = "unknown"
+    turn: Indicator = "unknown"
     knows_speed: bool = True
     std_m: float = 0.03
     predicted: bool = False
@@ -121,7 +121,7 @@ def test_nothing_is_warned_of_with_a_reason(silent: Drive) -> None:
     ("turn", "speed_mps", "cause"), [("left", 25.0, "indicator"), ("off", 10.0, "slow")]
 )
 def test_what_is_withheld_has_held_for_as_many_frames_as_a_warning(
-    turn: Turn, speed_mps: float, cause: str
+    turn: Indicator, speed_mps: float, cause: str
 ) -> None:
     watch = DepartureWatch(DepartureRule(frames=3))
     near, far = [boundary(-1, HALF_WIDTH_M - 0.1)], [boundary(-1, HALF_WIDTH_M + 0.8)]

@@ -15,9 +15,9 @@ from edge_server.pipeline.road_events import RoadEvents
 from edge_server.pipeline.vehicle import VehicleState
 
 if TYPE_CHECKING:
+    from edge_server.lanes.departure import Indicator
     from edge_server.lanes.types import Side
     from edge_server.pipeline.events import Event
-    from edge_server.pipeline.vehicle import Indicator
 
 FRAME_NS = 33_000_000
 
