@@ -95,7 +95,7 @@ esac
 """,
 }
 
-pytestmark = pytest.mark.machine
+pytestmark = pytest.mark.paired
 
 
 @pytest.fixture(scope="module")
