@@ -135,3 +135,17 @@ def may_pass(error: BaseException) -> bool:
     """Whether the operation that raised `error` may succeed on a retry without any change."""
     stays = (SettingsError, ModelConfigError, InvalidRequest, Unsupported, SourceUriError)
     return isinstance(error, ModelLoadError) or not isinstance(error, stays)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of `error` and of its causes, once they are reported.
+
+    Their frames hold the request with its tensors and regions. A frame that also holds the error
+    makes a cycle, which only the next full garbage collection would free.
+    """
+    each: BaseException | None = error
+    seen: set[int] = set()  # an error may be the cause of its own cause
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from edge_server.errors import InvalidRequest
+from edge_server.settings.transport import header_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,13 +38,13 @@ class HeaderForwarding:
     set it.
 
     Args:
-        pattern: a valid regular expression; empty forwards none.
+        pattern: see `header_pattern`; empty forwards none.
         secret: names of headers that are not forwarded, beside those that may have tokens.
     """
 
     def __init__(self, pattern: str = "", secret: Iterable[str] = ()) -> None:
         self._secret = _NEVER.union(secret)
-        self._pattern = re.compile(pattern) if pattern else None
+        self._pattern = header_pattern(pattern) if pattern else None
 
     def add(
         self, request: InferRequest, headers: Iterable[tuple[str, str | bytes]]

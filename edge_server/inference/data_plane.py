@@ -112,16 +112,24 @@ class DataPlane:
         """Report the server as not ready from now on; requests are still accepted and run."""
         self._open = False
 
+    def server_live(self) -> bool:
+        """False where no repository could be read at the start, while no model is READY."""
+        registry = self._registry
+        return not registry.failed_start or any(
+            entry.state is ModelState.READY for entry in registry.snapshot.entries.values()
+        )
+
     def server_ready(self) -> bool:
-        """Whether the daemon has started and is not stopping.
+        """Whether the daemon has started, is live, and is not stopping.
 
         Under strict readiness no first load may be pending or failed, either. Models that are
         unloaded or unloading are not desired and do not count.
         """
+        is_open = self._open and self.server_live()
         if not self._strict_readiness:
-            return self._open
+            return is_open
         entries = self._registry.snapshot.entries.values()
-        return self._open and not any(_keeps_waiting(entry) for entry in entries)
+        return is_open and not any(_keeps_waiting(entry) for entry in entries)
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `Snapshot.model_ready`."""

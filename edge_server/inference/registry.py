@@ -35,9 +35,13 @@ class ModelRegistry:
     A separate thread closes models: the last lease may end on a thread of the very model to be
     closed, and closing may take long. Where the system refuses a thread, these models are closed
     together with those of the next superseded snapshot.
+
+    Attributes:
+        failed_start: no repository could be read at the start.
     """
 
     def __init__(self) -> None:
+        self.failed_start = False
         self._lock = threading.Lock()
         self._none_left = threading.Condition(self._lock)
         self._current = _PinnedSnapshot(Snapshot({}))

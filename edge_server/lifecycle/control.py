@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALL = "*"
-# The longest `<version>/<name>` path in a model's directory; a file system takes 255 bytes of each
-# name.
-_LONGEST_PATH_BYTES = 255
+# The longest path in a model's directory, and a file system's limit for each name of it.
+_LONGEST_PATH_BYTES = 2048
+_LONGEST_NAME_BYTES = 255
 
 # Triton's status names in the reason of a failed load.
 _STATUS = {
@@ -89,6 +89,9 @@ class RepositoryControl:
     def start(self, stop: threading.Event | None = None) -> None:
         """Load the models of the start; return early once `stop` is set.
 
+        Where a repository cannot be read and `exit_on_error` is not set, the server is neither live
+        nor ready, as in Triton, until a model is loaded on request.
+
         Raises:
             ModelConfigError: a repository cannot be read, or a model fails to load, and
                 `exit_on_error` is set; ModelLoadError if that failure may pass.
@@ -99,6 +102,7 @@ class RepositoryControl:
             if self._exit_on_error:
                 raise
             log.error("repository: %s; no model is loaded", error)  # noqa: TRY400 - its own text
+            self._loader.table.note_failed_start()
             return
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
@@ -187,12 +191,7 @@ class RepositoryControl:
         if not files:
             return Override(message)
         for path in files:
-            if (n_bytes := len(path.encode(errors="replace"))) > _LONGEST_PATH_BYTES:
-                raise _not_polled(
-                    name,
-                    f"Invalid file parameter '{path[:64]}...': the path has {n_bytes} "
-                    f"bytes, {_LONGEST_PATH_BYTES} at most",
-                )
+            _check_length(name, path)
         try:
             root = self._private.path()
         except OSError as error:
@@ -235,6 +234,18 @@ def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
     kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
     names = ", ".join(sorted({entry.name for entry in failed}))
     return kind(f"models that cannot be loaded: {names}")
+
+
+def _check_length(name: str, path: str) -> None:
+    """Raises: InternalError: the path of a file for model `name`, or a name in it, is too long."""
+    shown = f"Invalid file parameter '{path[:64]}...'"
+    if (n_bytes := len(path.encode(errors="replace"))) > _LONGEST_PATH_BYTES:
+        reason = f"the path has {n_bytes} bytes, {_LONGEST_PATH_BYTES} at most"
+        raise _not_polled(name, f"{shown}: {reason}")
+    n_bytes = max(len(part.encode(errors="replace")) for part in path.split("/"))
+    if n_bytes > _LONGEST_NAME_BYTES:
+        reason = f"a name in it has {n_bytes} bytes, {_LONGEST_NAME_BYTES} at most"
+        raise _not_polled(name, f"{shown}: {reason}")
 
 
 def _never_loaded(name: str, places: int) -> ModelEntry:

@@ -17,7 +17,9 @@ from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_locks import ModelLocks
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+from edge_server.lifecycle.staging import StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.model_config.files import ModelFiles
 from edge_server.process.threads import run_parallel
 from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.model_spec import Override
     from edge_server.lifecycle.model_table import ModelTable
     from edge_server.model_config.config import Completion
-    from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
     from edge_server.requests import Cancellation
 
@@ -247,19 +248,36 @@ class RepositoryLoader:
         for name in todo:  # grows while it is walked
             if name in found:
                 continue
-            read: ModelSpec | LoadFailure | None = self._serving_override(name)
-            if read is None or (name in names and override is not None):
-                read = self._find(name, override if name in names else None)
+            own = override if name in names else None
+            read: ModelSpec | LoadFailure | None = None
+            if own is None:
+                read = self._kept_override(name, named=name in names)
+            if read is None:
+                read = self._find(name, own)
             if read is not None:
                 found[name] = read
             if isinstance(read, ModelSpec):
                 todo += sorted(read.members)
         return found
 
-    def _serving_override(self, name: str) -> ModelSpec | None:
-        """The override that serves `name`, which only another one or an unload ends."""
+    def _kept_override(self, name: str, *, named: bool) -> ModelSpec | None:
+        """Return the override that serves `name` and goes on serving.
+
+        As in Triton a plain load that names the model ends an override with files of the client,
+        and one whose files on disk have changed since; any other goes on until the unload.
+        """
         serving = self.table.serves(name)
-        return serving if serving is not None and serving.is_overridden else None
+        if serving is None or not serving.is_overridden:
+            return None
+        if not named:
+            return serving
+        on_disk = self.source.find(name)
+        unchanged = (
+            not isinstance(serving.files.holder, StagedFiles)
+            and isinstance(on_disk, ModelFiles)
+            and on_disk.fingerprint == serving.files.fingerprint
+        )
+        return serving if unchanged else None
 
     def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:

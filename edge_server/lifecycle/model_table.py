@@ -52,6 +52,10 @@ class ModelTable:
         entries = sorted(self.registry.snapshot.entries.items())
         return [e for _, e in entries if e.state is ModelState.READY or not only_ready]
 
+    def note_failed_start(self) -> None:
+        """Show that no repository could be read at the start."""
+        self.registry.failed_start = True
+
     # The caller of the methods below holds the lock.
 
     def __getitem__(self, name: str) -> ModelRecord:

@@ -371,7 +371,7 @@ class Metrics(Section, frozen=True):
     add Triton's metrics of processor and GPU.
 
     Attributes:
-        counter_latencies: total times of each model's requests.
+        counter_latencies: total times of each model's requests, and what its cache has saved.
         summary_latencies: `summary_quantiles` of these times in the last minute.
         histogram_latencies: how long decoupled models take to their first response.
     """

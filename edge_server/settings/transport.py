@@ -34,6 +34,7 @@ Protocol = Literal[
 # `re` holds the interpreter's lock while it searches, and so every camera's thread.
 _PARSER: Final = "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
 _MOST_REPEATS: Final = 3
+_CASE_COUNTS: Final = "(?-i)"
 _REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
 
@@ -96,7 +97,8 @@ class Grpc(Section, frozen=True):
         max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
             TCP and as many again on the socket; each has a thread, beside those of inferences.
         forward_headers: a regular expression; headers of a call whose name has a match of it become
-            parameters of the request, for Python models to read. Empty forwards none. Headers
+            parameters of the request, for Python models to read. Upper and lower case are equal,
+            unless it begins with `(?-i)`. Empty forwards none. Headers
             with secrets of this daemon are never forwarded: `authorization`, `cookie` and those of
             `restricted`.
         reflection: generic clients can list the services and their messages.
@@ -233,12 +235,22 @@ def _check_restricted(restricted: tuple[Restriction, ...]) -> None:
             )
 
 
+def header_pattern(pattern: str) -> re.Pattern[str]:
+    """Return `forward_headers` compiled: case does not count, unless it begins with `(?-i)`.
+
+    Raises:
+        re.error: it is no regular expression.
+    """
+    cased = pattern.removeprefix(_CASE_COUNTS)
+    return re.compile(cased, re.IGNORECASE if cased == pattern else 0)
+
+
 def check_header_pattern(pattern: str) -> None:
     """Raises: ValueError: `pattern` is no regular expression, or some name of a header takes longer
     than any camera can wait."""
     try:
-        re.compile(pattern)
-        repeats = _repeats_of(importlib.import_module(_PARSER).parse(pattern))
+        compiled = header_pattern(pattern)
+        repeats = _repeats_of(importlib.import_module(_PARSER).parse(compiled.pattern))
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"forward_headers: no regular expression: {error}") from None
     if repeats > _MOST_REPEATS:

@@ -356,7 +356,12 @@ def test_tritons_client_uses_shared_memory(server: Server) -> None:
             assert output["parameters"]["shared_memory_offset"] == 16
             summed = shm.get_contents_as_numpy(region, np.float32, [2], 16)
             assert summed.tolist() == [8.0, 10.0]
+            given.set_shared_memory("http", 4)
+            with pytest.raises(triton.InferenceServerException, match="byte size mismatch"):
+                client.infer("add", [given], outputs=[wanted])
             client.unregister_system_shared_memory("http")
+            # Not in use any more: a failed request is over, too.
+            assert client.get_system_shared_memory_status() == []
             assert client.get_cuda_shared_memory_status() == []
     finally:
         shm.destroy_shared_memory_region(region)

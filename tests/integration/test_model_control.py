@@ -164,7 +164,7 @@ def test_a_reload_that_fails_leaves_what_serves(
     assert server.is_server_ready()
 
 
-def test_a_clients_configuration_and_files_serve_until_they_are_unloaded(
+def test_a_clients_configuration_serves_until_it_is_unloaded_and_its_files_until_a_plain_load(
     server: triton.InferenceServerClient,
 ) -> None:
     server.load_model("echo")
@@ -174,12 +174,14 @@ def test_a_clients_configuration_and_files_serve_until_they_are_unloaded(
     assert "model 'echo' would break those who call it: input 'a' is gone;" in text
     server.load_model("echo", config=json.dumps(OVERRIDE))
     assert server.get_model_metadata("echo").inputs[0].name == "p"
+    server.load_model("echo")
+    assert server.get_model_metadata("echo").inputs[0].name == "p"
+    server.unload_model("echo")
+    wait_until_unloaded(server, "echo")
+    server.load_model("echo")
+    assert server.get_model_metadata("echo").inputs[0].name == "a"
     server.load_model("echo", config=json.dumps(OVERRIDE), files={"file:5/any": b"x"})
     assert list(server.get_model_metadata("echo").versions) == ["5"]
-    server.load_model("echo")
-    assert list(server.get_model_metadata("echo").versions) == ["5"]
-    server.unload_model("echo")
-    wait_until_unloaded(server, "echo", version="5")
     server.load_model("echo")
     assert list(server.get_model_metadata("echo").versions) == ["1"]
     assert ask(server, "echo") == [1.0, 2.0]

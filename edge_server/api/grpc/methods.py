@@ -189,10 +189,13 @@ def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
 
 
 def _abort(context: grpc.ServicerContext, path: str, error: Exception) -> NoReturn:
+    code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
     if isinstance(error, errors.EdgeServerError):
-        context.abort(status_of(error), header_text(str(error)))
-    log.error("grpc %s: unforeseen error", path, exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, header_text(f"{type(error).__name__}: {error}"))
+        code, text = status_of(error), str(error)
+    else:
+        log.error("grpc %s: unforeseen error", path, exc_info=error)
+    errors.forget_frames(error)
+    context.abort(code, header_text(text))
 
 
 def header_text(text: str) -> str:

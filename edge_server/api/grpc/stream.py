@@ -20,7 +20,7 @@ from edge_server.api.admission import SHUTTING_DOWN, ByteBudget
 from edge_server.api.convert import AS_IT_IS, to_response_message
 from edge_server.api.grpc.traffic import SLOW_READER_S
 from edge_server.api.grpc.wire import write_response, write_stream_response
-from edge_server.errors import EdgeServerError, InternalError, Unavailable
+from edge_server.errors import EdgeServerError, InternalError, Unavailable, forget_frames
 from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ class InferStream:
         except EdgeServerError as error:
             if self._errors_end_it:
                 raise
+            forget_frames(error)
             return request.serialise_error(error)
 
     def _remove_if_over(self, request: StreamRequest) -> None:

@@ -96,7 +96,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._headers = headers
 
     def ServerLive(self, request: Any, context: Any) -> Any:
-        return pb.ServerLiveResponse(live=True)
+        return pb.ServerLiveResponse(live=self._data_plane.server_live())
 
     def ServerReady(self, request: Any, context: Any) -> Any:
         return pb.ServerReadyResponse(ready=self._data_plane.server_ready())

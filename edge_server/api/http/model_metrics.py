@@ -137,10 +137,11 @@ class ModelMetrics:
         cached = [each for each, (_, m) in zip(counted, loaded, strict=True) if m.statistics.cached]
         totals = all(model.statistics.kept.counters for _, model in loaded)
         for name, (text, read) in COUNTERS.items():
-            if name in _LATENCIES and not totals:
+            of_cache = name.startswith(_OF_CACHE)
+            if (not totals and (of_cache or name in _LATENCIES)) or (of_cache and not cached):
                 continue
             metric = Metric(name, text, "unknown")
-            for labels, counts in cached if name.startswith(_OF_CACHE) else counted:
+            for labels, counts in cached if of_cache else counted:
                 metric.add_sample(name, labels, read(counts))
             yield metric
         metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
@@ -177,7 +178,8 @@ def _distributions(
             metric.add_sample(f"{name}_sum", labels, summary.sum_ns * _US)
             for quantile, ns in summary.quantiles_ns.items():
                 metric.add_sample(name, {**labels, "quantile": f"{quantile:g}"}, ns * _US)
-        yield metric
+        if metric.samples:
+            yield metric
     histograms = [
         (labels, histogram)
         for labels, each in statistics
@@ -264,5 +266,5 @@ def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) 
 
 
 def _bound(value: float) -> str:
-    # prometheus_client leaves this function without types.
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+    # As Triton writes it, `1` where prometheus_client, which leaves it without types, writes `1.0`.
+    return str(floatToGoString(value)).removesuffix(".0")  # type: ignore[no-untyped-call]

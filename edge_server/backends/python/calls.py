@@ -111,7 +111,7 @@ class ModelCalls:
                 failure = f"unexpected {type(error).__name__}: {error}"
             self._send(m.QueryResult(message.number, value, failure))
 
-        if isinstance(what, (m.MakeMetric, m.ReadMetric)):
+        if isinstance(what, (m.MakeFamily, m.MakeMetric, m.ReadMetric)):
             run()
         elif not self._threads.run(run):
             self._send(m.QueryResult(message.number, failure=_TOO_MANY))
@@ -155,6 +155,9 @@ class ModelCalls:
         self, what: m.Question, files: dict[str, NDArray[Any]], callers: Sequence[ExecuteRequest]
     ) -> float:
         """Raises: EdgeServerError: the text goes to the model. IndexError: no such metric."""
+        if isinstance(what, m.MakeFamily):
+            self._context.metrics.make_family(what)
+            return 0
         if isinstance(what, m.MakeMetric):
             return self._context.metrics.make(what)
         if isinstance(what, m.ReadMetric):

@@ -275,12 +275,18 @@ class UnloadModel(Message, frozen=True):
     unload_dependents: bool
 
 
-class MakeMetric(Message, frozen=True):
-    """The result is the metric's number."""
+class MakeFamily(Message, frozen=True):
+    """The result is 0."""
 
     name: str
     description: str
     kind: Literal["counter", "gauge", "histogram"]
+
+
+class MakeMetric(Message, frozen=True):
+    """The result is the metric's number."""
+
+    family: MakeFamily
     labels: dict[str, str]
     buckets: list[float] = []
 
@@ -291,7 +297,7 @@ class ReadMetric(Message, frozen=True):
     metric: int
 
 
-Question = IsModelReady | LoadModel | UnloadModel | MakeMetric | ReadMetric
+Question = IsModelReady | LoadModel | UnloadModel | MakeFamily | MakeMetric | ReadMetric
 
 
 class Query(Message, frozen=True):

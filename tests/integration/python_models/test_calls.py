@@ -103,7 +103,7 @@ def execute(self, requests):
             "INTERNAL",
         ),
         (
-            "pb_utils.InferenceRequest(model_name='double')",
+            "pb_utils.InferenceRequest('', 0, [], [], 'double')",
             "expected 1 inputs but got 0 inputs",
             "INVALID_ARG",
         ),

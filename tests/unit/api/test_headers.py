@@ -17,8 +17,24 @@ def test_a_header_is_forwarded_where_the_pattern_matches_anywhere_in_its_name() 
     assert read.parameters == {"own": 1, "my-key": "proxy", "x-my-trace": "7"}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("PREFIX_.*", {"PREFIX_a", "prefix_b"}),
+        ("(?i)PREFIX_.*", {"PREFIX_a", "prefix_b"}),
+        ("(?-i)PREFIX_.*", {"PREFIX_a"}),
+        ("(?-i)prefix_.*", {"prefix_b"}),
+        ("(?-i)", {"PREFIX_a", "prefix_b"}),
+    ],
+)
+def test_case_counts_only_for_a_pattern_that_says_so(pattern: str, names: set[str]) -> None:
+    headers = [("PREFIX_a", "1"), ("prefix_b", "2")]
+    read = HeaderForwarding(pattern).add(InferRequest("m", {}), headers)
+    assert read.parameters.keys() == names
+
+
 def test_without_a_match_the_request_stays_as_it_is() -> None:
-    assert HeaderForwarding("(?i)MY_").add(REQUEST, [("user-agent", "grpc")]) is REQUEST
+    assert HeaderForwarding("MY_").add(REQUEST, [("user-agent", "grpc")]) is REQUEST
     assert HeaderForwarding().add(REQUEST, [("my-key", "proxy")]) is REQUEST
 
 

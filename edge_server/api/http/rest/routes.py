@@ -20,7 +20,7 @@ from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.table import PATHS
 from edge_server.api.statuses import http_status
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, forget_frames
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
             return await _generate(api, call, streams=path.streams)
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             answer = _answer_of(error, request)
+            forget_frames(error)
             if path.runs_model:
                 api.requests.failed("http", str(answer.status))
             return _AsIs(answer)
@@ -140,12 +141,13 @@ async def _on_thread(api: RestApi, function: Callable[..., Any], *arguments: Any
     future: asyncio.Future[Any] = loop.create_future()
 
     def work() -> None:
+        result: Any = None
+        failure: BaseException | None = None
         try:
             result = function(*arguments)
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
-            loop.call_soon_threadsafe(_give, future, None, error)
-        else:
-            loop.call_soon_threadsafe(_give, future, result, None)
+            failure = error
+        loop.call_soon_threadsafe(_give, future, result, failure)
 
     api.threads.submit(work)
     return await future

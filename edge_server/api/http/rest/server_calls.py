@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
 
 
-def live(_: RestApi, __: RestCall) -> Answer:
-    return NOTHING
+def live(api: RestApi, _: RestCall) -> Answer:
+    return Answer(200 if api.data_plane.server_live() else 400)
 
 
 def ready(api: RestApi, _: RestCall) -> Answer:

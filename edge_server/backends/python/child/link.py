@@ -46,6 +46,7 @@ class DaemonLink:
         # Request of a decoupled model → how many more responses it may send now.
         self._windows: dict[int, int] = {}
         self._window_changed = threading.Condition()
+        self.pid = os.getpid()
         self._channel = channel
         self._numbers = itertools.count(1)
         self._calls: dict[int, Callable[[m.Responded | m.QueryResult], None]] = {}
@@ -156,3 +157,19 @@ def daemon() -> DaemonLink:
     if here.link is None:
         raise RuntimeError("this works only in the process that edge_server runs a model in")
     return here.link
+
+
+def replying_daemon() -> DaemonLink:
+    """Return the process's link, for what the daemon replies to.
+
+    Raises:
+        RuntimeError: outside a model's process, or in one that the model has started: it inherits
+            the link, and no reply reaches it.
+    """
+    link = daemon()
+    if link.pid != os.getpid():
+        raise RuntimeError(
+            "other models, their loads and metrics can be used in the model's own process only, "
+            "and not in one that it has started; use threads, or call them before"
+        )
+    return link

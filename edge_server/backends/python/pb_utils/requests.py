@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.child.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.responses import (
     InferenceResponse,
     InferenceResponseSender,
@@ -33,7 +33,7 @@ from edge_server.backends.python.shared_memory import (
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
 
@@ -43,15 +43,16 @@ _HIGHEST_VERSION = -1
 
 
 class InferenceRequest:
-    """A request; the model can execute a request that it made itself."""
+    """A request; the model can execute a request that it made itself. As in Triton the model has to
+    name the inputs, the outputs (none are all) and the other model."""
 
     def __init__(  # noqa: PLR0917 - Triton's signature
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[PbTensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[PbTensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = _HIGHEST_VERSION,
         flags: int = 0,
         timeout: int = 0,
@@ -59,6 +60,10 @@ class InferenceRequest:
         trace: Any = None,
         parameters: Mapping[str, m.Value] | str | None = None,
     ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError(
+                "InferenceRequest requires inputs, requested_output_names and model_name"
+            )
         for tensor in inputs:
             if tensor is None:
                 raise TritonModelException(
@@ -101,7 +106,9 @@ class InferenceRequest:
         Args:
             sender: the request's, where it runs again.
         """
-        request = cls(inputs=_tensors(message.inputs, link))
+        request = cls(
+            inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
+        )
         request._message = message
         request._sender = sender or InferenceResponseSender(
             link, message.number, frozenset(message.outputs), decoupled=decoupled
@@ -223,7 +230,7 @@ class InferenceRequest:
         Returns:
             The call's number; 0 where the call could not be sent.
         """
-        link = daemon()
+        link = replying_daemon()
         if not (link.executing or link.unfinished):
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         contents = [(tensor.name(), *tensor.content) for tensor in self._inputs]
@@ -252,8 +259,8 @@ class ResponseIterator:
     """Iterates over the responses of another model as they arrive; the last may be empty and
     only marks the end.
 
-    Afterwards it may be iterated over again, unless there were too many responses to keep: the
-    memory of their tensors is limited.
+    A loop goes on where the last one ended. After the last response it begins again with the first,
+    unless there were too many responses to keep: the memory of their tensors is limited.
     """
 
     def __init__(
@@ -267,7 +274,8 @@ class ResponseIterator:
         self._responses = responses
         self._over = False
         self._kept: list[InferenceResponse] | None = []
-        self._again: Iterator[InferenceResponse] = iter(())
+        # The place in `_kept` of the next response, once all have come.
+        self._next = 0
 
     def __iter__(self) -> ResponseIterator:
         if self._over:
@@ -275,16 +283,20 @@ class ResponseIterator:
                 raise TritonModelException(
                     f"more than {_MOST_KEPT} responses can be iterated over once only"
                 )
-            self._again = iter(self._kept)
+            self._next %= len(self._kept)
         return self
 
     def __next__(self) -> InferenceResponse:
         if self._over:
-            return next(self._again)
+            if self._kept is None or self._next == len(self._kept):
+                raise StopIteration
+            self._next += 1
+            return self._kept[self._next - 1]
         response, self._over = self._responses.get()
         if self._kept is not None:
             self._kept.append(response)
-            if len(self._kept) > _MOST_KEPT:
+            self._next = len(self._kept)
+            if self._next > _MOST_KEPT:
                 self._kept = None
         return response
 
@@ -317,4 +329,4 @@ def _correlation_id(given: int | str) -> int | str:
 
 
 def _parameters(given: Mapping[str, m.Value] | str | None) -> dict[str, m.Value]:
-    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given or {})
+    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given)

@@ -47,7 +47,7 @@ class InferenceResponse:
             raise TypeError(f"error must be a TritonError, found type '{type(error)}'")
         self._tensors = list(output_tensors)
         self._error = error
-        self._parameters = plain_parameters(parameters or {})
+        self._parameters = plain_parameters(parameters)
 
     def output_tensors(self) -> list[PbTensor]:
         return self._tensors

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.child.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.values import TritonModelException, printable, text
 from edge_server.backends.python.shared_memory import ArenaFull, pack_for_daemon, take_back
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from edge_server.backends.python.shared_memory import Content
 
 Kind = Literal["counter", "gauge", "histogram"]
 _KINDS = get_args(Kind)
+_NO_FAMILY = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The "
+    "'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been "
+    "deleted."
+)
 
 
 class LogLevel(IntEnum):
@@ -56,45 +63,55 @@ class Logger:
 
 class MetricFamily:
     """Metrics of one name that differ in their labels. The daemon keeps the values, which survive
-    this process."""
+    this process.
+
+    Raises:
+        TritonModelException: the name belongs to metrics of another kind or to the server.
+    """
 
     COUNTER: Kind = "counter"
     GAUGE: Kind = "gauge"
     HISTOGRAM: Kind = "histogram"
 
-    def __init__(self, name: str, description: str, kind: Kind = COUNTER) -> None:
+    def __init__(
+        self, name: str | None = None, description: str | None = None, kind: Kind | None = None
+    ) -> None:
         if kind not in _KINDS:
-            raise TritonModelException(
-                f"a metric is of no kind {kind!r}; kinds: {', '.join(_KINDS)}"
-            )
-        self._name = text(name, "name")
-        self._description = text(description, "description")
-        self._kind: Kind = kind
+            raise TypeError(f"a metric is of no kind {kind!r}; kinds: {', '.join(_KINDS)}")
+        self._family = m.MakeFamily(
+            text(name, "name"), text(description, "description"), cast("Kind", kind)
+        )
+        _query(self._family)
 
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """Return the metric with these labels; equal labels share one metric.
+        """Return the metric with these labels; equal labels share one metric. As in Triton it
+        serves only as long as the model keeps this family.
 
         Args:
             buckets: upper bounds, ascending; required for a histogram, not allowed for other kinds.
         """
-        if (self._kind == "histogram") != bool(buckets):
+        kind = self._family.kind
+        if buckets is None if kind == "histogram" else buckets:
             raise TritonModelException(
                 "Histogram requires buckets, and no other kind of metric takes them."
             )
+        if not isinstance(labels or {}, Mapping):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         texts = {text(k, "label"): text(v, "label's value") for k, v in (labels or {}).items()}
         bounds = [float(bound) for bound in buckets or ()]
-        made = m.MakeMetric(self._name, self._description, self._kind, texts, bounds)
-        return Metric(int(_query(made)), self._kind)
+        number = int(_query(m.MakeMetric(self._family, texts, bounds)))
+        return Metric(number, kind, weakref.ref(self))
 
 
 class Metric:
     """One value, or one histogram."""
 
-    def __init__(self, number: int, kind: Kind) -> None:
+    def __init__(self, number: int, kind: Kind, family: weakref.ref[MetricFamily]) -> None:
         self._number = number
         self._kind = kind
+        self._family = family
 
     def increment(self, value: float) -> None:
         if self._kind == "histogram" or (self._kind == "counter" and float(value) < 0):
@@ -112,9 +129,15 @@ class Metric:
         self._change("observe", value)
 
     def _change(self, action: Literal["increment", "set", "observe"], value: float) -> None:
+        self._check_family()
         daemon().send(m.ChangeMetric(self._number, action, float(value)))
 
+    def _check_family(self) -> None:
+        if self._family() is None:
+            raise TritonModelException(_NO_FAMILY)
+
     def value(self) -> float:
+        self._check_family()
         if self._kind == "histogram":
             raise TritonModelException("a histogram has no single value")
         return _query(m.ReadMetric(self._number))
@@ -145,7 +168,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
             `finalize`.
     """
     name, override = text(model_name, "model_name"), text(config, "config")
-    link = daemon()
+    link = replying_daemon()
     contents = _contents(name, files)
     _check_may_load("load_model")
     try:
@@ -186,7 +209,7 @@ def _check_may_load(function: str) -> None:
 
 
 def _query(what: m.Question) -> float:
-    result = daemon().query(what)
+    result = replying_daemon().query(what)
     if result.failure:
         raise TritonModelException(result.failure)
     return result.value

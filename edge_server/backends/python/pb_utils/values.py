@@ -7,14 +7,13 @@ model's process. Triton accepts the same types.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python.messages import Code, shortened
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_server.backends.python.messages import Value
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -82,13 +81,18 @@ def whole(value: Any, what: str) -> int:
     return number
 
 
-def plain_parameters(parameters: Mapping[Any, Any]) -> dict[str, Value]:
+def plain_parameters(parameters: Mapping[Any, Any] | None) -> dict[str, Value]:
     """Convert parameters to Python's own types: subclasses, like numpy's float64, cannot be
     encoded.
 
     Raises:
-        TritonModelException: a key or a value has a type that cannot be encoded.
+        TritonModelException: they are no dict, or a key or a value has a type that cannot be
+            encoded.
     """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(f"Expect parameters to have type dict, got {type(parameters)}")
     for key in parameters:
         if not isinstance(key, str):
             raise TritonModelException(
@@ -107,7 +111,7 @@ def _plain(value: Any) -> Value:
     if isinstance(value, float):
         return float(value)
     raise TritonModelException(
-        f"Expect parameters values to have type bool, int, float or str, found type {type(value)}"
+        f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
     )
 
 

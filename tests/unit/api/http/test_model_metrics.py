@@ -53,7 +53,7 @@ def test_every_kind_has_the_labels_that_its_model_gives_and_no_others() -> None:
     step = (("step", "in"),)
     assert found["latency_count", step] == 4
     assert found["latency_sum", step] == 7.5
-    assert found["latency_bucket", (("le", "5.0"), *step)] == 3
+    assert found["latency_bucket", (("le", "5"), *step)] == 3
     assert found["latency_bucket", (("le", "+Inf"), *step)] == 4
     text = generate_latest(made).decode()
     assert list(parser.text_string_to_metric_families(text))
@@ -76,7 +76,7 @@ def test_models_that_measure_the_same_thing_count_together_and_of_gauges_the_lat
     found = samples(registry(a=of(1, 2), b=of(2, 5)))
     assert found["seen", ()] == found["seen", (("lane", "left"),)] == 3
     assert found["latency_sum", ()] == 3
-    assert found["latency_bucket", (("le", "1.0"),)] == 7
+    assert found["latency_bucket", (("le", "1"),)] == 7
     assert found["latency_count", ()] == 9
     assert found["speed", ()] == 2
 
@@ -126,7 +126,7 @@ def test_latencies_are_exported_as_the_metrics_config_asks() -> None:
             value = found[family, (M_1[0], ("quantile", quantile), M_1[1])]
             assert abs(value / us - 1) <= 0.0101
     family = "nv_inference_first_response_histogram_ms"
-    at_most = [found[f"{family}_bucket", (("le", le), *M_1)] for le in ("100.0", "500.0", "+Inf")]
+    at_most = [found[f"{family}_bucket", (("le", le), *M_1)] for le in ("100", "500", "+Inf")]
     assert at_most == [0, 1, 1]
     assert found[f"{family}_sum", M_1] == 200
     assert list(parser.text_string_to_metric_families(generate_latest(made).decode()))
@@ -153,3 +153,16 @@ def test_metrics_of_the_cache_are_there_for_models_whose_responses_it_keeps(cach
     assert (("nv_cache_num_hits_per_model", M_1) in found) is cached
     assert (("nv_cache_miss_summary_per_model_count", M_1) in found) is cached
     assert found["nv_inference_request_summary_us_count", M_1] == 1
+
+
+@pytest.mark.parametrize(
+    ("counters", "summaries"), [(True, False), (False, True), (False, False), (True, True)]
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_family_of_the_cache_is_named_only_where_it_has_samples(
+    counters: bool, summaries: bool, cached: bool
+) -> None:
+    kept = LatencyMetrics(counters=counters, summaries=summaries)
+    text = generate_latest(of_statistics(ModelStatistics(kept, cached=cached))).decode()
+    assert ("nv_cache_num_hits_per_model" in text) is (counters and cached)
+    assert ("nv_cache_hit_summary" in text) is (summaries and cached)

@@ -18,6 +18,7 @@ from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import (
     IsModelReady,
     LoadModel,
+    MakeFamily,
     MakeMetric,
     Query,
     QueryResult,
@@ -196,12 +197,11 @@ def test_the_loads_that_a_process_waits_for_are_named(calling: Calling) -> None:
 
 
 def test_metrics_are_made_and_read_and_a_failure_is_the_models(calling: Calling) -> None:
-    made = calling.result(MakeMetric("frames", "seen", "counter", {}, []))
+    family = MakeFamily("frames", "seen", "counter")
+    assert calling.result(family) == QueryResult(1, 0.0)
+    made = calling.result(MakeMetric(family, {}, []))
     assert calling.result(ReadMetric(int(made.value))) == QueryResult(1, 0.0)
-    assert (
-        "cannot be a metric's name"
-        in calling.result(MakeMetric("a b", "", "counter", {}, [])).failure
-    )
+    assert "cannot be a metric's name" in calling.result(MakeFamily("a b", "", "counter")).failure
     assert calling.result(ReadMetric(7)).failure == "list index out of range"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from edge_server.backends.contract import ModelMetric
-from edge_server.backends.python.messages import ChangeMetric, MakeMetric
+from edge_server.backends.python.messages import ChangeMetric, MakeFamily, MakeMetric
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.errors import InvalidRequest
 
 
-def make(book: MetricBook, *fields: Any) -> int:
-    return book.make(MakeMetric(*fields))
+def make(book: MetricBook, name: str, description: str, kind: Any, *fields: Any) -> int:
+    return book.make(MakeMetric(MakeFamily(name, description, kind), *fields))
 
 
 def test_the_same_name_and_labels_are_the_same_metric() -> None:
@@ -53,6 +53,32 @@ def test_a_name_is_of_one_kind() -> None:
     make(book, "frames", "seen", "counter", {})
     with pytest.raises(InvalidRequest, match="'frames' is a counter already, no gauge"):
         make(book, "frames", "seen", "gauge", {})
+
+
+def test_a_family_keeps_its_kind_and_first_description_before_it_has_metrics() -> None:
+    book = MetricBook()
+    book.make_family(MakeFamily("frames", "first", "counter"))
+    with pytest.raises(InvalidRequest, match="'frames' is a counter already, no gauge"):
+        book.make_family(MakeFamily("frames", "first", "gauge"))
+    make(book, "frames", "second", "counter", {})
+    assert [metric.description for metric in book.metrics()] == ["first"]
+
+
+def test_a_model_has_a_limited_number_of_families() -> None:
+    book = MetricBook()
+    for number in range(1000):
+        book.make_family(MakeFamily(f"n{number}", "", "counter"))
+    with pytest.raises(InvalidRequest, match="at most 1000 families"):
+        book.make_family(MakeFamily("n1000", "", "counter"))
+    book.make_family(MakeFamily("n7", "", "counter"))
+
+
+def test_a_histogram_without_bounds_counts_all() -> None:
+    book = MetricBook()
+    number = make(book, "ms", "took", "histogram", {}, [])
+    book.change(ChangeMetric(number, "observe", 5))
+    (histogram,) = book.metrics()
+    assert histogram.buckets == {math.inf: 1}
 
 
 def test_bounds_ascend() -> None:

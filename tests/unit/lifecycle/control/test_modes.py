@@ -51,15 +51,29 @@ def test_a_model_that_fails_at_the_start_ends_it_or_leaves_it_unready(
     assert lenient.door.server_ready()
 
 
-def test_a_repository_that_cannot_be_read_ends_the_start_or_leaves_nothing_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_repository_that_cannot_be_read_ends_the_start_or_leaves_a_server_that_is_not_live(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, strict: bool
 ) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(ModelConfigError, match="absent"):
         World(absent, explicit=False).start()
-    world = World(absent, explicit=False, exit_on_error=False).start()
+    world = World(absent, strict=strict, explicit=False, exit_on_error=False).start()
     assert world.states() == {}
     assert "no model is loaded" in caplog.text
+    assert (world.door.server_live(), world.door.server_ready()) == (False, False)
+
+
+def test_a_repository_that_comes_later_makes_the_server_live_with_its_first_model(
+    repository: Path, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    absent = repository.rename(repository.with_name("absent"))
+    world = World(repository, load=["*"], exit_on_error=False).start()
+    assert not world.door.server_live()
+    absent.rename(repository)
+    write_model("m", COUNTED)
+    world.control.load("m")
+    assert (world.door.server_live(), world.door.server_ready()) == (True, True)
 
 
 def test_explicit_loads_what_is_named_with_its_members_and_counts_nothing_else(

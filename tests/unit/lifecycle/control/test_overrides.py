@@ -59,10 +59,34 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     lease.release()
     assert world.registry.wait_closed(TIMEOUT_S)
     assert not clients.exists()
-    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    deep = "1/" + "/".join(letter * 200 for letter in "abc")
+    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3", deep: b""})
     assert world.ask("new") == 3
     world.control.close(TIMEOUT_S)
     assert not root.exists()
+
+
+def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_changed(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", COUNTED)
+    set_number(model, 1)
+    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [1]
+    set_number(model, 2, version=2)
+    override = {**OVERRIDE, "version_policy": {"specific": {"versions": [1]}}}
+    world.control.load("m", config=json.dumps(override))
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [1]
+    set_number(model, 33, version=2)
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [2]
+    assert world.ask("m") == 33
+    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    with pytest.raises(InternalError, match="failed to poll from model repository"):
+        world.control.load("new")
+    assert world.ask("new") == 3
 
 
 def test_an_ensemble_leaves_an_overridden_member_as_it_is(
@@ -84,7 +108,8 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
         ),
         ("{", {}, f"^{NOT_POLLED}: Invalid config override: "),
         ('{"no_such_field": 1}', {}, f"^{NOT_POLLED}: Invalid config override: "),
-        (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, f"^{NOT_POLLED}: .* has 302 bytes"),
+        (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, f"^{NOT_POLLED}: .* in it has 300 bytes"),
+        (json.dumps(OVERRIDE), {"1" + "/x" * 1100: b""}, f"^{NOT_POLLED}: .* path has 2201 bytes"),
         (
             json.dumps(OVERRIDE),
             {"../x": b""},
