@@ -112,23 +112,23 @@ class Camera:
         """Open the source now, so that a bad source raises before `start`.
 
         A recording is opened on the caller's thread. A live camera may be absent now: its reader
-        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. If
-        the source is already open, the call does nothing.
+        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. A
+        further call opens nothing; it waits for the first reader of a live camera.
 
         Raises:
             SourceError: a recording cannot be opened.
             SourceUriError: the URI is wrong.
         """
-        live = is_live(self.source_uri, self._kinds)
-        if self._source is not None or self._reader is not None:
-            return
-        if not live:
+        if not is_live(self.source_uri, self._kinds):
+            if self._source is not None or self._reader is not None:
+                return
             self._is_live, self._limits = False, RECORDED
             self._inspection = FrameInspection(live=False, gap_s=RECORDED.gap)
             self._source = self._open_source()
             return
         with self._changed:
-            self._start_reader(self._clock())
+            if self._reader is None and self.state is CameraState.STARTING:
+                self._start_reader(self._clock())
             self._changed.wait_for(lambda: self.state is not CameraState.STARTING, wait_s)
         if self._uri_error is not None:
             raise self._uri_error

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # Cameras that leave get so long, all together, to end their reads and requests.
 _LEAVE_S = 3.0
+# For the first frames of live cameras, before the daemon is ready without them.
+_FIRST_FRAMES_S = 2.0
 _WATCH_S = 0.25
 # Only a new process gets a driver back; until then, so many threads may hang.
 MOST_HANGING = 2
@@ -152,7 +154,7 @@ class CameraSet:
             SourceUriError: a URI is wrong.
         """
         for pipeline in self.pipelines:
-            self._open(pipeline.camera, even_live=False)
+            self._open(pipeline.camera)
 
     def validate(self, stop: threading.Event) -> None:
         """Run a frame through each camera's model, and open the cameras; end early at `stop`.
@@ -163,9 +165,15 @@ class CameraSet:
         """
         for pipeline in self.pipelines:
             if stop.is_set():
-                break
+                return
             pipeline.validate()
-            self._open(pipeline.camera)
+            # All at once, as each may take its time or be absent.
+            self._open(pipeline.camera, wait_s=0.0)
+        until = time.monotonic() + _FIRST_FRAMES_S
+        for pipeline in self.pipelines:
+            if stop.is_set():
+                return
+            self._open(pipeline.camera, wait_s=max(0.0, until - time.monotonic()))
 
     def start(self) -> None:
         for pipeline in self.pipelines:
@@ -220,7 +228,7 @@ class CameraSet:
                 entry.pipeline.validate()
             for camera in opening:
                 self._go_on()
-                self._open(camera, even_live=False)
+                self._open(camera)
         except BaseException:
             self.models.intersection_update(models_before)
             for camera in opening:
@@ -328,14 +336,16 @@ class CameraSet:
         )
         return _Entry(section, options, calibration, pipeline)
 
-    def _open(self, camera: Camera, *, even_live: bool = True) -> None:
-        """Open a camera's source; only the URI is checked of a live one that shall not open yet.
+    def _open(self, camera: Camera, *, wait_s: float | None = None) -> None:
+        """Open a camera's source; only the URI is checked of a live one without `wait_s`.
 
         Raises:
             SourceError: the error with the camera's name.
         """
         try:
-            if even_live or not is_live(camera.source_uri, self._kinds):
+            if wait_s is not None:
+                camera.open(wait_s)
+            elif not is_live(camera.source_uri, self._kinds):
                 camera.open()
         except SourceError as error:
             raise type(error)(f"camera {camera.name}: {error}") from error

@@ -339,10 +339,10 @@ class Daemon:
             yield spans.start, spans.stop
         if (recorder := self._recorder) is not None:
             yield recorder.start, recorder.stop
-        yield self.events.worker.start, self.events.worker.stop
+        yield self.events.worker.start, self.events.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
-        yield self._pictures.worker.start, self._pictures.worker.stop
+        yield self._pictures.worker.start, self._pictures.stop
         yield self._http.start, lambda: self._http.stop(self._left_s())
         yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
         yield self._publisher.start, self._publisher.stop

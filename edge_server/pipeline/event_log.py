@@ -145,6 +145,12 @@ class EventLog:
         with self._changed:
             self._changed.notify_all()
 
+    def stop(self) -> None:
+        """Write what has arrived, wait for that, and close the file."""
+        self.worker.ask_to_stop()
+        self.wake()
+        self.worker.stop()
+
     def when_visible(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the log's thread whenever there are new events, from now on."""
         with self._changed:
@@ -164,7 +170,7 @@ class EventLog:
 
     def _tick(self, now: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._arrived), _STEP_S)
+            self._changed.wait_for(lambda: self._arrived or self.worker.stopping, _STEP_S)
             arrived, self._arrived = self._arrived, deque()
             readers = dict(self._readers)
         self._give_ids(arrived)

@@ -119,6 +119,13 @@ class PictureFeed:
             if not self._viewers:
                 self._waiting.clear()
 
+    def stop(self) -> None:
+        """Make no more pictures, at once; the one that is being made is waited for."""
+        self.worker.ask_to_stop()
+        with self._changed:
+            self._changed.notify()
+        self.worker.stop()
+
     @property
     def viewers(self) -> int:
         """Number of open viewers."""
@@ -132,7 +139,8 @@ class PictureFeed:
             self.worker.wait(min(rest_s, _LOOK_S))
             return
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._waiting), _LOOK_S):
+            self._changed.wait_for(lambda: self._waiting or self.worker.stopping, _LOOK_S)
+            if not self._waiting:
                 return
             camera = next(iter(self._waiting))
             sight = self._waiting.pop(camera)

@@ -74,6 +74,11 @@ class Worker:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the thread has been asked to stop: a wait of its tick may end early."""
+        return self._stop.is_set()
+
     @contextmanager
     def allowing(self, limit_s: float) -> Iterator[None]:
         """Allow `limit_s` for a part of a tick, on this worker's thread; the begin and end of

@@ -40,6 +40,7 @@ _COMPRESSIONS = {
     # dpkg of Ubuntu 22.04 and Debian 12 read it; a board unpacks it in a fraction of xz's time.
     "zstd": ("-Zzstd", "-z9"),
     "xz": ("-Zxz", "-z1"),  # what lintian can read
+    "fast": ("-Zzstd", "-z1"),  # a third larger, in a fifth of the time: to try an installation
 }
 
 

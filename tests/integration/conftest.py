@@ -40,6 +40,13 @@ TIMEOUT_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Serial tests run where the long ones do: `scripts/test --all`."""
+    for item in items:
+        if item.get_closest_marker("serial") and not item.get_closest_marker("long"):
+            raise pytest.UsageError(f"{item.nodeid}: serial, and not long: nobody would run it")
+
+
 @pytest.fixture
 def stopped_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker that lets everyone in and is not yet there."""

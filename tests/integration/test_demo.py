@@ -103,9 +103,14 @@ def test_a_camera_with_a_password_is_shown_without_it(
 
 
 def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--frames", "5", "--source", "/dev/video77")
+    sooner = (
+        "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0; "
+        "from edge_server.__main__ import main; main()"
+    )
+    words = ("--frames", "5", "--source", "/dev/video77")
+    done = demo(tmp_path, *words, python=("-c", sooner))
     assert done.returncode == 69
-    assert "no lanes arrived for 15 s: unavailable: /dev/video77: no such device; " in done.stderr
+    assert "no lanes arrived for 3 s: unavailable: /dev/video77: no such device; " in done.stderr
     assert "check the camera's plug and cable" in done.stderr
 
 

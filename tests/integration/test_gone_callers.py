@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 REQUESTS = 100
+# At once.
+CALLERS = 5
 # 4 MiB of FP32.
 ELEMENTS = 1 << 20
 MIB = 1 << 20
@@ -59,9 +62,13 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
     server = serve()
     start_sequence(server.client, 1, 1, TIMEOUT_S)
     before_bytes = resident_bytes(server.process)
-    for number in range(REQUESTS):
+
+    def give_up(number: int) -> None:
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
             start_sequence(server.client, 2 + number, ELEMENTS, 0.1)
+
+    with ThreadPoolExecutor(CALLERS) as callers:
+        list(callers.map(give_up, range(REQUESTS)))
     pending = 'nv_inference_pending_request_count{model="slot",version="1"}'
     until = time.monotonic() + TIMEOUT_S
     while server.metric(pending):

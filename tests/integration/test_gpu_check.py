@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,18 @@ def test_what_has_no_more_time_is_told_with_what_it_has(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     report = load_report()
-    for rows, outcome in ((True, "cut short"), (False, "failed")):
-        text = program.read_text().replace("ROWS", str(rows))
-        (tmp_path / "one.py").write_text(text)
-        section = report.run(str(tmp_path / "one.py"), str(tmp_path), 5.0, quick=True)
-        assert section["outcome"] == outcome
+
+    def section_with(rows: str) -> dict[str, Any]:
+        folder = tmp_path / rows
+        folder.mkdir()
+        (folder / "one.py").write_text(program.read_text().replace("ROWS", rows))
+        section: dict[str, Any] = report.run(str(folder / "one.py"), str(folder), 5.0, quick=True)
+        return section
+
+    with ThreadPoolExecutor() as both:
+        sections = list(both.map(section_with, ("True", "False")))
+    assert [section["outcome"] for section in sections] == ["cut short", "failed"]
+    for section in sections:
         assert section["text"].startswith("half of it")
         assert "ended after 5 s" in section["text"]
 

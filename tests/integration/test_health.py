@@ -128,7 +128,7 @@ def test_a_daemon_that_is_not_there_yet_is_waited_for_and_each_fault_has_its_rea
 def test_a_restart_while_it_is_watched_starts_the_time_anew(device: Device) -> None:
     device.start()
     watching = device.begin_health(
-        "model:lane_detection", wait_s=50, stable_s=5, flag="--lanes-within=9"
+        "model:lane_detection", wait_s=50, stable_s=3, flag="--lanes-within=9"
     )
     assert watching.stderr is not None
     for line in watching.stderr:

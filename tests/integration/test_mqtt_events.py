@@ -129,7 +129,7 @@ class Device:
 
     def stop(self) -> None:
         self.publisher.stop()
-        self.log.worker.stop()
+        self.log.stop()
         assert self.log.worker.failure is None
 
     def put(self, count: int) -> None:

@@ -86,7 +86,7 @@ class Prometheus:
         assert "127.0.0.1:8002" in text
         config = folder / "prometheus.yml"
         config.write_text(
-            text.replace("127.0.0.1:8002", f"127.0.0.1:{target}").replace("15s", "1s")
+            text.replace("127.0.0.1:8002", f"127.0.0.1:{target}").replace("15s", "200ms")
         )
         shutil.copy(EXAMPLE / "alerts.yml", folder)
         with (folder / "prometheus.log").open("w") as log:

@@ -95,7 +95,7 @@ esac
 """,
 }
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.paired
 
 
 @pytest.fixture(scope="module")

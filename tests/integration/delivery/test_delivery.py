@@ -326,7 +326,7 @@ def test_interrupted_from_the_keyboard_it_takes_everything_back(
 ) -> None:
     made = make_model(tmp_path / "made", "1")
     with (made / "1" / "large").open("wb") as file:
-        file.truncate(4 << 30)
+        file.truncate(1 << 30)
     process = subprocess.Popen(
         [sys.executable, "-m", "edge_server", "models", "push", made, "--to", repository],
         stderr=subprocess.PIPE,

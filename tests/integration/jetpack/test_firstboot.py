@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.paired
 
 SETUP = """
 [device]

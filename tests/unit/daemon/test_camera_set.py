@@ -79,6 +79,12 @@ class Devices:
         self.busy: set[str] = set()
         self.opened: list[Source] = []
         self.let_go = threading.Event()
+        self.both = threading.Barrier(2)
+
+    def open_beside(self, uri: SourceUri, options: SourceOptions) -> Source:
+        # Half of what the daemon waits for the first frames.
+        self.both.wait(1.0)
+        return self.open(uri, options)
 
     def open(self, uri: SourceUri, options: SourceOptions) -> Source:
         self.opened.append(Source(self, uri, options))
@@ -91,6 +97,7 @@ class Devices:
         return {
             "device": SourceKind(self.open, live=True),
             "stuck": SourceKind(self.open, live=True),
+            "beside": SourceKind(self.open_beside, live=True),
             "gone": SourceKind(self.open_recording, live=True),
             "recording": SourceKind(self.open_recording, live=False),
         }
@@ -174,6 +181,16 @@ def test_a_camera_whose_settings_stay_the_same_loses_no_frame(drive: Drive) -> N
     waiting = front.camera.captured - front.camera.dropped - drive.delivered["front"]
     assert waiting in {0, 1}
     assert front.failed_frames == front.camera.reconnects == 0
+
+
+def test_cameras_are_opened_at_once() -> None:
+    drive = Drive(front=section("beside://0"), rear=section("beside://1"))
+    try:
+        assert not drive.devices.both.broken
+        assert [each.camera.reconnects for each in drive.set.pipelines] == [0, 0]
+        drive.next_lanes("rear")
+    finally:
+        drive.stop()
 
 
 def test_what_changed_is_told_in_words(drive: Drive) -> None:

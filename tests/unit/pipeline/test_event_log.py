@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.pipeline import event_file
+from edge_server.pipeline import event_file, event_log
 from edge_server.pipeline.event_file import EventFile
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
@@ -226,3 +226,11 @@ def test_a_disk_that_is_full_at_the_start_costs_no_lanes(
         assert causes(events) == ["a"]
     add(events, "b", now=9.0)
     assert causes(opened_again(events, tmp_path)) == ["a", "b"]
+
+
+def test_a_stop_waits_for_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "_STEP_S", 600.0)
+    events = EventLog(tmp_path / "events.db")
+    events.worker.start()
+    events.stop()
+    assert not events.worker.alive

@@ -7,6 +7,7 @@ import pytest
 
 from edge_server.cameras.frame import Frame
 from edge_server.lanes.types import LaneFrame
+from edge_server.pipeline import picture_feed
 from edge_server.pipeline.picture_feed import (
     PROCESSOR_SHARE,
     SENDING_S,
@@ -199,3 +200,11 @@ def test_who_looks_away_gets_nothing_more_of_that_camera() -> None:
     bench.give("rear", 1)
     bench.tick()
     assert viewer.take() == b"rear 1 960"
+
+
+def test_a_stop_waits_for_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_feed, "_LOOK_S", 600.0)
+    feed = Bench().feed
+    feed.worker.start()
+    feed.stop()
+    assert not feed.worker.alive
