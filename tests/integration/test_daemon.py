@@ -17,6 +17,7 @@ import tritonclient.grpc as triton
 from mosquitto import Subscriber
 from tritonclient.utils import InferenceServerException
 
+from edge_server.api.grpc import self_call
 from edge_server.daemon.daemon import Daemon
 from edge_server.errors import StageStuck
 from edge_server.settings import read_settings
@@ -323,7 +324,10 @@ def test_what_cannot_be_reported_ends_nothing(
     assert 1 <= len(told) <= 5, "each of the five reports is logged once"
 
 
-def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -> None:
+def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_call, "_PERIOD_S", 0.05)
     overrides = {
         "repository": {"paths": [str(tmp_path)]},
         "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
@@ -331,8 +335,6 @@ def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -
         "http": {"enabled": False},
     }
     daemon = Daemon(read_settings(None, overrides))
-    assert daemon._grpc.self_call is not None
-    daemon._grpc.self_call._period_s = 0.05
     give_up = threading.Event()
     timer = threading.Timer(2 * PATIENCE_S, give_up.set)
     try:
