@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from edge_server.board.watch import BoardCondition
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
-from edge_server.errors import EdgeServerError, NotFound, SettingsError, Unavailable, may_pass
+from edge_server.errors import (
+    EdgeServerError,
+    NotFound,
+    SettingsError,
+    Unavailable,
+    forget_frames,
+    may_pass,
+)
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lanes.types import LaneFrame, StageLatency
@@ -216,6 +223,7 @@ class LanePipeline:
                 found = self.detect(frame, time.monotonic() + self._frame_deadline_s, trace)
         except EdgeServerError as error:
             found = self._lane_frame(frame, str(error) or type(error).__name__)
+            forget_frames(error)
         return found if trace is None else replace(found, trace=trace)
 
     def _is_too_old(self, frame: Frame) -> bool:

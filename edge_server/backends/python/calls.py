@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.errors import EdgeServerError, InternalError, forget_frames
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 
@@ -257,6 +257,7 @@ class ModelCalls:
 
     def _fail(self, number: int, error: EdgeServerError) -> None:
         failure = m.ChildError(m.code_of(error), str(error))
+        forget_frames(error)
         self._send_response(number, m.ChildResponse(failure=failure), final=True)
 
     def _send_response(self, number: int, message: m.ChildResponse | None, *, final: bool) -> None:

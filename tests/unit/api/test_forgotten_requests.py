@@ -17,6 +17,7 @@ from edge_server.api.admission import ByteBudget
 from edge_server.api.call_threads import CallThreads
 from edge_server.api.grpc.methods import unary
 from edge_server.api.http.call import HttpCall
+from edge_server.api.http.rest.generate import GeneratedResponses
 from edge_server.api.http.rest.routes import rest_routes
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.errors import InternalError, forget_frames
@@ -103,6 +104,16 @@ def test_of_http(model: Model) -> None:
 
     asyncio.run(endpoint(Request(scope, receive)))
     api.threads.shutdown()
+    assert model.has_let_go()
+
+
+def test_of_generate(model: Model) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        model.infer()
+    except InternalError as error:
+        GeneratedResponses(loop).respond(error, final=True)
+    loop.close()
     assert model.has_let_go()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import threading
 import time
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.mqtt import payloads
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
@@ -105,6 +108,22 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
 def test_the_loop_ends_with_its_camera() -> None:
     loop, _ = pipeline(GivenLanes())
     assert not loop.tick(0.0)
+
+
+def test_a_frame_is_let_go_at_once_where_its_model_fails() -> None:
+    model = GivenLanes()
+    model.broken = True
+    pixels = np.zeros((9, 16, 3), np.uint8)
+    held = weakref.ref(pixels)
+    loop, delivered = pipeline(model, Frame.arrived(0, Image.of_bgr(pixels)))
+    del pixels
+    gc.disable()
+    try:
+        loop.tick(0.0)
+        assert delivered[0].failure == "broken"
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_failing_model_costs_its_frames_and_is_logged_once(

@@ -16,7 +16,7 @@ from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.infer_request import set_parameter
 from edge_server.api.http.rest.tensor_data import encode, to_list, to_raw_contents
 from edge_server.api.statuses import http_status
-from edge_server.errors import EdgeServerError, InternalError, InvalidRequest
+from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, forget_frames
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ def _written(response: InferResponse | EdgeServerError) -> tuple[int, bytes]:
         except EdgeServerError as error:
             response = error
     answer = error_answer(http_status(response), as_utf8(str(response)))
+    forget_frames(response)
     return answer.status, bytes(answer.parts[0])
 
 

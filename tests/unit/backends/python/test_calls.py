@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,15 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
-from edge_server.backends.python.calls import ModelCalls, NestedCallThreads
+from edge_server.backends.python.calls import (
+    ModelCalls,
+    NestedCallCancellation,
+    NestedCallThreads,
+)
 from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import (
+    CallModel,
+    ChildRequest,
     IsModelReady,
     LoadModel,
     MakeFamily,
@@ -27,9 +35,10 @@ from edge_server.backends.python.messages import (
     TensorPlace,
     UnloadModel,
 )
-from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
@@ -147,6 +156,33 @@ def test_a_model_sees_what_its_request_has_pinned_and_beyond_it_what_serves_now(
     assert not calling.ready("c")
     assert not calling.ready("old", running=False)
     assert calling.ready("b", running=False)
+
+
+def test_a_call_that_fails_lets_go_of_its_tensors_at_once(
+    calling: Calling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(request: InferRequest, respond: Respond) -> None:
+        """As a scheduler does, whose frame holds both the request and the error."""
+        error = InternalError("no")
+        try:
+            raise error
+        except InternalError:
+            respond(error, True)
+
+    monkeypatch.setattr(calling.server.models, "submit", submit)
+    array = np.zeros(3)
+    held = weakref.ref(array)
+    message = CallModel(ChildRequest(1, "", [], [], model_name="b"), False)
+    gc.disable()
+    try:
+        cancellation = NestedCallCancellation(calling.callers[0])
+        calling.calls._calls[1] = cancellation
+        calling.calls._submit(message, {"x": Tensor(array)}, calling.callers, cancellation)
+        del array
+        assert calling.received().response.failure.text == "no"  # type: ignore[attr-defined]
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])
