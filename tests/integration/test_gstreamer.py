@@ -397,7 +397,7 @@ def test_a_daemons_camera_comes_back(live_cameras: LiveCameras) -> None:
     def wait(state: CameraState) -> None:
         end = time.monotonic() + PATIENCE_S
         while daemons.state is not state:
-            assert time.monotonic() < end, (daemons.state, daemons.failure)
+            assert time.monotonic() < end, daemons.status
             daemons.next_frame(0.1)
 
     try:
