@@ -248,42 +248,33 @@ class RepositoryLoader:
         for name in todo:  # grows while it is walked
             if name in found:
                 continue
-            own = override if name in names else None
-            read: ModelSpec | LoadFailure | None = None
-            if own is None:
-                read = self._kept_override(name, named=name in names)
-            if read is None:
-                read = self._find(name, own)
+            named = name in names
+            read = self._find(name, override if named else None, named=named)
             if read is not None:
                 found[name] = read
             if isinstance(read, ModelSpec):
                 todo += sorted(read.members)
         return found
 
-    def _kept_override(self, name: str, *, named: bool) -> ModelSpec | None:
-        """Return the override that serves `name` and goes on serving.
+    def _find(
+        self, name: str, override: Override | None, *, named: bool
+    ) -> ModelSpec | LoadFailure | None:
+        """Return what a load makes of `name`: `override`, the override that goes on serving, or the
+        model on disk.
 
         As in Triton a plain load that names the model ends an override with files of the client,
         and one whose files on disk have changed since; any other goes on until the unload.
         """
-        serving = self.table.serves(name)
-        if serving is None or not serving.is_overridden:
-            return None
-        if not named:
-            return serving
-        on_disk = self.source.find(name)
-        unchanged = (
-            not isinstance(serving.files.holder, StagedFiles)
-            and isinstance(on_disk, ModelFiles)
-            and on_disk.fingerprint == serving.files.fingerprint
-        )
-        return serving if unchanged else None
-
-    def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:
             sent = replace(files_in(override.staged.directory), holder=override.staged)
             return self._read(name, sent, override)
+        serving = self.table.serves(name) if override is None else None
+        kept = serving if serving is not None and serving.is_overridden else None
+        if kept is not None and not named:
+            return kept
         files = self.source.find(name)
+        if kept is not None and _is_unchanged(kept.files, files):
+            return kept
         return None if files is None else self._read(name, files, override)
 
     def _read(
@@ -329,3 +320,12 @@ class RepositoryLoader:
         if not is_model_name(name):
             return NotFound(f"'{name}' is no model: {NAME_RULE}")
         return NotFound(f"no model '{name}' in {self.source.where}")
+
+
+def _is_unchanged(overridden: ModelFiles, on_disk: ModelFiles | ModelConfigError | None) -> bool:
+    """Whether an override is of the files on disk, and they are what they were at its load."""
+    return (
+        not isinstance(overridden.holder, StagedFiles)
+        and isinstance(on_disk, ModelFiles)
+        and on_disk.fingerprint == overridden.fingerprint
+    )

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from edge_server.repository import private_copies
 from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.repository.content import Content
+    from edge_server.repository.tree import ModelTree
     from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
@@ -87,6 +90,32 @@ def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_cha
     with pytest.raises(InternalError, match="failed to poll from model repository"):
         world.control.load("new")
     assert world.ask("new") == 3
+
+
+def test_a_plain_load_copies_a_model_once(
+    world: World,
+    write_model: WriteModel,
+    counted: CountedBackend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied = []
+    copy_model = private_copies.copy_model
+
+    def count_and_copy(tree: ModelTree, place: Path) -> Content:
+        copied.append(tree.name)
+        return copy_model(tree, place)
+
+    model = write_model("m", COUNTED)
+    world.control.load("m", config=json.dumps(OVERRIDE))
+    set_number(model, 2)
+    monkeypatch.setattr(private_copies, "copy_model", count_and_copy)
+    world.control.load("m")
+    assert copied == ["m"]
+    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    set_number(model, 3)
+    world.control.load("m")
+    assert copied == ["m", "m"]
+    assert world.ask("m") == 3
 
 
 def test_an_ensemble_leaves_an_overridden_member_as_it_is(
