@@ -113,11 +113,8 @@ class DataPlane:
         self._open = False
 
     def server_live(self) -> bool:
-        """False where no repository could be read at the start, while no model is READY."""
-        registry = self._registry
-        return not registry.failed_start or any(
-            entry.state is ModelState.READY for entry in registry.snapshot.entries.values()
-        )
+        """False where no repository could be read at the start, until a model is loaded."""
+        return not self._registry.failed_start
 
     def server_ready(self) -> bool:
         """Whether the daemon has started, is live, and is not stopping.

@@ -37,7 +37,7 @@ class ModelRegistry:
     together with those of the next superseded snapshot.
 
     Attributes:
-        failed_start: no repository could be read at the start.
+        failed_start: no repository could be read at the start, and no model was loaded since.
     """
 
     def __init__(self) -> None:

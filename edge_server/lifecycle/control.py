@@ -102,7 +102,7 @@ class RepositoryControl:
             if self._exit_on_error:
                 raise
             log.error("repository: %s; no model is loaded", error)  # noqa: TRY400 - its own text
-            self._loader.table.note_failed_start()
+            self._loader.table.note_start(failed=True)
             return
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
@@ -145,6 +145,7 @@ class RepositoryControl:
             raise _not_polled(name) from error
         if failures:
             raise _load_error(name, failures)
+        self._loader.table.note_start(failed=False)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """See `ModelControl.unload`."""

@@ -52,9 +52,9 @@ class ModelTable:
         entries = sorted(self.registry.snapshot.entries.items())
         return [e for _, e in entries if e.state is ModelState.READY or not only_ready]
 
-    def note_failed_start(self) -> None:
-        """Show that no repository could be read at the start."""
-        self.registry.failed_start = True
+    def note_start(self, *, failed: bool) -> None:
+        """Show whether no repository could be read at the start, and no model was loaded since."""
+        self.registry.failed_start = failed
 
     # The caller of the methods below holds the lock.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import ModelConfigError, SettingsError, Unavailable
+from edge_server.errors import InternalError, ModelConfigError, SettingsError, Unavailable
 from tests.unit.lifecycle.control.world import COUNTED, NEVER, READY, World, ensemble
 
 if TYPE_CHECKING:
@@ -72,7 +72,13 @@ def test_a_repository_that_comes_later_makes_the_server_live_with_its_first_mode
     assert not world.door.server_live()
     absent.rename(repository)
     write_model("m", COUNTED)
+    with pytest.raises(InternalError):
+        world.control.load("n")
+    assert not world.door.server_live()
     world.control.load("m")
+    assert (world.door.server_live(), world.door.server_ready()) == (True, True)
+    # Its end would have a watchdog end the server in the midst of an update.
+    world.control.unload("m")
     assert (world.door.server_live(), world.door.server_ready()) == (True, True)
 
 
