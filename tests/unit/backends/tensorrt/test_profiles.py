@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
 from edge_server.backends.tensorrt.plan_io import PlanIO, ProfileChoice
 from edge_server.errors import InvalidRequest
 
@@ -80,3 +82,11 @@ def test_whatever_is_taken_takes_the_shape_and_none_that_does_is_nearer(
         assert not fitting
     else:
         assert distance(profiles[taken]) == min(fitting)
+
+
+def test_what_a_plan_takes_comes_back_from_the_process_that_read_it() -> None:
+    read = PlanIO(
+        (PlanTensor("x", is_input=True, datatype="FP32", shape=(-1, 4)),),
+        ({"x": Range((1, 4), (2, 4), (8, 4))},),
+    )
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(read)), PlanIO) == read
