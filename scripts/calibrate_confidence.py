@@ -14,10 +14,12 @@ Prints the expected calibration error (ECE) as it is, and as it would be: fitted
 file and measured on the other, both ways. `--write` puts the parameters, fitted on all, into
 lane_decode/config.pbtxt. Run it again for each network.
 
-    python scripts/calibrate_confidence.py --data DIR [--write]
+    python scripts/calibrate_confidence.py --data DIR [--rendered 160] [--write]
 
 takes what training on this folder leaves out: it fits on held-out frames of the sources trained on,
-and measures on the sources of which training sees nothing, too.
+and measures on the sources of which training sees nothing, too. `--rendered` fits on that many
+rendered roads as well, of seeds that neither training nor evaluation draws: held-out frames are of
+roads that training knows, where scores are higher than on others.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import numpy as np
 from evaluate_lane_model import (
     SHIPPED_MODELS,
     LabelError,
+    hard_labels,
     held_out_labels,
     line_range,
     load_models,
@@ -61,6 +64,7 @@ _FEWEST_PER_BIN = 30
 _DRAWS = 200
 # Two seconds at 20 frames a second.
 _NEAR_FRAMES = 40
+_RENDERED_SEED = 777_001
 _KEYS = ("confidence_temperature", "confidence_bias")
 
 
@@ -99,6 +103,9 @@ def main() -> int:
             other = [label for label in left_out if label.source in unseen]
             name = ", ".join(sorted(unseen)) or "no other source"
             others = detected(data_plane, arguments.model, name, other, old)
+        if arguments.rendered:
+            roads = hard_labels(arguments.rendered, _RENDERED_SEED)
+            parts.append(detected(data_plane, arguments.model, "rendered roads", roads, old))
     except (EdgeServerError, LabelError, MaterialError, OSError) as error:
         print(f"calibrate_confidence: {error}", file=sys.stderr)
         return 1
@@ -143,12 +150,17 @@ def parse_arguments() -> argparse.Namespace:
         help="JSON lines, images beside it; repeatable",
     )
     parser.add_argument("--data", type=Path, help="what training on this folder leaves out")
+    parser.add_argument(
+        "--rendered", type=int, default=0, metavar="COUNT", help="rendered roads to fit on, too"
+    )
     parser.add_argument("--model-repository", type=Path, default=SHIPPED_MODELS)
     parser.add_argument("--model", default="lane_detection")
     parser.add_argument("--write", action="store_true", help="into lane_decode/config.pbtxt")
     arguments = parser.parse_args()
     if not (arguments.labels or arguments.data):
         parser.error("give --labels or --data")
+    if arguments.rendered < 0:
+        parser.error(f"--rendered {arguments.rendered}: give a number of roads")
     return arguments
 
 

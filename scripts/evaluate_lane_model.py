@@ -178,10 +178,10 @@ def held_out_labels(folder: Path) -> list[Label]:
     return labels
 
 
-def hard_labels(count: int) -> list[Label]:
+def hard_labels(count: int, seed: int = HARD_SEED) -> list[Label]:
     """Rendered roads of seeds that training does not draw."""
     labels = []
-    for number, (condition, scene, distance_m) in enumerate(hard_roads(count, HARD_SEED)):
+    for number, (condition, scene, distance_m) in enumerate(hard_roads(count, seed)):
         picture, lines = render_road(scene, distance_m, 1280, 720)
         lanes = [np.interp(H_SAMPLES, line[::-1, 1], line[::-1, 0], -2.0, -2.0) for line in lines]
         x = np.where((np.array(lanes) < 1280) & (np.array(lanes) >= 0), lanes, -2.0)
