@@ -64,7 +64,7 @@ _FEWEST_PER_BIN = 30
 _DRAWS = 200
 # Two seconds at 20 frames a second.
 _NEAR_FRAMES = 40
-_RENDERED_SEED = 777_001
+RENDERED_SEED = 777_001
 _KEYS = ("confidence_temperature", "confidence_bias")
 
 
@@ -104,7 +104,7 @@ def main() -> int:
             name = ", ".join(sorted(unseen)) or "no other source"
             others = detected(data_plane, arguments.model, name, other, old)
         if arguments.rendered:
-            roads = hard_labels(arguments.rendered, _RENDERED_SEED)
+            roads = hard_labels(arguments.rendered, RENDERED_SEED)
             parts.append(detected(data_plane, arguments.model, "rendered roads", roads, old))
     except (EdgeServerError, LabelError, MaterialError, OSError) as error:
         print(f"calibrate_confidence: {error}", file=sys.stderr)

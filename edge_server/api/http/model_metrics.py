@@ -266,5 +266,6 @@ def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) 
 
 
 def _bound(value: float) -> str:
-    # As Triton writes it, `1` where prometheus_client, which leaves it without types, writes `1.0`.
-    return str(floatToGoString(value)).removesuffix(".0")  # type: ignore[no-untyped-call]
+    # Triton writes the bound 1 as `1`, prometheus_client as `1.0`.
+    text = str(floatToGoString(value))  # type: ignore[no-untyped-call]  # the library has no types
+    return text.removesuffix(".0")

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from calibrate_confidence import (
+    RENDERED_SEED,
     expected_calibration_error,
     far_from_left_out,
     fit,
@@ -14,7 +15,7 @@ from calibrate_confidence import (
     read_parameters,
     with_parameters,
 )
-from evaluate_lane_model import Label
+from evaluate_lane_model import HARD_SEED, Label, hard_labels
 
 from edge_server.lanes.decode import calibrated_confidence
 
@@ -73,3 +74,9 @@ def test_a_lane_is_right_within_the_threshold_on_most_labelled_rows() -> None:
     assert not is_same(rows, np.full(len(rows), 665.0), line)
     part = np.where(rows > 480, 640.0, np.nan)
     assert not is_same(rows, part, line)
+
+
+def test_the_roads_to_fit_on_are_not_those_that_figures_are_of() -> None:
+    fitted, measured = (hard_labels(1, seed)[0] for seed in (RENDERED_SEED, HARD_SEED))
+    assert not np.array_equal(fitted.bgr(), measured.bgr())
+    assert np.array_equal(hard_labels(1)[0].bgr(), measured.bgr())

@@ -179,7 +179,7 @@ def test_a_call_that_fails_lets_go_of_its_tensors_at_once(
         calling.calls._calls[1] = cancellation
         calling.calls._submit(message, {"x": Tensor(array)}, calling.callers, cancellation)
         del array
-        assert calling.received().response.failure.text == "no"  # type: ignore[attr-defined]
+        assert calling.received().response.failure.text == "no"  # type: ignore[attr-defined]  # of any kind of message
         assert held() is None
     finally:
         gc.enable()
