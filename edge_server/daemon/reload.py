@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-# An editor, or a script with another request, may still write: a file that was emptied to be
-# written anew is valid, and has no cameras.
+# An editor, or a script with another request, may still write.
 _SETTLE_S = 0.1
 # Their parts say what becomes of them; the values of cameras are long.
 _WORDED = frozenset({"cameras", "mqtt"})

@@ -120,7 +120,8 @@ def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
     Relative paths in the file are relative to the working directory, as on the command line.
 
     Raises:
-        SettingsError: the file is unreadable or not TOML, or has an unknown key or a bad value.
+        SettingsError: the file is unreadable, empty or not TOML, or has an unknown key or a bad
+            value.
     """
     text = "" if path is None else _read_text(path)
     below = {} if path is None else _parse(path, text)
@@ -160,11 +161,18 @@ def _nul_in(value: Any, place: str = "") -> str | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_text_file(path)
+        text = read_text_file(path)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    if not text and path.is_file():
+        # TOML allows it; a writer at work, a full disk and lost power leave it behind, too.
+        raise SettingsError(
+            f"{path}: is empty, as a file that was cut short is; write it anew, or a comment into "
+            "it for the defaults"
+        )
+    return text
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

@@ -62,6 +62,9 @@ def test_a_bad_file_changes_nothing_and_the_log_says_why(drive: Callable[..., Dr
         assert "settings: not reloaded, everything stays as it is: " in said
         assert why in said
         daemon.wait_for_lanes("front")
+    daemon.config.write_text("")
+    assert "config.toml: is empty, as a file that was cut short is" in daemon.reload_file()
+    daemon.wait_for_lanes("front")
     assert cameras_in_metrics(daemon) == {"front"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import SettingsError
-from edge_server.settings import read_settings
+from edge_server.settings import Settings, read_settings
 from edge_server.settings.text_file import read_text_file
 
 
@@ -111,6 +111,16 @@ def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, message:
 def test_a_file_that_is_not_there_is_named(path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.toml: cannot be read: No such file"):
         read_settings(path, {})
+
+
+def test_an_empty_file_is_refused_and_a_comment_is_the_defaults(path: Path) -> None:
+    path.touch()
+    with pytest.raises(
+        SettingsError, match=r"config\.toml: is empty, as a file that was cut short"
+    ):
+        read_settings(path, {})
+    path.write_text("# The defaults.\n")
+    assert read_settings(path, {}) == Settings() == read_settings(Path("/dev/null"), {})
 
 
 def test_a_byte_order_mark_is_no_mistake(path: Path) -> None:
