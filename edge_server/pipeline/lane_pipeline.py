@@ -374,7 +374,7 @@ class LanePipeline:
         there; before the first frame, the time since which there has been none.
         """
         status = self.camera.status
-        if status.usable or self.camera.ended:
+        if status.usable or self.camera.ended or status.state is CameraState.STOPPED:
             return
         starts = status.state is CameraState.STARTING
         first = now + _REMINDER_PERIOD_S if starts else now

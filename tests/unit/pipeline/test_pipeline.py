@@ -463,6 +463,14 @@ def test_a_camera_that_starts_gets_a_second_and_before_the_first_frame_there_is_
     assert lane_frame.failure_reason == "starting"
 
 
+def test_a_camera_that_is_stopped_is_no_empty_road() -> None:
+    loop, delivered = pipeline(GivenLanes(), frame(0))
+    loop.tick(0.0)
+    camera_of(loop).become(CameraState.STOPPED)
+    loop.tick(0.1)
+    assert [each.frame_id for each in delivered] == [0]
+
+
 def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:
     loop, delivered = pipeline(GivenLanes())
     camera_of(loop).become(CameraState.LIVE)
