@@ -135,6 +135,7 @@ class Links:
         before.leave(self._offline())
         if before.connected:
             before.wait_until_left()
+        self._feed.contest.log_in_anew()
         return True
 
     def _offline(self) -> bytes:
