@@ -185,6 +185,24 @@ def test_an_absent_broker_gets_nothing_and_the_old_one_goes_on(
     )
 
 
+def test_a_broker_gets_no_birth_of_lanes_that_another_one_is_to_have(
+    publisher: Publisher, brokers: Brokers
+) -> None:
+    def payload() -> str:
+        return json.loads(publisher._outbox._state[META])["payload"]
+
+    brokers.absent.add("b")
+    publisher.change(Mqtt("b", payload="protobuf"))
+    assert payload() == "json"
+    publisher.publish_calibration("front", None)
+    assert payload() == "json"
+    brokers.absent.clear()
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
+    assert payload() == "protobuf"
+    assert publisher.change(None)
+    assert payload() == "json"
+
+
 def test_settings_that_are_the_same_change_nothing(publisher: Publisher) -> None:
     before = publisher.workers()
     assert publisher.change(Mqtt("a")) == ""
