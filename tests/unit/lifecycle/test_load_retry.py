@@ -13,6 +13,7 @@ import pytest
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
+from edge_server.repository.verdicts import GOOD, WAITS
 from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
@@ -186,3 +187,54 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     monkeypatch.setattr(board.store, "stage", Mock(side_effect=wrong))
     board.deliver(1)
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
+
+
+def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.deliver(1)
+    full = Mock(side_effect=InternalError("No space left on device"))
+    with monkeypatch.context() as while_full:
+        while_full.setattr(board.store, "commit", full)
+        board.deliver(2)
+        board.deployments.note_serving()
+    assert full.call_count == 2
+    assert board.serving() == 2
+    assert board.reasons() == [""]
+    assert board.deployments.outcomes()["failed"] == 0
+    record = board.table.get("m")
+    assert record.outcome == WAITS
+    assert record.outcome_reason == "a restart would not serve it: No space left on device"
+    assert caplog.messages == ["model m: is not kept for a restart: No space left on device"]
+    board.deployments.note_serving()
+    assert record.outcome == GOOD
+    board.start_again()
+    assert board.serving() == 2
+
+
+def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    record = board.table.get("m")
+    record.last_good = None
+    record.canary = Mock()
+    assert record.spec is not None
+    with monkeypatch.context() as while_full:
+        while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
+        board.deployments.passed(record.spec)
+    # Before the canary is over.
+    board.deployments.note_serving()
+    assert record.outcome == GOOD
+    assert record.last_good is record.serving_copy
+    record.canary = None
+
+
+def test_the_same_content_again_is_no_failure_where_the_store_cannot_note_its_files(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    monkeypatch.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
+    board.deliver(1)
+    assert board.reasons() == [""]
+    assert board.table.get("m").outcome == GOOD
