@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.context import start_message
+from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, latest_deadline, unhealthy
+from edge_server.backends.python.session import ChildSession, unhealthy
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
 from edge_server.model_config.config import ON_CPU
 from edge_server.process.backoff import Backoff

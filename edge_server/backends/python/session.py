@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
 from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
-from edge_server.backends.python.in_flight import InFlight, ResponsePump
+from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor
@@ -350,12 +349,6 @@ class ChildSession:
     def _delivered(self, number: int, count: int) -> None:
         with suppress(ChannelClosed):
             self._process.channel.send(m.Delivered(number, count))
-
-
-def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
-    """Return when the last request's deadline passes; infinity where a request has no deadline."""
-    deadlines = [request.request.deadline for request in requests]
-    return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
 
 def unhealthy(name: str, why: str) -> Unavailable:
