@@ -7,6 +7,7 @@ import time
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from edge_server.backends.python.model import (
     PythonInstance,
 )
 from edge_server.backends.server_context import STANDALONE
-from edge_server.errors import DeadlineExceeded, Unavailable
+from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
@@ -90,6 +91,30 @@ def test_whoever_waits_is_served_by_what_comes_back() -> None:
     arbiter.changed()
     thread.join(5)
     assert taken == [own]
+
+
+def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `instance_group { name: "a\\000b" }`."""
+    start = Mock(side_effect=ValueError("embedded null byte"))
+    monkeypatch.setattr(model, "ChildProcess", start)
+    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    instance = PythonInstance("a\0b_0", context, InstanceArbiter(stand_in=True))
+    errors: list[str] = []
+
+    def load() -> None:
+        try:
+            instance.open()
+        except ModelLoadError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert errors == [
+        "/m/1/: instance 'a\0b_0' does not start: its process cannot be started: embedded null byte"
+    ]
 
 
 def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
