@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
+from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, WAITS
@@ -148,6 +148,23 @@ def test_a_new_model_that_does_not_start_is_not_loaded_again(
     board.deliver(2)
     board.retry()
     assert (board.serving(), counted.loads["m"]) == (1, 2)
+
+
+def test_a_new_model_that_waits_for_what_the_board_lacks_now_is_loaded_again(
+    board: Board, counted: CountedBackend
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    counted.fails["m"] = Unavailable("no execution context on GPU 0")
+    board.deliver(2)
+    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    board.retry(after_s=0.0)
+    assert counted.loads["m"] == 2, "the first pause is not over"
+    del counted.fails["m"]
+    board.retry()
+    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)
+    board.retry(after_s=2 * LATER_S)
+    assert counted.loads["m"] == 3
 
 
 def test_what_served_last_and_is_wrong_by_now_is_not_loaded_again(
