@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
-from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
+from edge_server.backends.python.channel import ChannelClosed, MessageTooLong, NotUnderstood
 from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
@@ -278,6 +278,11 @@ class ChildSession:
             self._process.channel.send(m.Execute(number, messages))
         except ChannelClosed:
             self._process.kill()
+            return batch
+        except MessageTooLong as too_long:
+            for message in messages:
+                take_back(message.inputs, self._process.outbox)
+            self._in_flight.executed(m.Executed(number, 0, f"model '{self._model}': {too_long}"))
             return batch
         for message, request in zip(messages, requests, strict=True):
             if message.number not in again:
