@@ -170,9 +170,10 @@ class Updates:
             raise ModelConfigError(tree.fault)
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
+            held = self._store.quarantined_as(copy.digest) or name
             raise QuarantinedModel(
                 f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
-                f"with `edge-server models release {name}`",
+                f"with `edge-server models release {held}`",
                 copy.digest,
             )
         with self._deployments.reporting(name) as record:

@@ -206,6 +206,16 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
+def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
+    board.deliver(1)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    board.deliver(1, name="n")
+    (reason,) = [reason for reason in board.reasons() if reason]
+    assert reason.endswith("let it out with `edge-server models release m`")
+
+
 def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
     board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
