@@ -120,7 +120,10 @@ class Deployments:
             record.unchanged(copy, serving)
             is_good = record.last_good is serving
         if is_good:
-            self.store.commit(copy)
+            try:
+                self.store.commit(copy)
+            except EdgeServerError as error:
+                log.warning("model %s: is copied again after a restart: %s", copy.name, error)
         with self.reporting(copy.name) as record:
             record.report(GOOD if is_good else ON_TRIAL, copy.digest)
 
@@ -128,26 +131,23 @@ class Deployments:
         """Report the copies that serve now, also those that were published or rolled back with
         another model, and commit those without a canary as last known good.
 
-        Raises:
-            InternalError: the store could not commit a copy for a restart.
+        A copy that the store could not commit is tried again by the next call.
         """
         with self._noting:
             with self.table.lock:
-                copies = [r.serving_copy for r in self.table if r.deployed is not r.serving_copy]
+                copies = [
+                    r.serving_copy
+                    for r in self.table
+                    if r.deployed is not r.serving_copy or r.not_kept is r.serving_copy
+                ]
             new = [c for c in copies if c is not None and not self.store.quarantined(c.digest)]
             if not new:
                 return
             with self.table.lock:
                 due = [copy for copy in new if self.table[copy.name].report_serving(copy)]
             self._write()
-            errors = []
             for copy in due:
-                try:
-                    self._commit(copy)
-                except EdgeServerError as error:
-                    errors.append(error)
-            if errors:
-                raise errors[0]
+                self._commit(copy)
 
     def passed(self, model_spec: ModelSpec) -> None:
         """Commit the copy of `model_spec`, which passed its canary, as last known good."""
@@ -158,10 +158,7 @@ class Deployments:
             record = self.table.get(copy.name)
             is_due = record.serving_copy is copy and record.last_good is not copy
         if is_due:
-            try:
-                self._commit(copy)
-            except EdgeServerError as error:
-                log.warning("model %s: is not kept for a restart: %s", copy.name, error)
+            self._commit(copy)
 
     def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
         """Report the rollback of `model_spec` and quarantine its content."""
@@ -195,7 +192,14 @@ class Deployments:
             self._write()
 
     def _commit(self, copy: StagedModel) -> None:
-        self.store.commit(copy)
+        try:
+            self.store.commit(copy)
+        except EdgeServerError as error:
+            with self.reporting(copy.name) as record:
+                is_news = record.cannot_keep(copy, str(error))
+            if is_news:
+                log.warning("model %s: is not kept for a restart: %s", copy.name, error)
+            return
         with self.reporting(copy.name) as record:
             record.is_good(copy)
         log.info("model %s: last known good is now %.12s", copy.name, copy.digest)

@@ -194,7 +194,8 @@ class ModelLifecycle:
             if back and not misfits:
                 self._go_back(rollback_set, offered, found)
         for before in back.values():
-            if misfits:
+            # An ensemble is made anew; a model's versions serve again.
+            if misfits or before.built.model_spec.is_ensemble:
                 before.close()
             else:
                 before.close_members()

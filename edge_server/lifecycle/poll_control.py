@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.control import NOT_ALLOWED
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
@@ -184,10 +184,7 @@ class PollControl:
     def _tend(self, now: float) -> Collection[str]:
         """Start the load retries that are due; return the models to stage again, which the store
         could not copy or which were released from quarantine."""
-        try:
-            self._deployments.note_serving()
-        except EdgeServerError as error:
-            log.warning("repository: what serves is not kept for a restart: %s", error)
+        self._deployments.note_serving()
         self._deployments.write_again()
         return self._deployments.store.release_noted() | self.updates.retry(now)
 

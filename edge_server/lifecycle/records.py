@@ -18,7 +18,7 @@ from edge_server.lifecycle.model_spec import LONGEST_REASON
 from edge_server.model_config.fields import without_effect
 from edge_server.process.backoff import Backoff
 from edge_server.repository.store import StagedModel
-from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, Verdict
+from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, WAITS, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +84,7 @@ class ModelRecord:
         accepted: the private copy that the next load reads.
         deployed: the serving copy that was last reported.
         last_good: the copy that a restart serves.
+        not_kept: the copy that passed, or needed no canary, and that the store could not commit.
         update: the next change to carry out; `updating` while a thread carries changes out.
         retry: the load or copy that is tried again.
         outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
@@ -106,6 +107,7 @@ class ModelRecord:
     accepted: StagedModel | None = None
     deployed: StagedModel | None = None
     last_good: StagedModel | None = None
+    not_kept: StagedModel | None = None
     update: Update | None = None
     updating: bool = False
     retry: Retry | None = None
@@ -295,17 +297,27 @@ class ModelRecord:
 
     def report_serving(self, copy: StagedModel) -> bool:
         """Report that `copy` serves, unless that is over; return whether it is to be committed as
-        last known good."""
+        last known good, and reported after that."""
         if self.serving_copy is not copy:
             return False
         self.deployed = copy
-        is_new, in_canary = self.last_good is not copy, self.canary is not None
-        self.report(ON_TRIAL if is_new and in_canary else GOOD, copy.digest)
-        return is_new and not in_canary
+        is_new = self.last_good is not copy
+        if is_new and (self.canary is None or self.not_kept is copy):
+            return True
+        self.report(ON_TRIAL if is_new else GOOD, copy.digest)
+        return False
+
+    def cannot_keep(self, copy: StagedModel, reason: str) -> bool:
+        """Report that `copy` serves and could not be committed; return whether that is new."""
+        is_new = self.not_kept is not copy
+        if is_new:
+            self.not_kept = copy
+            self.report(WAITS, copy.digest, f"a restart would not serve it: {reason}")
+        return is_new
 
     def is_good(self, copy: StagedModel) -> None:
         """Note that the store has committed `copy` as last known good."""
-        self.last_good = copy
+        self.last_good, self.not_kept = copy, None
         self.report(GOOD, copy.digest)
 
     def rolled_back(self, copy: StagedModel, reason: str) -> None:
@@ -317,7 +329,7 @@ class ModelRecord:
 
     def removed(self) -> None:
         """Forget the deliveries before the removal from the repository."""
-        self.deployed = self.last_good = self.retry = None
+        self.deployed = self.last_good = self.not_kept = self.retry = None
         if self.is_gone:
             self.accepted = None
         self.outcome = ""

@@ -57,9 +57,10 @@ class Updates:
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
     reason on the index, and is not retried until the model's files change. Three failures are
-    retried: too little memory, once there is enough; a store that could not copy the model (a full
-    disk, for example); and a model that served before the daemon started and now fails for a
-    reason that may pass (a Python model's `initialize` raised, no GPU yet).
+    retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
+    a store that could not copy the model (a full disk, for example); and a model that served before
+    the daemon started and now fails for a reason that may pass (a Python model's `initialize`
+    raised, no GPU yet).
 
     Args:
         loader: loads and unloads the models.
@@ -169,9 +170,10 @@ class Updates:
             raise ModelConfigError(tree.fault)
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
+            held = self._store.quarantined_as(copy.digest) or name
             raise QuarantinedModel(
                 f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
-                f"with `edge-server models release {name}`",
+                f"with `edge-server models release {held}`",
                 copy.digest,
             )
         with self._deployments.reporting(name) as record:
@@ -290,19 +292,18 @@ class Updates:
     def _failed(self, name: str, update: Update, copy: StagedModel, failure: LoadFailure) -> None:
         error = failure.error
         needs_bytes = error.needed_bytes if isinstance(error, TooLittleMemory) else 0
-        passes = may_pass(error) and self._served_before(copy)
+        passes = isinstance(error, Unavailable) or (may_pass(error) and self._served_before(copy))
         with self._table.lock:
             record = self._table[name]
-            if needs_bytes or passes:
+            if passes:
                 record.keep_retry(copy, needs_bytes, time.monotonic())
             else:
                 record.retry = None
             if not failure.misfit:
                 # A model that does not fit yet may fit after the next change of another model.
                 record.decline(update)
-        waits = isinstance(error, Unavailable) or passes or failure.misfit
         self._deployments.count("failed")
-        self._deployments.failed(name, failure.reason, copy.digest, waits=waits)
+        self._deployments.failed(name, failure.reason, copy.digest, waits=passes or failure.misfit)
 
     def _served_before(self, copy: StagedModel) -> bool:
         """Return whether `copy` served last, and no version of that name serves now."""

@@ -52,12 +52,14 @@ def read_model_config(path: Path) -> Any:
     """
     with reading(path):
         try:
-            raw = path.read_bytes()
+            with path.open("rb") as file:
+                raw = file.read(MAX_CONFIG_BYTES + 1)
         except FileNotFoundError:
             return pb.ModelConfig()
     if len(raw) > MAX_CONFIG_BYTES:
         raise ModelConfigError(
-            f"{path}: {len(raw)} bytes; a model configuration has at most {MAX_CONFIG_BYTES}"
+            f"{path}: a model configuration has at most {MAX_CONFIG_BYTES} bytes; this one is "
+            "larger"
         )
     try:
         entries = text_format.Parse(raw.decode("utf-8"), _message_with_plain_entries()())

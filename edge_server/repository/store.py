@@ -237,6 +237,11 @@ class ModelStore:
         with self._lock:
             return self._state.quarantined.get(digest, "")
 
+    def quarantined_as(self, digest: str) -> str:
+        """Return the model that had this content when it was quarantined; "" if not known."""
+        with self._lock:
+            return self._state.quarantined_as.get(digest, "")
+
     def release(self, digest: str) -> None:
         """Release `digest` from quarantine and clear its recorded deaths."""
         self._note(lambda state: state.released(digest))
@@ -245,8 +250,7 @@ class ModelStore:
         """Release the digests noted in `QuarantineReleases`; return the names of their models."""
         released = set()
         for digest in self._quarantine_releases.take():
-            with self._lock:
-                name = self._state.quarantined_as.get(digest, "")
+            name = self.quarantined_as(digest)
             log.info("model %s: %.12s is released from quarantine", name or "?", digest)
             self.release(digest)
             released.add(name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, forget_frames
 from edge_server.requests import InferRequest, SequencePlace
@@ -38,8 +40,10 @@ class ModelCalls:
 
     A call resolves its model in the pinned models of a request for which the call is made; a model
     that is not ready there is resolved among the current models, as another process may have loaded
-    it since. Once this process has loaded or unloaded a model, every call resolves among the
-    current models, so that the process sees its own change.
+    it since, and so is each model where requests of a decoupled model have pinned different models.
+    Once this process has loaded or unloaded a model, every call resolves among the current models,
+    so that the process sees its own change. A call ends early only where no client waits any more
+    of those that it may be made for.
 
     A called model may run on the calling thread, so every unfinished call needs a thread; so does a
     load, which continues to its end once it has begun.
@@ -85,7 +89,7 @@ class ModelCalls:
                 "request",
             )
             return
-        cancellation = NestedCallCancellation(callers[0])
+        cancellation = NestedCallCancellation(callers)
         self._calls[request.number] = cancellation
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
             self._refuse(request.number, _TOO_MANY)
@@ -147,7 +151,10 @@ class ModelCalls:
             InvalidRequest: `version` is not a version number.
         """
         resolvers = [self._context.server_context.models]
-        if callers and not self._has_changed_models:
+        pinned = {id(caller.models) for caller in callers}
+        # A decoupled model's requests end one by one, and each lets its models go.
+        stays = len(pinned) == 1 or not self._context.config.decoupled
+        if callers and stays and not self._has_changed_models:
             resolvers.insert(0, callers[0].models)
         return next((each for each in resolvers if each.model_ready(name, version)), None)
 
@@ -215,7 +222,7 @@ class ModelCalls:
                     f"Failed for execute the inference request. Model '{name}' is not ready.",
                 )
                 return
-            deadlines = [c.request.deadline for c in callers if c.request.deadline is not None]
+            deadline = latest_deadline(callers)
             sequence = SequencePlace(
                 call.correlation_id,
                 bool(call.flags & m.SEQUENCE_START),
@@ -227,7 +234,7 @@ class ModelCalls:
                 call.model_version,
                 tuple(call.outputs),
                 call.id,
-                deadline=min(deadlines, default=None),
+                deadline=None if deadline == math.inf else deadline,
                 timeout_us=call.timeout_us,
                 sequence=sequence if call.correlation_id else None,
                 parameters=call.parameters,
@@ -274,19 +281,24 @@ class ModelCalls:
 
 
 class NestedCallCancellation:
-    """Cancelled by the calling model, or when the calling model's own client is gone."""
+    """Cancelled by the calling model, or when all clients that it may be made for are gone."""
 
-    def __init__(self, caller: ExecuteRequest) -> None:
-        self._caller = caller.request
+    def __init__(self, callers: Sequence[ExecuteRequest]) -> None:
+        self._callers = [caller.request for caller in callers]
         self._own: Future[None] = Future()
 
     @property
     def cancelled(self) -> bool:
-        return self._own.cancelled() or self._caller.cancelled
+        return self._own.cancelled() or all(caller.cancelled for caller in self._callers)
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        if self._caller.cancellation is not None:
-            self._caller.cancellation.when_cancelled(callback)
+        def look() -> None:
+            if self.cancelled:
+                callback()
+
+        for caller in self._callers:
+            if caller.cancellation is not None:
+                caller.cancellation.when_cancelled(look)
         self._own.add_done_callback(lambda _own: callback())
 
     def cancel(self) -> None:

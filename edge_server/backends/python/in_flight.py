@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -119,7 +120,8 @@ class InFlight:
         """Return the requests for which a call to another model may be made, as far as the daemon
         can know."""
         with self._lock:
-            return next((batch.requests for batch in self._batches.values()), ())
+            batches = self._batches.values()
+            return tuple(request for batch in batches for request in batch.requests)
 
     def responded(self, message: Responded, tensors: Tensors) -> bool:
         """Deliver a response; return False and drop it where no request waits for it."""
@@ -217,6 +219,12 @@ class InFlight:
                 self._batches = {n: b for n, b in self._batches.items() if b is not batch}
         if over or (batch.executed and self._pump is not None):
             batch.done.set()
+
+
+def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
+    """Return when the last request's deadline passes; infinity where a request has no deadline."""
+    deadlines = [request.request.deadline for request in requests]
+    return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
 
 class ResponsePump:

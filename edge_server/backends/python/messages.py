@@ -10,9 +10,11 @@ import msgspec
 
 from edge_server import errors
 
-# The protocol's largest integer type; msgpack has larger ones.
+# The largest integer type of a response's parameters; those of a request may have 64 bits without a
+# sign, as msgpack's.
 Int64 = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
 Value = bool | Int64 | float | str
+RequestValue = bool | int | float | str
 
 # The limit of one message from a model's process, which carries names, texts and places, never
 # tensors. A decoded message takes many times its encoded size.
@@ -102,7 +104,7 @@ class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
     correlation_id: int | str = 0
     flags: int = 0
     timeout_us: int = 0
-    parameters: dict[str, Value] = {}
+    parameters: dict[str, RequestValue] = {}
     model_name: str = ""
     model_version: str = ""
 

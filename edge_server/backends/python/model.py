@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.context import start_message
+from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, latest_deadline, unhealthy
+from edge_server.backends.python.session import ChildSession, unhealthy
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
 from edge_server.model_config.config import ON_CPU
 from edge_server.process.backoff import Backoff
@@ -201,7 +202,8 @@ class PythonInstance:
         try:
             interpreter = self._context.program.interpreter
             process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
-        except OSError as error:
+        # Also a ValueError, for a name with a NUL: `open` waits for the outcome in any case.
+        except Exception as error:  # noqa: BLE001
             self._why_down = f"its process cannot be started: {error}"
         else:
             session = ChildSession(self._name, self._context, process)

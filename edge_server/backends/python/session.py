@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import queue
 import threading
 import time
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
-from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
-from edge_server.backends.python.in_flight import InFlight, ResponsePump
+from edge_server.backends.python.channel import ChannelClosed, MessageTooLong, NotUnderstood
+from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor
@@ -280,6 +279,11 @@ class ChildSession:
         except ChannelClosed:
             self._process.kill()
             return batch
+        except MessageTooLong as too_long:
+            for message in messages:
+                take_back(message.inputs, self._process.outbox)
+            self._in_flight.executed(m.Executed(number, 0, f"model '{self._model}': {too_long}"))
+            return batch
         for message, request in zip(messages, requests, strict=True):
             if message.number not in again:
                 self._pass_on_cancellation(message.number, request)
@@ -350,12 +354,6 @@ class ChildSession:
     def _delivered(self, number: int, count: int) -> None:
         with suppress(ChannelClosed):
             self._process.channel.send(m.Delivered(number, count))
-
-
-def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
-    """Return when the last request's deadline passes; infinity where a request has no deadline."""
-    deadlines = [request.request.deadline for request in requests]
-    return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
 
 def unhealthy(name: str, why: str) -> Unavailable:

@@ -15,6 +15,7 @@ from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.canary_window import WatchedScheduler
 from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.inference.canary_monitor import CanaryMonitor
+    from edge_server.inference.snapshot import LoadedModel
     from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.model_config.config import ModelConfig
     from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
@@ -322,6 +325,27 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
     assert not world.on_trial("e")
     assert world.closed() == [1, 1]
+
+
+def test_an_ensemble_that_goes_back_leaves_no_scheduler_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[LoadedModel] = []
+    make = Scheduling.ensemble
+
+    def noted(scheduling: Scheduling, config: ModelConfig, version: int) -> LoadedModel:
+        made.append(make(scheduling, config, version))
+        return made[-1]
+
+    monkeypatch.setattr(Scheduling, "ensemble", noted)
+    world.load_model("m", 10)
+    world.load_model("n", NAN)
+    world.load_ensemble("m")
+    world.load_ensemble("n")
+    world.ask_ensemble_until_back()
+    assert world.closed() == [1, 1]
+    assert len(made) == 3
+    assert not any(ensemble.scheduler_uses.more() for ensemble in made)
 
 
 def test_a_member_that_is_fine_by_itself_goes_back_where_its_ensemble_is_not(world: World) -> None:

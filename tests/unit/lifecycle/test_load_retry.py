@@ -10,9 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
+from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
+from edge_server.repository.verdicts import GOOD, WAITS
 from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
@@ -149,6 +150,23 @@ def test_a_new_model_that_does_not_start_is_not_loaded_again(
     assert (board.serving(), counted.loads["m"]) == (1, 2)
 
 
+def test_a_new_model_that_waits_for_what_the_board_lacks_now_is_loaded_again(
+    board: Board, counted: CountedBackend
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    counted.fails["m"] = Unavailable("no execution context on GPU 0")
+    board.deliver(2)
+    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    board.retry(after_s=0.0)
+    assert counted.loads["m"] == 2, "the first pause is not over"
+    del counted.fails["m"]
+    board.retry()
+    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)
+    board.retry(after_s=2 * LATER_S)
+    assert counted.loads["m"] == 3
+
+
 def test_what_served_last_and_is_wrong_by_now_is_not_loaded_again(
     board: Board, counted: CountedBackend
 ) -> None:
@@ -186,3 +204,64 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     monkeypatch.setattr(board.store, "stage", Mock(side_effect=wrong))
     board.deliver(1)
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
+
+
+def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
+    board.deliver(1)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    board.deliver(1, name="n")
+    (reason,) = [reason for reason in board.reasons() if reason]
+    assert reason.endswith("let it out with `edge-server models release m`")
+
+
+def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.deliver(1)
+    full = Mock(side_effect=InternalError("No space left on device"))
+    with monkeypatch.context() as while_full:
+        while_full.setattr(board.store, "commit", full)
+        board.deliver(2)
+        board.deployments.note_serving()
+    assert full.call_count == 2
+    assert board.serving() == 2
+    assert board.reasons() == [""]
+    assert board.deployments.outcomes()["failed"] == 0
+    record = board.table.get("m")
+    assert record.outcome == WAITS
+    assert record.outcome_reason == "a restart would not serve it: No space left on device"
+    assert caplog.messages == ["model m: is not kept for a restart: No space left on device"]
+    board.deployments.note_serving()
+    assert record.outcome == GOOD
+    board.start_again()
+    assert board.serving() == 2
+
+
+def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    record = board.table.get("m")
+    record.last_good = None
+    record.canary = Mock()
+    assert record.spec is not None
+    with monkeypatch.context() as while_full:
+        while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
+        board.deployments.passed(record.spec)
+    # Before the canary is over.
+    board.deployments.note_serving()
+    assert record.outcome == GOOD
+    assert record.last_good is record.serving_copy
+    record.canary = None
+
+
+def test_the_same_content_again_is_no_failure_where_the_store_cannot_note_its_files(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    monkeypatch.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
+    board.deliver(1)
+    assert board.reasons() == [""]
+    assert board.table.get("m").outcome == GOOD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,13 @@ def test_files_that_are_no_configuration_are_refused_in_words(
 ) -> None:
     path.write_bytes(raw)
     with pytest.raises(ModelConfigError, match=expected):
+        read_model_config(path)
+
+
+def test_a_file_that_is_no_configuration_at_all_is_not_read_into_memory(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ModelConfigError, match="at most 262144 bytes; this one is larger"):
         read_model_config(path)
 
 

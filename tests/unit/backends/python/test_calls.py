@@ -42,7 +42,7 @@ from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from edge_server.requests import Respond
 
@@ -175,7 +175,7 @@ def test_a_call_that_fails_lets_go_of_its_tensors_at_once(
     message = CallModel(ChildRequest(1, "", [], [], model_name="b"), False)
     gc.disable()
     try:
-        cancellation = NestedCallCancellation(calling.callers[0])
+        cancellation = NestedCallCancellation(calling.callers)
         calling.calls._calls[1] = cancellation
         calling.calls._submit(message, {"x": Tensor(array)}, calling.callers, cancellation)
         del array
@@ -183,6 +183,82 @@ def test_a_call_that_fails_lets_go_of_its_tensors_at_once(
         assert held() is None
     finally:
         gc.enable()
+
+
+class Client:
+    """A cancellation that a test makes."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def leave(self) -> None:
+        self.cancelled = True
+        for callback in self._callbacks:
+            callback()
+
+
+def called_for(
+    calling: Calling, monkeypatch: pytest.MonkeyPatch, *callers: tuple[InferRequest, Models]
+) -> tuple[InferRequest, Models]:
+    """What a call to model `both` becomes that is made for these, and where it is submitted."""
+    submitted: list[tuple[InferRequest, Models]] = []
+    monkeypatch.setattr(
+        Models, "submit", lambda models, request, _: submitted.append((request, models))
+    )
+    calling.callers = [
+        ExecuteRequest({}, frozenset(), lambda *_: None, request, models)
+        for request, models in callers
+    ]
+    cancellation = NestedCallCancellation(calling.callers)
+    message = CallModel(ChildRequest(1, "", [], [], model_name="both"), False)
+    calling.calls._submit(message, {}, calling.callers, cancellation)
+    ((made, models),) = submitted
+    return made, models
+
+
+def test_a_call_for_several_requests_lasts_as_long_as_one_of_their_clients_waits(
+    calling: Calling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, clients = Models("both"), [Client(), Client()]
+    hurried, patient = (
+        InferRequest("m", {}, deadline=deadline, cancellation=client)
+        for deadline, client in zip((1.0, 2.0), clients, strict=True)
+    )
+    made, _ = called_for(calling, monkeypatch, (hurried, pinned), (patient, pinned))
+    assert made.deadline == 2.0
+    assert made.cancellation is not None
+    heard: list[str] = []
+    made.cancellation.when_cancelled(lambda: heard.append("cancelled"))
+    clients[0].leave()
+    assert not made.cancelled
+    assert heard == []
+    clients[1].leave()
+    assert made.cancelled
+    assert heard == ["cancelled"]
+    made, _ = called_for(calling, monkeypatch, (hurried, pinned), (InferRequest("m", {}), pinned))
+    assert made.deadline is None
+    assert not made.cancelled
+
+
+def test_a_call_of_a_decoupled_model_uses_no_models_that_another_request_may_let_go(
+    calling: Calling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, older, newer = InferRequest("m", {}), Models("both"), Models("both")
+    calling.server.models.ready.add("both")
+    several = ((request, older), (request, newer))
+    # A batch of a model that is not decoupled ends as a whole.
+    assert called_for(calling, monkeypatch, *several)[1] is older
+    message = text_format.Parse("model_transaction_policy { decoupled: true }", pb.ModelConfig())
+    context = ModelContext(
+        Path("/m/1"), ModelConfig.of(message), PythonParameters(), calling.server
+    )
+    monkeypatch.setattr(calling.calls, "_context", context)
+    assert called_for(calling, monkeypatch, *several)[1] is calling.server.models
+    assert called_for(calling, monkeypatch, (request, newer), (request, newer))[1] is newer
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])

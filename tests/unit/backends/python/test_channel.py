@@ -17,7 +17,14 @@ from edge_server.backends.python.channel import (
     MessageTooLong,
     NotUnderstood,
 )
-from edge_server.backends.python.messages import FromChild, LogLine, Ready
+from edge_server.backends.python.messages import (
+    ChildRequest,
+    Execute,
+    FromChild,
+    FromDaemon,
+    LogLine,
+    Ready,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +62,18 @@ def test_messages_arrive_whole_and_in_order(texts: list[str], seed: int) -> None
             received += receiver.receive()
         thread.join()
     assert received[:-1] == [LogLine(seed, text) for text in texts]
+
+
+def test_every_number_that_a_client_may_send_reaches_the_model(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    """One that did not would end the model's process, and with it all requests that it runs."""
+    daemon: Channel[FromChild] = Channel(sockets[0], FromChild)
+    child: Channel[FromDaemon] = Channel(sockets[1], FromDaemon)
+    parameters = {"int64": -(1 << 63), "uint64": (1 << 64) - 1, "double": 1e308, "bool": True}
+    sent = Execute(1, [ChildRequest(1, "", [], [], (1 << 64) - 1, parameters=parameters)])
+    daemon.send(sent)
+    assert child.receive() == [sent]
 
 
 def test_the_end_of_the_peer_is_an_error(sockets: tuple[socket.socket, socket.socket]) -> None:

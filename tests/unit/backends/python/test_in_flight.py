@@ -101,6 +101,17 @@ def test_the_last_response_comes_once_and_nothing_after_it(
     assert in_flight.callers() == ()
 
 
+def test_a_call_may_be_for_any_request_that_has_not_ended() -> None:
+    in_flight = InFlight("m_0", respond_at_once)
+    first, second = Caller().request, Caller().request
+    for number, request in ((1, first), (2, second)):
+        assert in_flight.add(number, [10 + number], [request]) is not None
+        in_flight.executed(Executed(number, 5))
+    assert in_flight.callers() == (first, second)
+    in_flight.responded(Responded(11, ChildResponse(), final=True), {})
+    assert in_flight.callers() == (second,)
+
+
 def test_a_batch_is_done_when_it_is_executed_and_all_have_their_last_response() -> None:
     in_flight = InFlight("m_0")
     batch = in_flight.add(1, [2, 3], [Caller().request, Caller().request])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,13 +18,17 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.backends.python import model
+from edge_server.backends.python.channel import Channel
 from edge_server.backends.python.context import ModelContext, PythonParameters
+from edge_server.backends.python.messages import FromChild
 from edge_server.backends.python.model import (
     InstanceArbiter,
     PythonInstance,
 )
+from edge_server.backends.python.session import ChildSession
+from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
 from edge_server.backends.server_context import STANDALONE
-from edge_server.errors import DeadlineExceeded, Unavailable
+from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
@@ -90,6 +97,56 @@ def test_whoever_waits_is_served_by_what_comes_back() -> None:
     arbiter.changed()
     thread.join(5)
     assert taken == [own]
+
+
+def test_a_batch_too_long_for_a_message_is_refused_and_leaves_nothing() -> None:
+    here, there = socket.socketpair()
+    fd = make_arena_file("outbox", 1 << 20)
+    process: Any = Mock(outbox=ArenaWriter(fd), cpu_s=lambda: 0.0)
+    process.channel = Channel(here, FromChild, longest_sent_bytes=1000)
+    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    session = ChildSession("m_0", context, process)
+    responses: list[str] = []
+    request = ExecuteRequest(
+        {"x": Tensor(np.zeros(8, np.uint8))},
+        frozenset(),
+        lambda made, final, _parameters=None: responses.append(f"{made} {final}"),
+        InferRequest("m", {}, parameters={"p": "x" * 2000}),
+        Snapshot({}),
+    )
+    with here, there:
+        session.execute([request])
+    os.close(fd)
+    assert responses == [
+        "model 'm': names, texts and parameters of 2042 bytes at once; at most 1000 are taken True"
+    ]
+    assert session.not_ready_reason() == ""
+    assert not session._in_flight.callers()
+    assert process.outbox.put(np.zeros((1 << 20) - 64, np.uint8)) == 64
+
+
+def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `instance_group { name: "a\\000b" }`."""
+    start = Mock(side_effect=ValueError("embedded null byte"))
+    monkeypatch.setattr(model, "ChildProcess", start)
+    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    instance = PythonInstance("a\0b_0", context, InstanceArbiter(stand_in=True))
+    errors: list[str] = []
+
+    def load() -> None:
+        try:
+            instance.open()
+        except ModelLoadError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert errors == [
+        "/m/1/: instance 'a\0b_0' does not start: its process cannot be started: embedded null byte"
+    ]
 
 
 def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
