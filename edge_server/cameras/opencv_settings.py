@@ -18,8 +18,11 @@ _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
 _OPENCV_SILENT = 0  # LOG_LEVEL_SILENT
 # TCP: over UDP, each lost packet gives grey or smeared images; OpenCV's own preference for TCP is
-# lost with any option here. No frames to guess the rate from: opening takes 0.6 s, not 1.9 s.
-_FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0"}
+# lost with any option here.
+_FFMPEG_OPTIONS = {"rtsp_transport": "tcp"}
+# No frames to guess the rate of a camera from: opening takes 0.6 s, not 1.9 s. Without them that of
+# an MPEG transport stream is twice what it is.
+_OF_CAMERAS = {"fpsprobesize": "0"}
 # The V4L2 backend waits in whole seconds, 10 by default.
 _V4L2_WAIT_S = "1"
 
@@ -60,21 +63,35 @@ def _openings() -> _Openings:
 
 @contextmanager
 def ffmpeg_options(options: Mapping[str, str], timeout_s: float) -> Iterator[None]:
-    """Let a stream that is opened within this context have `options`, and nobody else's.
+    """Let a camera's stream that is opened within this context have `options`, and nobody else's.
 
     Raises:
         TimeoutError: streams with other options take too long to open.
     """
     settle_opencv()
     openings = _openings()
-    wanted = dict(pair.partition(";")[::2] for pair in openings.base.split("|") if pair)
-    wanted |= options
+    given = dict(pair.partition(";")[::2] for pair in openings.base.split("|") if pair)
+    wanted = {**given, **_OF_CAMERAS, **given, **options}
     if not openings.begin("|".join(f"{key};{wanted[key]}" for key in wanted), timeout_s):
         raise TimeoutError
     try:
         yield
     finally:
         openings.end()
+
+
+@contextmanager
+def no_camera_opens(timeout_s: float) -> Iterator[None]:
+    """Let a file that is opened within this context have none of the options of cameras, unless
+    those that open now take longer than `timeout_s`."""
+    settle_opencv()
+    openings = _openings()
+    begun = openings.begin(openings.base, timeout_s)
+    try:
+        yield
+    finally:
+        if begun:
+            openings.end()
 
 
 def settle_opencv() -> None:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS, Recording
-from edge_server.cameras.opencv_settings import settle_opencv
+from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ FOLDER_FPS = 10.0
 VIDEO_FPS = 25.0
 # Larger files are no image of a camera, and could fill the memory.
 _LARGEST_IMAGE_BYTES = 2**28
+# A camera takes 4 s to open, or not to.
+_TURN_S = 5.0
 # FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
@@ -66,7 +68,8 @@ def open_video(path: Path, *, fps: float | None, loop: bool) -> Recording:
     Raises:
         SourceError: no image can be decoded from the file.
     """
-    capture, first = _open_capture(path)
+    with no_camera_opens(_TURN_S):
+        capture, first = _open_capture(path)
     return Recording(
         _video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps
     )

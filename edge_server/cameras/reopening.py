@@ -7,6 +7,7 @@ are 3 to 7 looks a second, at times drawn by chance.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import select
@@ -165,8 +166,11 @@ class PortWatch:
         try:
             self._connecting = socket.socket(family, kind, protocol)
             self._connecting.setblocking(False)
-            self._connecting.connect_ex(address)
+            # Where no network leads to the host, the socket itself has no error afterwards.
+            begun = self._connecting.connect_ex(address) in {0, errno.EINPROGRESS}
         except OSError:
+            begun = False
+        if not begun:
             self.close()
             return False
         self._until = now + _CONNECT_S

@@ -44,6 +44,8 @@ class DeviceEvents:
         for name in self._cameras.keys() - statuses.keys():
             self._end_camera(name, "removed", "the camera was removed from the settings")
         for name, status in statuses.items():
+            if status.state is CameraState.STOPPED:  # by a reload, which goes on at once
+                continue
             fault = ""
             if not (status.state is CameraState.LIVE or status.state is CameraState.STARTING):
                 fault = status.reason or status.state.value

@@ -108,7 +108,7 @@ def with_markings(lanes: Sequence[Lane], image: Image, camera: CameraModel) -> t
 
     Args:
         lanes: with ground; those without stay as they are.
-        image: the frame, of the camera model's size.
+        image: the frame; a decoder may have made it smaller than the camera model's.
         camera: with the pitch of this frame.
     """
     evidence = marking_evidence(lanes, image, camera)
@@ -169,6 +169,8 @@ def _places(lanes: Sequence[Lane], camera: CameraModel, width: int, height: int)
     ends[..., 0] = _X_M
     ends[0, ..., 1], ends[1, ..., 1] = y + _SIDE_M, y - _SIDE_M
     pixels = camera.image_of(ends.reshape(-1, 2)).reshape(ends.shape)
+    # From the middle of a pixel to its edge and back: the picture may have been made smaller.
+    pixels = (pixels + 0.5) * (width / camera.lens.width, height / camera.lens.height) - 0.5
     ranges = np.array([(each.x_min_m, each.x_max_m) for each in polynomials])
     seen = (ranges[:, :1] <= _X_M) & (ranges[:, 1:] >= _X_M)
     # A line that leaves the picture at its side is seen no farther than its middle.

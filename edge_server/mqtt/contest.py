@@ -78,6 +78,11 @@ class Contest:
         self.taken_over += 1
         return self._backoff.next_s() if self._has_our_id else None
 
+    def log_in_anew(self) -> None:
+        """Note that this device has logged in while it was connected: it has ended its own
+        connection where the broker is the same."""
+        self._hints = 0
+
     def last(self, seconds: float) -> None:
         """Note that a connection has lasted for so long."""
         if seconds > _OVER_S and (self._hints or self._has_our_id):

@@ -308,7 +308,8 @@ class Link:
         self.trouble = reason
         self._feed.count(losses=was_connected)
         pause_s = None
-        if was_connected:
+        # Whoever leaves may be ended by the login of the link that follows.
+        if was_connected and self._leave_by is None:
             pause_s = self._feed.contest.lose(taken_over=connection.taken_over)
         if pause_s is not None:
             self._retry_at, self.trouble = now + pause_s, self._feed.contest.text

@@ -25,10 +25,14 @@ class Links:
     Args:
         mqtt: the broker; None publishes nothing until `change`.
         feed: is published.
+        begins: called with a later broker of `change` before it gets anything.
     """
 
-    def __init__(self, mqtt: Mqtt | None, feed: Feed) -> None:
+    def __init__(
+        self, mqtt: Mqtt | None, feed: Feed, begins: Callable[[Mqtt | None], None]
+    ) -> None:
         self._feed = feed
+        self._begins = begins
         self._lock = threading.Lock()
         self.link = None if mqtt is None else Link(mqtt, feed, self._take_over)
         self._next: Link | None = None
@@ -75,7 +79,7 @@ class Links:
         if (link := self.link) is not None:
             link.ring()
 
-    def change(self, mqtt: Mqtt | None, begins: Callable[[Mqtt | None], None]) -> str:
+    def change(self, mqtt: Mqtt | None) -> str:
         """Publish to the broker of `mqtt` from the moment on when it accepts this device.
 
         Until then the broker so far keeps the lanes; then it gets `offline`, and the new one every
@@ -83,7 +87,6 @@ class Links:
 
         Args:
             mqtt: the broker; None publishes nothing more.
-            begins: called with it before anything else happens.
 
         Returns:
             What is going to happen, in words; empty if nothing changes.
@@ -94,8 +97,8 @@ class Links:
             link, following = self.link, self._next
             if self._stopped or (link is None and mqtt is None):
                 return ""
-            begins(mqtt)
             if link is None or mqtt is None:
+                self._begins(mqtt)
                 return self._switch(mqtt, contents)
             if link.is_of(mqtt, contents):
                 self._next = None
@@ -135,6 +138,8 @@ class Links:
         before.leave(self._offline())
         if before.connected:
             before.wait_until_left()
+        self._feed.contest.log_in_anew()
+        self._begins(link.mqtt)
         return True
 
     def _offline(self) -> bytes:

@@ -140,7 +140,7 @@ def birth_of(payload: bytes) -> Birth:
     """Return who has published `payload`, a `meta`."""
     try:
         return msgspec.json.decode(payload, type=Birth)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):  # nested too deep
         return Birth()
 
 

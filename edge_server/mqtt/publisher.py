@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,10 @@ class Publisher:
         self._serving: dict[str, list[int]] = {}
         self._discovery = ""  # the topic that Home Assistant reads
         self._misnamed: set[str] = set()
-        self._links = Links(mqtt, self._feed)
-        self._introduce_for(mqtt)
+        self._introducing = threading.Lock()
+        self._mqtt = mqtt
+        self._links = Links(mqtt, self._feed, self._introduce_for)
+        self._introduce()
 
     @property
     def on(self) -> bool:
@@ -149,7 +152,7 @@ class Publisher:
 
     def change(self, mqtt: Mqtt | None) -> str:
         """Publish to the broker of `mqtt`; see `Links.change`."""
-        return self._links.change(mqtt, self._introduce_for)
+        return self._links.change(mqtt)
 
     def publish_online(self, no_lanes: Collection[str] = (), **more: Any) -> None:
         """Publish that the device serves, until `stop`.
@@ -256,7 +259,10 @@ class Publisher:
 
     def _introduce(self) -> None:
         """Publish what readers, and Home Assistant where it is on, know of this device."""
-        mqtt = self._mqtt
+        with self._introducing:
+            self._introduce_alone(self._mqtt)
+
+    def _introduce_alone(self, mqtt: Mqtt | None) -> None:
         calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
         birth = payloads.meta(
             self._identity,

@@ -137,8 +137,9 @@ class LaneModel:
             tensors = found.tensors
             if tensors.pixel_format is not None and needs.pixel_format is not None:
                 tensors = replace(tensors, pixel_format=needs.pixel_format)
-            found = self._found = _Found(config, tensors, found.step, step)
-            self._useful.size = needs.size
+            found = self._found = _Found(config, tensors, found.step, step, needs.size)
+        # Each time: a reload may have tried another model with this camera, and not taken it.
+        self._useful.size = found.size
         return found.tensors
 
 
@@ -166,13 +167,15 @@ class _Found(NamedTuple):
 
     Attributes:
         step: the model that takes the image; "" where that is the model itself.
-        step_config: from which `tensors` and the camera's useful size come.
+        step_config: from which `tensors` and `size` come.
+        size: of the images; see `ImageNeeds`.
     """
 
     config: ModelConfig
     tensors: LaneTensors
     step: str
     step_config: ModelConfig | None = None
+    size: tuple[int, int] | None = None
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

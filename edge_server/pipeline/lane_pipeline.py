@@ -131,7 +131,7 @@ class LanePipeline:
         self.unusable_frames = 0
         self.failure = ""
         self.failure_reason = "model_failed"
-        self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
+        self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self._end)
         self._shares = FairShares() if shares is None else shares
         self._lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
         self._share = self._shares.share(priority)
@@ -180,6 +180,7 @@ class LanePipeline:
             return
         self.unusable_frames += 1
         lane_frame = self._lane_frame(frame, status.text)
+        self._miss(lane_frame)
         self._give(replace(lane_frame, failure_reason=status.reason), frame)
 
     def _use_turn(self) -> None:
@@ -246,6 +247,7 @@ class LanePipeline:
             )
             self._fail(failure, "too_old")
             lane_frame = self._lane_frame(frame, failure)
+            self._miss(lane_frame)
             self._give(replace(lane_frame, failure_reason="too_old"), frame)
         return True
 
@@ -266,8 +268,18 @@ class LanePipeline:
         self._last = other._last
 
     def leave(self) -> None:
-        """Give up this camera's turn and its place in the order; the loop's thread ends with it."""
+        """Give up this camera's turn and its place in the order."""
         self._shares.end_turn(self._share)
+
+    def _end(self) -> None:
+        """Leave, and end the events of the road; the last that the loop's thread does."""
+        self.leave()
+        if self._road is not None and self._last is not None:
+            self._road.end(_at_present(self._last))
+
+    def _miss(self, lane_frame: LaneFrame) -> None:
+        if self._road is not None:
+            self._road.miss(lane_frame)
 
     def detect(
         self, frame: Frame, deadline: float | None = None, trace: FrameTrace | None = None
@@ -374,12 +386,14 @@ class LanePipeline:
         there; before the first frame, the time since which there has been none.
         """
         status = self.camera.status
-        if status.usable or self.camera.ended:
+        if status.usable or self.camera.ended or status.state is CameraState.STOPPED:
             return
         starts = status.state is CameraState.STARTING
         first = now + _REMINDER_PERIOD_S if starts else now
         if self._absence.is_due(status, first, now):
-            self._give(self._without_lanes(status.text, status.reason), None)
+            lane_frame = self._without_lanes(status.text, status.reason)
+            self._miss(_at_present(lane_frame))
+            self._give(lane_frame, None)
 
     def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
         """Return what is known of the last frame that the listeners got, and why there is none."""
@@ -415,6 +429,10 @@ class LanePipeline:
         if not self.failure or reason != self.failure_reason:
             log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
             self.failure, self.failure_reason = failure, reason
+
+
+def _at_present(lane_frame: LaneFrame) -> LaneFrame:
+    return replace(lane_frame, capture_mono_ns=time.monotonic_ns(), capture_epoch_ns=time.time_ns())
 
 
 def _too_late(lane_frame: LaneFrame) -> str:

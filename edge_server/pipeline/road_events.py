@@ -61,6 +61,23 @@ class RoadEvents:
             self._follow_lane_change(frame)
             self._follow_degraded(frame)
 
+    def end(self, frame: LaneFrame) -> None:
+        """End what holds, as nobody follows the camera any more.
+
+        Args:
+            frame: the last one, at the present moment.
+        """
+        holding: tuple[tuple[EventKind, str, Ticket | None], ...] = (
+            ("lane_departure", "not_seen", self._departure),
+            ("lane_change", *(self._lane_change or ("", None))),
+            ("degraded", *(self._degraded or ("", None))),
+        )
+        for kind, cause, ticket in holding:
+            if ticket is not None:
+                text = "the camera is not followed any more"
+                self._log.put(self._event(frame, kind, "end", cause, text), ticket)
+        self._departure = self._lane_change = self._degraded = None
+
     @property
     def departure(self) -> Departure | None:
         """Whether the vehicle leaves its lane, as of the last `update`; None without a rule."""

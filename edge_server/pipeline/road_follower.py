@@ -160,3 +160,12 @@ class RoadFollower:
             ego = replace(lane_frame.ego, departure=self._events.departure)
             lane_frame = replace(lane_frame, ego=ego)
         return lane_frame
+
+    def miss(self, lane_frame: LaneFrame) -> None:
+        """Note that there are no lanes to follow at the capture of `lane_frame`, which ends the
+        warnings that their absence ends."""
+        self._events.update(lane_frame, self._vehicle.at(lane_frame.capture_mono_ns))
+
+    def end(self, lane_frame: LaneFrame) -> None:
+        """End every event of the road; see `RoadEvents.end`."""
+        self._events.end(lane_frame)

@@ -12,7 +12,8 @@ import msgspec
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-NAME = r"^[a-z0-9_-]{1,64}$"
+# `$` would take a line end behind the name.
+NAME = r"^[a-z0-9_-]{1,64}\Z"
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
@@ -104,7 +105,7 @@ class Repository(Section, frozen=True):
     default_max_batch_size: Positive = 4
     load_threads: Positive = 4
     load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?$")] = ""
+    config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?\Z")] = ""
 
     def __post_init__(self) -> None:
         if "*" in self.load and len(self.load) > 1:
@@ -138,7 +139,7 @@ class Mqtt(Section, frozen=True):
     insecure: bool = False
     payload: PayloadFormat = "json"
     vehicle_state: bool = False
-    home_assistant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    home_assistant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")] | None = None
 
     def __post_init__(self) -> None:
         if bool(self.cert_file) != bool(self.key_file):
@@ -356,7 +357,7 @@ class TracingSection(Section, frozen=True):
     """
 
     enabled: bool = False
-    endpoint: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s@]+$")] = (
+    endpoint: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s@]+\Z")] = (
         "http://127.0.0.1:4318/v1/traces"
     )
     sample: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None

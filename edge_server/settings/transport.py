@@ -71,7 +71,7 @@ class Restriction(Section, frozen=True):
     the value `value`."""
 
     protocols: Annotated[tuple[Protocol, ...], msgspec.Meta(min_length=1)]
-    header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_.-]+$")]
+    header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_.-]+\Z")]
     value: Annotated[str, msgspec.Meta(min_length=1)]
 
 

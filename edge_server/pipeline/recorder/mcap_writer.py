@@ -50,7 +50,10 @@ class _Output:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        # Once: another thread may have been given the same number since.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class McapWriter:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from edge_server.cameras.opencv_settings import settle_opencv
+from edge_server.cameras.opencv_settings import ffmpeg_options, no_camera_opens, settle_opencv
 
 OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 
@@ -14,9 +14,9 @@ OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ("", "rtsp_transport;tcp|fpsprobesize;0"),
-        ("max_delay;500000", "rtsp_transport;tcp|fpsprobesize;0|max_delay;500000"),
-        ("rtsp_transport;udp", "rtsp_transport;udp|fpsprobesize;0"),
+        ("", "rtsp_transport;tcp"),
+        ("max_delay;500000", "rtsp_transport;tcp|max_delay;500000"),
+        ("rtsp_transport;udp", "rtsp_transport;udp"),
     ],
 )
 def test_options_of_the_environment_are_kept(
@@ -29,3 +29,18 @@ def test_options_of_the_environment_are_kept(
         assert os.environ[OPTIONS] == options
         # FFmpeg's debug lines would quote passwords.
         assert os.environ["OPENCV_FFMPEG_LOGLEVEL"] == "-8"
+
+
+def test_a_file_opens_without_the_options_of_cameras_but_waits_for_none_for_long() -> None:
+    rates = "fpsprobesize;0"
+    with ffmpeg_options({"probesize": "32"}, 0.0):
+        assert os.environ[OPTIONS].endswith(f"|{rates}|probesize;32")
+        with no_camera_opens(0.0):
+            assert rates in os.environ[OPTIONS]
+        assert rates in os.environ[OPTIONS]
+    with no_camera_opens(0.0):
+        assert rates not in os.environ[OPTIONS]
+        with pytest.raises(TimeoutError), ffmpeg_options({}, 0.0):
+            pass
+    with ffmpeg_options({}, 0.0):
+        assert rates in os.environ[OPTIONS]

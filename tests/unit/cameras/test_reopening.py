@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from edge_server.cameras.reopening import Reopening
+import errno
+import socket
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from edge_server.cameras import reopening
+from edge_server.cameras.reopening import PortWatch, Reopening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
 
 
 class Watch:
@@ -61,3 +72,23 @@ def test_each_watch_is_closed_once() -> None:
     reopening.end()
     reopening.end()
     assert [watch.closed for watch in made] == [1, 1]
+
+
+def test_a_camera_whose_network_was_down_is_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [errno.ENETUNREACH, 0]
+
+    class Socket(socket.socket):
+        def connect_ex(self, _address: object) -> int:
+            return outcomes.pop(0)
+
+    def at_once(_name: str, work: Callable[[], object]) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_result(work())
+        return future
+
+    monkeypatch.setattr(reopening, "start_future", at_once)
+    monkeypatch.setattr(reopening.socket, "socket", Socket)
+    watch = PortWatch("192.0.2.1", 554)
+    # An unconnected socket has no error either, as one that is connected.
+    assert [watch.look(0.0), watch.look(1.0)] == [False, True]
+    watch.close()

@@ -53,9 +53,9 @@ def numbers_of(source: FrameSource, limit: int = 1000) -> list[int]:
     return numbers
 
 
-def write_video(path: Path, frames: int, fps: float = 25.0) -> Path:
+def write_video(path: Path, frames: int, fps: float = 25.0, codec: str = "MJPG") -> Path:
     # Matroska plays as far as it goes, so a shortened one breaks off in the middle.
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), fps, (64, 48))
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (64, 48))
     for number in range(frames):
         writer.write(grey(number))
     writer.release()
@@ -362,6 +362,11 @@ def test_missing_opencv_is_reported_with_its_remedy() -> None:
 def test_a_video_plays_at_its_own_rate(tmp_path: Path) -> None:
     source = open_source(str(write_video(tmp_path / "fast.mkv", 3, fps=200.0)))
     assert source.pace.period_s == pytest.approx(1 / 200)  # type: ignore[attr-defined]
+
+
+def test_a_transport_stream_plays_at_its_own_rate(tmp_path: Path) -> None:
+    source = open_source(str(write_video(tmp_path / "drive.ts", 25, codec="mp2v")))
+    assert source.pace.period_s == pytest.approx(1 / 25)  # type: ignore[attr-defined]
 
 
 def test_a_given_rate_overrides_the_videos_own(video: Path) -> None:

@@ -84,6 +84,14 @@ def test_a_camera_that_starts_has_no_fault() -> None:
     assert Seen().cameras(front=CameraStatus(CameraState.STARTING)) == []
 
 
+def test_a_camera_that_a_reload_stops_has_no_fault_of_its_own() -> None:
+    stopped = CameraStatus(CameraState.STOPPED)
+    seen = Seen()
+    assert seen.cameras(front=LIVE, rear=LOST) == [("rear", "begin", "refused")]
+    assert seen.cameras(front=stopped, rear=stopped) == []
+    assert seen.cameras(front=LIVE) == [("rear", "end", "removed")]
+
+
 def test_a_model_that_serves_from_the_start_is_no_event() -> None:
     first = model()
     seen = Seen()

@@ -114,6 +114,16 @@ def test_every_pixel_format_shows_the_same_paint(pixel_format: PixelFormat) -> N
         assert [lane.color for lane in seen] == [lane.color for lane in expected]
 
 
+def test_a_picture_that_its_decoder_made_smaller_shows_the_same_paint() -> None:
+    _, image, camera, lanes = scene_and_lanes(7, 0.0)
+    half = cv2.resize(image, (WIDTH // 2, HEIGHT // 2), interpolation=cv2.INTER_AREA)
+    whole, smaller = (with_markings(lanes, Image.of_bgr(each), camera) for each in (image, half))
+    assert {lane.type for lane in whole} >= {"solid", "dashed"}
+    assert [(lane.type, lane.color) for lane in smaller] == [
+        (lane.type, lane.color) for lane in whole
+    ]
+
+
 def test_a_road_without_paint_shows_nothing() -> None:
     scene, _, camera, lanes = scene_and_lanes(3, 0.0)
     bare, _ = render(replace(scene, lines=()), 0.0)

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +35,7 @@ class Brokers:
         self.absent: set[str] = set()
         self.retained_births: list[bytes] = []
         self.unread: deque[tuple[bytes, bool]] = deque()
+        self.logged_in: dict[str, Any] = {}  # the connections by their hosts
         self.states: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self.changed = threading.Condition()
 
@@ -65,7 +66,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
-        watched = False
+        watched = closed = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host
@@ -76,6 +77,12 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
                 made.changed.notify_all()
             if self.host in made.absent:
                 raise ConnectionRefusedError(111, "Connection refused")
+            with made.changed:
+                before = made.logged_in.get(self.host)
+                made.logged_in[self.host] = self
+                if before is not None:  # the same client id
+                    before.taken_over, before.end = True, "Session taken over"
+                    made.changed.wait_for(lambda: before.closed, WAIT_S)
 
         def step(self, wake: Wake, timeout_s: float) -> None:
             wake.wait(timeout_s)
@@ -93,7 +100,9 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
                 self.births.append((made.retained_births.pop(), True))
 
         def close(self) -> None:
-            pass
+            with made.changed:
+                self.closed = True
+                made.changed.notify_all()
 
     monkeypatch.setattr(linking, "Connection", Connection)
     monkeypatch.setattr(linking, "_STEP_S", 0.01)
@@ -176,6 +185,24 @@ def test_an_absent_broker_gets_nothing_and_the_old_one_goes_on(
     )
 
 
+def test_a_broker_gets_no_birth_of_lanes_that_another_one_is_to_have(
+    publisher: Publisher, brokers: Brokers
+) -> None:
+    def payload() -> str:
+        return json.loads(publisher._outbox._state[META])["payload"]
+
+    brokers.absent.add("b")
+    publisher.change(Mqtt("b", payload="protobuf"))
+    assert payload() == "json"
+    publisher.publish_calibration("front", None)
+    assert payload() == "json"
+    brokers.absent.clear()
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
+    assert payload() == "protobuf"
+    assert publisher.change(None)
+    assert payload() == "json"
+
+
 def test_settings_that_are_the_same_change_nothing(publisher: Publisher) -> None:
     before = publisher.workers()
     assert publisher.change(Mqtt("a")) == ""
@@ -193,6 +220,20 @@ def test_a_file_whose_contents_have_changed_is_a_change(
     assert publisher.change(login) == ""
     password.write_text("two")
     assert publisher.change(login) == "logs in to b:1883 anew"
+
+
+def test_a_device_that_logs_in_anew_is_no_other_client(
+    publisher: Publisher, brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linking, "_RETRY_S", (WAIT_S, WAIT_S))
+    password = tmp_path / "password"
+    login = Mqtt("b", username="me", password_file=str(password), insecure=True)
+    for times in range(1, 5):
+        password.write_text("!" * times)
+        publisher.change(login)
+        brokers.wait(lambda times=times: brokers.states["b"].count((STATUS, "online")) == times)
+    assert not publisher.contested
+    assert publisher.state == "connected"
 
 
 def test_to_publish_ends_and_begins_with_the_table(publisher: Publisher, brokers: Brokers) -> None:

@@ -83,6 +83,7 @@ def test_a_run_before_that_publishes_its_birth_again_still_runs(contest: Contest
         b"nonsense",
         b'{"device": "truck-7", "session": 7}',
         b'{"device": "of an earlier release"}',
+        b'{"nested": ' + b"[" * 30_000,
     ],
 )
 def test_its_own_births_and_those_before_are_no_contest(contest: Contest, payload: bytes) -> None:

@@ -29,6 +29,15 @@ def test_lanes_of_an_image_that_the_decoder_made_smaller_are_in_px_of_the_camera
     assert (found.model_name, found.model_version) == ("lane_detection", "4")
 
 
+def test_a_camera_keeps_the_size_of_its_model_where_another_one_was_only_tried() -> None:
+    useful = UsefulSize()
+    model = LaneModel(data_plane(GivenLanes()), "lane_detection", useful, lambda _: None)
+    model.detect(frame(0))
+    useful.size = (8, 8)
+    model.detect(frame(1))
+    assert useful.size is None
+
+
 def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
     (lane,) = asked(GivenLanes()).detect(frame(0)).lanes
     assert lane.points.shape == (10, 2)

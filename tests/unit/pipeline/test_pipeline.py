@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge_server.board.identity import Identity
+from edge_server.cameras.calibration import Calibration
 from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SettingsError, Unavailable
@@ -461,6 +462,55 @@ def test_a_camera_that_starts_gets_a_second_and_before_the_first_frame_there_is_
     assert (lane_frame.width, lane_frame.height) == (0, 0)
     assert (lane_frame.capture_mono_ns, lane_frame.capture_epoch_ns) == (5_000, 9_000)
     assert lane_frame.failure_reason == "starting"
+
+
+def test_a_camera_that_is_stopped_is_no_empty_road() -> None:
+    loop, delivered = pipeline(GivenLanes(), frame(0))
+    loop.tick(0.0)
+    camera_of(loop).become(CameraState.STOPPED)
+    loop.tick(0.1)
+    assert [each.frame_id for each in delivered] == [0]
+
+
+class GivenRoad:
+    """Notes which frames have lanes, and which have none."""
+
+    calibration = Calibration("abc", None)  # type: ignore[arg-type]  # its id is all that is read
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def follow(self, lane_frame: LaneFrame, _image: Image) -> LaneFrame:
+        self.seen.append(f"follow {lane_frame.frame_id}")
+        return lane_frame
+
+    def miss(self, lane_frame: LaneFrame) -> None:
+        assert lane_frame.failure
+        self.seen.append(f"miss {lane_frame.frame_id}")
+
+    def end(self, lane_frame: LaneFrame) -> None:
+        self.seen.append(f"end {lane_frame.frame_id}")
+
+
+def test_who_follows_the_road_learns_where_it_is_not_seen_and_that_the_loop_ends() -> None:
+    road = GivenRoad()
+    loop = LanePipeline(
+        OneCamera(frame(0), frame(1), replace(frame(2), capture_mono_ns=0)),  # type: ignore[arg-type]
+        data_plane(GivenLanes()),
+        "lane_detection",
+        [],
+        road=road,  # type: ignore[arg-type]
+    )
+    loop.tick(0.0)
+    camera_of(loop).become(CameraState.FROZEN, "frozen", "the picture stands")
+    loop.tick(0.1)
+    camera_of(loop).become(CameraState.LIVE)
+    loop._too_old.is_due("too_old", 0.0, 0.0)
+    loop.tick(0.2)
+    camera_of(loop).become(CameraState.LOST, "lost", "cable out")
+    loop.tick(0.3)
+    loop._end()
+    assert road.seen == ["follow 0", "miss 1", "miss 2", "miss 2", "end 2"]
 
 
 def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:

@@ -131,3 +131,24 @@ def test_a_frame_without_lanes_ends_no_lane_change() -> None:
     changing = frame(0, ego=Ego(lane_change="left"))
     failed = frame(1, failure="out of memory")
     assert len(seen(changing, failed, replace(changing, frame_id=2))) == 1
+
+
+def test_who_is_followed_no_more_has_nothing_left_that_holds() -> None:
+    drift = ("calibration_drift: 0.7 degrees down",)
+    changing = Ego(lane_change="left")
+    log = EventLog()
+    events = RoadEvents(log, DepartureRule())
+    for n in range(4):
+        leaving = frame(n, 0.9, degraded=drift, ego=changing)
+        events.update(leaving, VehicleState(leaving.capture_mono_ns, 25.0, 0.0))
+    for _ in range(2):
+        events.end(frame(4))
+    log._end()
+    found = log.after(0)
+    assert [each.phase for each in found] == ["begin"] * 3 + ["end"] * 3
+    assert {each.begin_id for each in found[3:]} == {each.id for each in found[:3]}
+    assert {(each.kind, each.cause) for each in found[3:]} == {
+        ("lane_departure", "not_seen"),
+        ("lane_change", "left"),
+        ("degraded", "calibration_drift"),
+    }

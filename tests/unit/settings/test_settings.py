@@ -55,6 +55,8 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ("[gprc]\nport = 3", 'gprc: unknown key; did you mean "grpc"?'),
         ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
         ('[cameras.Front]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'; got: Fro"),
+        ('[cameras."front\\n"]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'"),
+        ('[device]\nid = "truck-7\\n"', r"device.id: expected at most 64 of a-z, 0-9, "),
         ('[grpc]\nport = "3"', 'grpc.port: expected a whole number; got "3"'),
         ("[grpc]\nport = 99999", "grpc.port: expected a whole number <= 65535; got 99999"),
         ('[grpc]\nhost = "0.0.0.0"', "grpc: 0.0.0.0 is beyond the loopback"),

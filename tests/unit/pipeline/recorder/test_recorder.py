@@ -319,3 +319,21 @@ def test_damage_in_the_middle_costs_what_follows(tmp_path: Path) -> None:
     Drive(tmp_path).stop()
     assert is_whole(whole)
     assert 15 <= len(content(whole).frame_ids) < 35
+
+
+def test_a_file_that_is_not_named_closes_nobody_else_s_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def fail(_written: Path, _path: Path) -> None:
+        taken.append(os.open(tmp_path, os.O_RDONLY))  # has the number that is free now
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(mcap_writer, "atomic_replace", fail)
+    writer = mcap_writer.McapWriter(tmp_path / "a.mcap", {})
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        writer.finish()
+    writer.abandon()
+    os.fstat(taken[0])
+    os.close(taken[0])
