@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,13 @@ import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.http.call import HttpCall
-from edge_server.api.http.rest.api import JSON, Answer
-from edge_server.api.http.rest.infer import _wanted_encoding, compressed
+from edge_server.api.http.rest.api import JSON, Answer, RestCall
+from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed
 from edge_server.api.http.rest.infer_request import json_request
 from edge_server.api.http.rest.json_fields import read_json, read_load_parameters
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.table import PATHS
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable
 
 MIB = 1024 * 1024
 
@@ -144,6 +146,27 @@ def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
         chunked.add(bytes(64 * 1024))
     assert chunked.refusal is not None
     chunked.release()
+    assert budget.used_bytes == 0
+
+
+def test_a_body_counts_with_what_it_decompresses_to() -> None:
+    api: Any = SimpleNamespace(longest_bytes=2 * MIB)
+    budget = ByteBudget(3 * MIB, "http.max_pending_bytes")
+
+    def given(data: bytes) -> RestCall:
+        body = memoryview(gzip.compress(data, 1))
+        call = HttpCall(len(body), 2 * MIB, budget)
+        return RestCall("POST", {}, {"content-encoding": "gzip"}, body, call)
+
+    data = b"lanes" * (MIB // 4)
+    one, other = given(data), given(bytes(2 * MIB))
+    assert decompressed(api, one) == data
+    with pytest.raises(Unavailable, match=r"http\.max_pending_bytes"):
+        decompressed(api, other)
+    one.connection.release()
+    other.connection.release()
+    # Its client is gone already.
+    assert len(decompressed(api, other)) == 2 * MIB
     assert budget.used_bytes == 0
 
 
