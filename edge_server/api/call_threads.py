@@ -44,7 +44,8 @@ class CallThreads(Executor):
     def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
         self, call: Callable[..., object], /, *args: Any, **kwargs: Any
     ) -> CallTask:
-        """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
+        """Run `call` on an idle thread, on a new one, or on the first that becomes idle; that also
+        where the system gives no new one.
 
         Raises:
             RuntimeError: the executor has been shut down.
@@ -55,15 +56,8 @@ class CallThreads(Executor):
                 raise RuntimeError("no call is run after the shutdown")
             if self._idle:
                 self._idle.pop().put(task)
-            elif self._started == self._most:
+            elif self._started == self._most or not self._start(task):
                 self._waiting.append(task)
-            else:
-                tasks: SimpleQueue[CallTask | None] = SimpleQueue()
-                tasks.put(task)
-                name = f"{self._name}_{self._started}"
-                # `start` may raise; the thread is counted only afterwards.
-                threading.Thread(target=self._work, args=(tasks,), name=name, daemon=True).start()
-                self._started += 1
         return task
 
     def waiting(self) -> int:
@@ -78,6 +72,19 @@ class CallThreads(Executor):
             for tasks in self._idle:
                 tasks.put(None)
             self._idle.clear()
+
+    def _start(self, task: CallTask) -> bool:
+        """Run `task` on a new thread; False where the system gives none, an error of which would
+        end the thread on which grpc receives all calls."""
+        tasks: SimpleQueue[CallTask | None] = SimpleQueue()
+        tasks.put(task)
+        name = f"{self._name}_{self._started}"
+        try:
+            threading.Thread(target=self._work, args=(tasks,), name=name, daemon=True).start()
+        except RuntimeError:
+            return False
+        self._started += 1
+        return True
 
     def _work(self, tasks: SimpleQueue[CallTask | None]) -> None:
         while (task := tasks.get()) is not None:

@@ -151,7 +151,7 @@ class DynamicBatchScheduler:
         except (DeadlineExceeded, Unavailable) as error:
             return error
         if self._order is not None:
-            job.respond = self._order.place(job.respond, job.death)
+            job.respond = self._order.place(job.respond, job.gone)
         self._watch.note_waiting(self._queue.next_limit_at())
         (self._company if self._gathering else self._work).notify()
         return None
@@ -253,14 +253,14 @@ class OrderedResponses:
         self._sending = False
 
     def place(
-        self, respond: Respond, death: Callable[[], EdgeServerError | None] = lambda: None
+        self, respond: Respond, gone: Callable[[], EdgeServerError | None] = lambda: None
     ) -> Respond:
         """Return a callback that replaces `respond` and passes its responses on in order.
 
         Args:
-            death: the error of a cancelled or overdue request; None while its caller waits.
+            gone: the error of a cancelled or overdue request; None while its caller waits.
         """
-        place = _Place(respond, death)
+        place = _Place(respond, gone)
         with self._lock:
             self._places.append(place)
         return partial(self._put, place)
@@ -269,9 +269,9 @@ class OrderedResponses:
         """Drop held responses whose callers have gone; their places in the order stay."""
         with self._lock:
             for place in self._places:
-                if place.responses and (death := place.death()) is not None:
+                if place.responses and (gone := place.gone()) is not None:
                     final = place.responses[-1][1]
-                    place.responses = deque([(death, True)] if final else ())
+                    place.responses = deque([(gone, True)] if final else ())
 
     def _put(self, place: _Place, response: ResponseCallback, final: bool) -> None:
         """Send this response and those it held back, unless an earlier request is unfinished."""
@@ -304,5 +304,5 @@ class _Place:
     """One request's place in the order, with the responses that are held back."""
 
     respond: Respond
-    death: Callable[[], EdgeServerError | None]
+    gone: Callable[[], EdgeServerError | None]
     responses: deque[tuple[ResponseCallback, bool]] = field(default_factory=deque)

@@ -287,10 +287,10 @@ class StepTask:
         return self._run.is_over(self.step)
 
     def dropped(self) -> None:
-        """Pass the slot that woke this task on to the next."""
+        """Pass the task's slot, or the free one that woke it, on to the next."""
         slots = self._run.slots_of(self.step)
         if slots is not None:
-            slots.wake_next()
+            (slots.give_back if self.has_slot else slots.wake_next)()
 
 
 class _StepCall:

@@ -115,14 +115,19 @@ class Job:
             forget()
 
     def death(self) -> EdgeServerError | None:
-        """Return the error of a cancelled or overdue request, or of one whose model failed between
-        two runs; None while the caller waits."""
-        if self.over or self.request.cancelled:
+        """Return why the job need not run: it is over, its model failed between two runs, or see
+        `gone`; None while it shall run."""
+        if self.over:
             return Cancelled("")
-        if self.execution is not None and (failure := self.execution.failure) is not None:
-            return failure
-        deadline = self.request.deadline
-        if deadline is not None and time.monotonic() >= deadline:
+        failure = None if self.execution is None else self.execution.failure
+        return failure or self.gone()
+
+    def gone(self) -> EdgeServerError | None:
+        """Return the error of a cancelled or overdue request; None while its caller waits."""
+        request = self.request
+        if request.cancelled:
+            return Cancelled("")
+        if request.deadline is not None and time.monotonic() >= request.deadline:
             return DeadlineExceeded("the request's deadline passed before an instance was idle")
         return None
 

@@ -87,7 +87,9 @@ class CachingScheduler(SchedulerWrapper):
 
     Only for models that send one response per request, which depends on nothing but the request:
     the validation of configurations allows no cache for others.
-    Cached responses are on the host; requests with tensors on a device bypass the cache.
+    Requests of a sequence bypass the cache: a member of an ensemble may keep its state, and the
+    response says the place in it. Cached responses are on the host; requests with tensors on a
+    device bypass the cache, too.
     """
 
     def __init__(
@@ -106,7 +108,8 @@ class CachingScheduler(SchedulerWrapper):
         return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        if any(tensor.on_device for tensor in request.inputs.values()):
+        on_device = any(tensor.on_device for tensor in request.inputs.values())
+        if on_device or request.sequence is not None:
             self.beneath.submit(request, snapshot, respond)
             return
         if request.on_device:

@@ -290,8 +290,8 @@ class SequenceScheduler:
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
         """Drop the dead requests of `sequence`, each with those behind it.
 
-        A sequence that waits for a slot goes as a whole where one of its requests was cancelled, as
-        in Triton.
+        A sequence that waits for a slot goes as a whole, from its START, where one of its requests
+        was cancelled, as in Triton.
         """
         refused: _Refused = []
         text = (
@@ -304,11 +304,13 @@ class SequenceScheduler:
             if death is None:
                 index += 1
                 continue
-            whole = sequence.slot is None and isinstance(death, Cancelled)
             dead = sequence.waiting[index].item
+            if sequence.slot is None and isinstance(death, Cancelled):
+                while index and not sequence.waiting[index].place.start:
+                    index -= 1
             refused += [
                 (job, death if job is dead else Cancelled(text))
-                for job in self._book.drop(sequence, 0 if whole else index)
+                for job in self._book.drop(sequence, index)
             ]
         return refused
 

@@ -190,12 +190,14 @@ class InferStream:
         return not (self.over or self._failure)
 
     def _read(self, requests: Iterator[bytes]) -> None:
+        left_out = False
         try:
             for data in requests:
                 request = StreamRequest(self, len(data))
-                if not self._has_room() or not self._budget.take_when_it_fits(
+                left_out = not self._has_room() or not self._budget.take_when_it_fits(
                     request.size_bytes, lambda: self.over
-                ):
+                )
+                if left_out:
                     return
                 self._start(request, data)
                 # A client may pause for hours; and when the client disconnects, gRPC's error keeps
@@ -206,7 +208,7 @@ class InferStream:
             return
         finally:
             with self._changed:
-                self._read_to_end = True
+                self._read_to_end = not left_out
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:

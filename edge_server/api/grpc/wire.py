@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Below this size protobuf's own parser, in C, is faster than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
+# Of a request that cannot be walked, nobody counts the fields.
+_UNWALKED_UP_TO_BYTES = 16 * 1024
 # Limit for bytes parsed by protobuf, whose objects can take thirty times as much memory, and which
 # lets no other thread run meanwhile.
 _PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
@@ -57,7 +59,7 @@ def read_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
             many bytes that are not raw contents.
     """
     walked = _walk(memoryview(data)) if len(data) >= _WALK_FROM_BYTES else None
-    if walked is None and len(data) > _PROTOBUF_UP_TO_BYTES:
+    if walked is None and len(data) > _UNWALKED_UP_TO_BYTES:
         raise InvalidRequest("the request is no ModelInferRequest that this server can read")
     try:
         if walked is not None:

@@ -106,15 +106,28 @@ class HttpCall:
         """The body is complete."""
         self.read_ns = time.monotonic_ns()
 
+    def count(self, size_bytes: int) -> None:
+        """Count more bytes until `release`, on any thread.
+
+        Raises:
+            Unavailable: they do not fit.
+        """
+        self._budget.take(size_bytes)
+        with self._lock:
+            if not self._answered:
+                self._counted_bytes += size_bytes
+                return
+        self._budget.give(size_bytes)
+
     def release(self) -> None:
         """Stop counting the body: its request is answered."""
-        self._budget.give(self._counted_bytes)
-        self._counted_bytes = 0
         self._buffer = bytearray()
         self._used = 0
         with self._lock:
             callbacks, self._when_answered = self._when_answered, []
             self._answered = True
+            counted_bytes, self._counted_bytes = self._counted_bytes, 0
+        self._budget.give(counted_bytes)
         for callback in callbacks:
             callback()
 

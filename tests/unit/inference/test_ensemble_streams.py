@@ -40,6 +40,7 @@ from tests.unit.inference.threads import no_more_threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_server.inference.ensemble_limits import Task
     from edge_server.inference.snapshot import Snapshot
     from edge_server.requests import Respond
 
@@ -237,6 +238,29 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
     assert [type(response) for response in responses.wait()] == [Cancelled]
     producer.join(TIMEOUT_S)
     assert producer.given == 5
+
+
+def test_a_held_slot_is_free_again_when_its_caller_goes_before_a_thread_takes_the_step() -> None:
+    class Caller:
+        cancelled = False
+
+        def when_cancelled(self, callback: Callable[[], None]) -> None: ...
+
+    class Late(StepThreads):
+        def try_run(self, task: Task) -> bool:
+            self._tasks.append(task)
+            return True
+
+    caller, threads = Caller(), Late()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
+    behind = running("q", plus(1))
+    models = models_of(ensemble, streaming("s", counting(1, end=True)), behind, threads=threads)
+    responses = submitted(models, InferRequest("e", {"x": value(0)}, cancellation=caller))
+    caller.cancelled = True
+    threads.drop_dead()
+    assert [type(response) for response in responses.wait()] == [Cancelled]
+    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]
+    assert slots._taken == 0
 
 
 def test_the_limit_is_one_for_all_requests_and_a_step_holds_no_thread_of_a_caller() -> None:

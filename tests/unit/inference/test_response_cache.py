@@ -19,7 +19,7 @@ from edge_server.inference.response_cache import (
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import config, ensemble_config, value
 
@@ -208,6 +208,22 @@ def test_an_ensembles_responses_are_cached_like_any_models() -> None:
         snapshot.infer(InferRequest("e", {"x": value(1)}))
     assert run.runs == 1
     assert ensemble.statistics.counts().cache_hit.count == 1
+
+
+def test_a_request_of_a_sequence_runs_whatever_is_kept() -> None:
+    run, scheduling = Counted(), Scheduling(cache_bytes=10_000)
+    ensemble = scheduling.ensemble(ensemble_config("e", "x", "y", "m a=x > b=y", extra=CACHED), 1)
+    models = (("m", loaded(scheduling, run, "")), ("e", ensemble))
+    snapshot = Snapshot(
+        {(name, 1): ModelEntry(name, 1, ModelState.READY, loaded=model) for name, model in models}
+    )
+    places = [
+        snapshot.infer(InferRequest("e", {"x": value(1)}, sequence=SequencePlace(number)))
+        for number in (1, 2)
+    ]
+    # A member may keep a state for each sequence.
+    assert run.runs == 2
+    assert [each.parameters["sequence_id"] for each in places] == [1, 2]
 
 
 def test_a_response_that_leaves_an_output_out_is_kept_as_it_is() -> None:

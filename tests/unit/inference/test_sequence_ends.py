@@ -75,6 +75,22 @@ def test_a_sequence_that_waits_for_a_slot_ends_with_any_of_its_requests(
     assert first.value() == 1
 
 
+def test_a_sequence_that_waits_for_a_slot_runs_although_the_one_after_it_is_cancelled(
+    road: Callable[..., Road],
+) -> None:
+    m = road(max_batch_size=1)
+    first, caller = m.hold(1, 1, end=True), Caller()
+    before = m.send(2, 2, start=True)
+    anew, cancelled = m.send(2, 3, start=True), m.send(2, 4, caller=caller)
+    caller.cancelled = True
+    with pytest.raises(Cancelled, match=r"^$"):
+        cancelled.value()
+    with pytest.raises(Cancelled, match="sequence 2 has ended"):
+        anew.value()
+    m.model.allowed.set()
+    assert [first.value(), before.value()] == [1, 2]
+
+
 def test_an_end_that_comes_too_late_still_frees_the_slot(road: Callable[..., Road]) -> None:
     m = road(max_batch_size=1)
     first = m.hold(1, 1)

@@ -16,7 +16,13 @@ from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.infer_request import set_parameter
 from edge_server.api.http.rest.tensor_data import encode, to_list, to_raw_contents
 from edge_server.api.statuses import http_status
-from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, forget_frames
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+    forget_frames,
+)
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -36,8 +42,8 @@ _SLOW_READER_S = 10.0
 class GeneratedResponses:
     """The responses to one request, passed from the model's threads to the event loop.
 
-    A model waits while `_MOST_WAITING` are not sent; after `_SLOW_READER_S`, and once the client is
-    gone, what it responds is dropped.
+    A model waits while `_MOST_WAITING` are not sent; after `_SLOW_READER_S` an error is the last
+    response. What the model responds then, or once the client is gone, is dropped.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,9 +70,14 @@ class GeneratedResponses:
         """See `Respond`."""
         written = None if response is None else _written(response)
         with self._changed:
-            if written is not None and self._changed.wait_for(
+            in_time = written is None or self._changed.wait_for(
                 lambda: self._over or len(self._waiting) < _MOST_WAITING, _SLOW_READER_S
-            ):
+            )
+            if not in_time:
+                # Nobody would notice that one is missing among the others.
+                self._waiting.append(_written(_too_slow()))
+                self._over = self._complete = True
+            elif written is not None and not self._over:
                 self._waiting.append(written)
             self._complete = self._complete or final
         self._loop.call_soon_threadsafe(self._came.set)
@@ -181,6 +192,12 @@ def _written(response: InferResponse | EdgeServerError) -> tuple[int, bytes]:
     answer = error_answer(http_status(response), as_utf8(str(response)))
     forget_frames(response)
     return answer.status, bytes(answer.parts[0])
+
+
+def _too_slow() -> Unavailable:
+    return Unavailable(
+        f"no response was read for {_SLOW_READER_S:g} s while {_MOST_WAITING} waited"
+    )
 
 
 def _flat(response: InferResponse) -> bytes:

@@ -17,7 +17,7 @@ from edge_server.api.shared_memory import RegionSlice
 from edge_server.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -68,11 +68,12 @@ def infer(api: RestApi, call: RestCall) -> Answer:
 
 
 def decompressed(api: RestApi, call: RestCall) -> memoryview:
-    """Return the body as it was before the client compressed it.
+    """Return the body as it was before the client compressed it, counted with all bodies.
 
     Raises:
         Unsupported: in another way than gzip or deflate.
         InvalidRequest: it is not compressed in that way, or too long.
+        Unavailable: it does not fit beside the bodies of other requests.
     """
     encoding = call.headers.get("content-encoding", "")
     if encoding in ("", "identity"):
@@ -80,18 +81,32 @@ def decompressed(api: RestApi, call: RestCall) -> memoryview:
     if encoding not in _COMPRESSED:
         raise Unsupported("Unsupported compression type")
     reader = zlib.decompressobj(_COMPRESSED[encoding])
+    whole = bytearray()
     try:
-        whole = reader.decompress(call.body, api.longest_bytes + 1)
+        for part in _inflated(reader, call.body):
+            if len(part) == _PART_BYTES:
+                call.connection.count(len(part))
+            whole += part
+            if len(whole) > api.longest_bytes:
+                raise InvalidRequest(
+                    f"the body has more than {api.longest_bytes} bytes when it is decompressed "
+                    "(http.max_body_bytes)"
+                )
     except zlib.error as error:
         raise InvalidRequest(f"the body is not compressed with {encoding}: {error}") from error
-    if len(whole) > api.longest_bytes:
-        raise InvalidRequest(
-            f"the body has more than {api.longest_bytes} bytes when it is decompressed "
-            "(http.max_body_bytes)"
-        )
     if not reader.eof:
         raise InvalidRequest(f"the body ends before its {encoding} data does")
     return memoryview(whole)
+
+
+def _inflated(reader: Any, body: memoryview) -> Iterator[bytes]:
+    """Yield what `body` decompresses to, in parts of at most `_PART_BYTES`."""
+    for start in range(0, len(body), _PART_BYTES):
+        left: bytes | memoryview = body[start : start + _PART_BYTES]
+        while left and not reader.eof:
+            yield reader.decompress(left, _PART_BYTES)
+            left = reader.unconsumed_tail
+    yield reader.flush()
 
 
 def to_answer(response: InferResponse, forms: Mapping[str, OutputForm], wanted: Wanted) -> Answer:

@@ -213,6 +213,32 @@ def test_a_closing_stream_responds_to_accepted_requests_and_ends_with_the_reason
     stays.set()
 
 
+def test_a_request_that_a_closing_stream_no_longer_takes_does_not_end_it_with_ok(
+    pool: ThreadPoolExecutor,
+) -> None:
+    models = Models()
+    closed = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        yield b"1"
+        closed.wait(TIMEOUT_S)
+        yield b"2"
+
+    stream = InferStream(models.submit)
+    responses = stream.responses(requests())
+    first = pool.submit(next, responses)
+    (stream_request,) = models.wait_for("1")
+    stream.close()
+    readers = [each for each in threading.enumerate() if each.name == "grpc-stream"]
+    closed.set()
+    for reader in readers:
+        reader.join(TIMEOUT_S)
+    stream_request.respond(response(stream_request), True)
+    assert read(first.result(TIMEOUT_S)) == ("1", "")
+    with pytest.raises(Unavailable, match="shutting down"):
+        next(responses)
+
+
 def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)

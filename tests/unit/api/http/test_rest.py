@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +14,15 @@ import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.http.call import HttpCall
-from edge_server.api.http.rest.api import JSON, Answer
-from edge_server.api.http.rest.infer import _wanted_encoding, compressed
+from edge_server.api.http.rest import generate
+from edge_server.api.http.rest.api import JSON, Answer, RestCall
+from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed
 from edge_server.api.http.rest.infer_request import json_request
 from edge_server.api.http.rest.json_fields import read_json, read_load_parameters
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.table import PATHS
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable
+from edge_server.requests import InferResponse
 
 MIB = 1024 * 1024
 
@@ -145,6 +150,52 @@ def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
     assert chunked.refusal is not None
     chunked.release()
     assert budget.used_bytes == 0
+
+
+def test_a_body_counts_with_what_it_decompresses_to() -> None:
+    api: Any = SimpleNamespace(longest_bytes=2 * MIB)
+    budget = ByteBudget(3 * MIB, "http.max_pending_bytes")
+
+    def given(data: bytes) -> RestCall:
+        body = memoryview(gzip.compress(data, 1))
+        call = HttpCall(len(body), 2 * MIB, budget)
+        return RestCall("POST", {}, {"content-encoding": "gzip"}, body, call)
+
+    data = b"lanes" * (MIB // 4)
+    one, other = given(data), given(bytes(2 * MIB))
+    assert decompressed(api, one) == data
+    with pytest.raises(Unavailable, match=r"http\.max_pending_bytes"):
+        decompressed(api, other)
+    one.connection.release()
+    other.connection.release()
+    # Its client is gone already.
+    assert len(decompressed(api, other)) == 2 * MIB
+    assert budget.used_bytes == 0
+
+
+def test_what_a_slow_reader_misses_ends_its_responses_and_none_are_kept_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generate, "_SLOW_READER_S", 0)
+    loop = asyncio.new_event_loop()
+    responses = generate.GeneratedResponses(loop)
+
+    def taken() -> list[tuple[int, str]]:
+        found = []
+        while responses._waiting:
+            status, text = responses._waiting.popleft()
+            found.append((status, json.loads(text).get("id")))
+        return found
+
+    for number in range(30):
+        responses.respond(InferResponse("m", "1", str(number), {}), final=False)
+    assert taken() == [*((200, str(number)) for number in range(16)), (503, None)]
+    assert loop.run_until_complete(responses.next()) is None
+    responses = generate.GeneratedResponses(loop)
+    responses.end()
+    responses.respond(InferResponse("m", "1", "", {}), final=False)
+    assert taken() == []
+    loop.close()
 
 
 @pytest.fixture
