@@ -103,12 +103,7 @@ class BootSlots:
             Unavailable: a firmware update waits, which a switch would cancel; or the firmware did
                 not take the switch.
         """
-        self.require_redundancy()
-        if (self._read("OsIndications", _EFI_GLOBAL) or 0) & _CAPSULE_WAITS:
-            raise Unavailable(
-                "an update of the bootloader waits for the next boot, and a switch of slots would "
-                "cancel it: reboot first"
-            )
+        self.require_switch()
         self._write(_status_of(slot), _NORMAL)
         self._nvbootctrl(["-t", "rootfs", "set-active-boot-slot", str(SLOTS.index(slot))])
         if (found := self.primary()) != slot:
@@ -134,6 +129,15 @@ class BootSlots:
         if slot == self.current():
             raise Unsupported(f"slot {slot} runs: choose the other one, it need not be bad")
         self._write(_status_of(slot), _UNBOOTABLE)
+
+    def require_switch(self) -> None:
+        """Raises: Unsupported, Unavailable: see `set_primary`, which would change nothing."""
+        self.require_redundancy()
+        if (self._read("OsIndications", _EFI_GLOBAL) or 0) & _CAPSULE_WAITS:
+            raise Unavailable(
+                "an update of the bootloader waits for the next boot, and a switch of slots would "
+                "cancel it: reboot first"
+            )
 
     def require_redundancy(self) -> None:
         """Raises: Unsupported: the firmware would ignore a switch without an error."""

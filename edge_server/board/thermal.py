@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 # A kernel without a limit reports one beyond these.
 _PLAUSIBLE_CELSIUS = range(1, 200)
 # NVIDIA's cooling devices of Orin (gpu-throttle-alert), and those that the kernel makes of engines
-# whose clock it may lower. A fan is none of them. Names of JetPack 7 are not confirmed on a board.
-_THROTTLES = re.compile(r".*-alert\Z|(thermal-)?(cpufreq|devfreq)\b.*")
+# whose clock it may lower. Neither a fan is one of them nor hot-surface-alert, which at 70 degrees
+# warns who might touch the board. Names of JetPack 7 are not confirmed on a board.
+_THROTTLES = re.compile(r".*throttle-alert\Z|(thermal-)?(cpufreq|devfreq)\b.*")
 # Orin's counters by NVIDIA's developer guide, "Over-current throttling".
 UNDERVOLTAGE_COUNTER = "oc1"
 
@@ -93,17 +94,33 @@ def _zone(path: Path) -> ThermalZone | None:
     millidegrees = read_number(path / "temp")
     if millidegrees is None:
         return None
+    slowed = _slowed_at(path)
     trips: dict[str, list[float]] = {}
     for trip in listed(path, "trip_point_*_type"):
         at = read_number(trip.with_name(trip.name.replace("_type", "_temp")))
+        kind, number = read_text(trip) or "", trip.name.split("_")[2]
+        if kind == "passive" and not slowed.get(number, True):
+            continue
         if at is not None and at // 1000 in _PLAUSIBLE_CELSIUS:
-            trips.setdefault(read_text(trip) or "", []).append(at / 1000)
+            trips.setdefault(kind, []).append(at / 1000)
     return ThermalZone(
         read_text(path / "type") or path.name,
         millidegrees / 1000,
         min(trips.get("passive", ()), default=None),
         min(trips.get("critical", ()), default=None),
     )
+
+
+def _slowed_at(zone: Path) -> dict[str, bool]:
+    """Return the numbers of the zone's trip points at which cooling devices act, and whether one of
+    those slows an engine down."""
+    slowed: dict[str, bool] = {}
+    for trip in listed(zone, "cdev*_trip_point"):
+        number = read_text(trip) or ""
+        device = trip.with_name(trip.name.removesuffix("_trip_point"))
+        slows = _THROTTLES.match(read_text(device / "type") or "") is not None
+        slowed[number] = slowed.get(number, False) or slows
+    return slowed
 
 
 def _throttled(thermal: Path) -> list[str]:

@@ -70,6 +70,9 @@ def run_command(argv: Sequence[str]) -> int:
         _discard_output()
         return OK
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            # `Path.exists` and `is_dir` raise it for what lies in a directory that is closed.
+            return report(errors.Unavailable(f"{error.filename}: {error.strerror}"))
         if error.errno != errno.ENOSPC:
             raise
         _discard_output()

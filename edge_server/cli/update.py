@@ -111,10 +111,10 @@ class UpdatedDevice:
         the new one did not run.
 
         Raises:
-            Unsupported: see `BootSlots.set_primary`; nothing is noted.
-            Unavailable: see there, and `RecordFile.write`.
+            Unsupported, Unavailable: see `BootSlots.require_switch`; nothing is noted.
+            Unavailable: see `BootSlots.set_primary`, and `RecordFile.write`.
         """
-        self.slots.require_redundancy()
+        self.slots.require_switch()
         current = self.slots.current()
         last = self.record.read()
         if slot != current:

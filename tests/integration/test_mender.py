@@ -67,7 +67,11 @@ class Device:
         self._program("apt-get", "exit 100")
         self.make_healthy(healthy=True)
         (self.kept / "current.deb").write_bytes(self.package("1.0").read_bytes())
-        assert run(self._bin / "dpkg", "--install", self.kept / "current.deb").returncode == 0
+        self.install(self.kept / "current.deb")
+
+    def install(self, package: Path) -> None:
+        """Install a package as a person does, without Mender."""
+        assert run(self._bin / "dpkg", "--install", package).returncode == 0
 
     def make_healthy(self, *, healthy: bool) -> None:
         line = (
@@ -203,6 +207,14 @@ def test_without_a_way_back_nothing_is_installed(device: Device) -> None:
     done = device.mender("install", device.artifact("2.0"))
     assert done.returncode != 0
     assert device.version == "1.0"
+
+
+def test_a_refused_update_leaves_a_version_that_mender_did_not_bring(device: Device) -> None:
+    """Mender rolls back after a refusal, too; what it kept is older than what runs."""
+    device.install(device.package("1.5"))
+    assert device.mender("install", device.artifact("2.0")).returncode != 0
+    assert device.version == "1.5"
+    assert device.calls == ["update record failed"]
 
 
 @pytest.mark.parametrize("quote", ["", '"'])

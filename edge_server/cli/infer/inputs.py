@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -37,8 +38,10 @@ def read_arrays(files: Iterable[tuple[str, Path]], config: ModelConfig) -> Array
         if name not in specs:
             raise InvalidRequest(f"--input {name}: {_inputs_text(config)}")
         try:
-            array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            # Opened here, as numpy leaves a damaged file open.
+            with path.open("rb") as file:
+                array = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"{path}: {reason}; write it with numpy.save") from error
         if not isinstance(array, np.ndarray):

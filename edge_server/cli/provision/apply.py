@@ -32,6 +32,10 @@ _HEADER = """\
 # Written by `edge-server provision`, which keeps values and no comments; the file before is
 # {before}. The next provisioning file changes only the tables that it has.
 """
+# What a file says of the broker; whatever else [mqtt] has, no file can say, so it stays.
+_CONNECTION = frozenset(
+    ("host", "port", "username", "password_file", "ca_file", "cert_file", "key_file", "insecure")
+)
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,11 @@ def _merged(document: Document, places: Places) -> dict[str, Any]:
         read_settings(places.config, {})
         settings = parse_toml(places.config.read_text("utf-8").removeprefix("\ufeff"))
     if document.device is not None:
-        settings["device"] = {"id": document.device.id}
+        settings["device"] = {**settings.get("device", {}), "id": document.device.id}
     if (mqtt := document.mqtt) is not None:
-        settings["mqtt"] = {"host": mqtt.host, "port": mqtt.port}
+        before = settings.get("mqtt", {}).items()
+        settings["mqtt"] = {key: value for key, value in before if key not in _CONNECTION}
+        settings["mqtt"] |= {"host": mqtt.host, "port": mqtt.port}
         if mqtt.username is not None:
             settings["mqtt"]["username"] = mqtt.username
         if mqtt.insecure:

@@ -40,7 +40,8 @@ _SSH_TYPES = (
 # One line, without a control character.
 _Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,256}\Z")]
 _Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,252}\Z")]
-_Ssid = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+_Ssid = Annotated[str, msgspec.Meta(min_length=1)]
+_LONGEST_SSID_BYTES = 32  # IEEE 802.11
 # What WPA allows: printable ASCII, or the key itself in hexadecimal digits.
 _WifiPassword = Annotated[str, msgspec.Meta(pattern=r"^(?:[\x20-\x7e]{8,63}|[0-9A-Fa-f]{64})\Z")]
 _Pem = Annotated[str, msgspec.Meta(max_length=32 * 1024)]
@@ -105,6 +106,10 @@ class _Wifi(Section, frozen=True):
 
     ssid: _Ssid
     password: _WifiPassword | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.ssid.encode()) > _LONGEST_SSID_BYTES:
+            raise ValueError(f"ssid: has more than {_LONGEST_SSID_BYTES} bytes of UTF-8")
 
 
 class Document(Section, frozen=True):

@@ -33,7 +33,8 @@ logged in. With a key, and from a broker, only what the key signed counts, and a
 only one whose serial in [file] is greater than all before.
 """
 _CODES = (
-    "exit codes: 0 applied, now or before, 69 no file at the broker, 78 refused: the text says why"
+    "exit codes: 0 applied, now or before, 69 no file at the broker, or the device's cannot be "
+    "written, 78 refused: the text says why"
 )
 
 
@@ -84,7 +85,15 @@ def _provision(arguments: argparse.Namespace) -> int:
     )
     document = parse(signed.text, source)
     refuse_unless_newer(document, signed.digest, source, places, replace=arguments.replace)
-    for line in apply(document, signed.digest, places):
+    try:
+        lines = apply(document, signed.digest, places)
+    except OSError as error:
+        where = error.filename or f"{places.config.parent} or {places.data}"
+        raise Unavailable(
+            f"{where}: cannot be written: {error.strerror}; {source} is not applied whole: apply "
+            "it again as root, where there is room"
+        ) from error
+    for line in lines:
         print(f"{source}: {line}")
     return OK
 

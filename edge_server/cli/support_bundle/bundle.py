@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.examination import read_configuration
+from edge_server.board.identity import Identity
 from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, Part, parts
 from edge_server.cli.support_bundle.redaction import Redaction
 from edge_server.errors import EdgeServerError
@@ -113,13 +114,18 @@ def write(bundle: Bundle, path: Path) -> int:
     return len(packed.getvalue())
 
 
+def names_of(device: str) -> tuple[str, ...]:
+    """Return the names of the device and of this host, and the client id at the broker, which has
+    the device's within it."""
+    return device, socket.gethostname(), Identity.of_this_host(device, "").client_id
+
+
 def make_bundle(arguments: argparse.Namespace) -> int:
     """Make the bundle that the command line describes; return the exit code."""
     configuration = read_configuration(arguments.config, Path("/"))
     settings = configuration.settings
     device = settings.device.id if settings is not None else ""
-    hidden = (device, socket.gethostname()) if arguments.anonymous else ()
-    redaction = Redaction(hidden)
+    redaction = Redaction(names_of(device) if arguments.anonymous else ())
     if settings is not None:
         redaction.add_settings(settings)
     _add_credentials(redaction)

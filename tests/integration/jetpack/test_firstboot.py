@@ -12,7 +12,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from flashed_board import FlashedBoard, skip_where_no_disk_can_be_made
+from flashed_board import FIRSTBOOT, FlashedBoard, skip_where_no_disk_can_be_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,6 +156,43 @@ def test_the_other_slot_gets_the_same_identity(board: FlashedBoard) -> None:
     assert {n: f for n, f in after.items() if n.startswith("data/")} == {
         n: f for n, f in before.items() if n.startswith("data/")
     }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files get other owners")
+def test_the_state_belongs_to_the_daemon_whatever_its_number_in_the_new_image(
+    tmp_path: Path,
+) -> None:
+    """systemd leaves what lies in a state directory as it is where the directory's owner fits."""
+    data, numbers = tmp_path / "root/data", tmp_path / "numbers"
+    getent = tmp_path / "getent"
+    getent.write_text(f"#!/bin/sh\necho edge-server:x:$(cat {numbers})::/:/bin/false\n")
+    getent.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "EDGE_ROOT": str(tmp_path / "root"),
+        "EDGE_DATA_DEVICE": "/nonexistent",
+    }
+
+    def boot_image(with_numbers: str) -> None:
+        numbers.write_text(with_numbers)
+        subprocess.run([FIRSTBOOT, "data"], env=environment, check=True, capture_output=True)
+
+    boot_image("3997:3996")
+    state, record = data / "edge_server/store/copy", data / "edge_server/update"
+    state.mkdir(parents=True)
+    record.mkdir()
+    secret, link = data / "etc/camera", state / "link"
+    secret.touch()
+    link.symlink_to(tmp_path)
+    for path in (data / "edge_server", state.parent, state, link):
+        os.chown(path, 3997, 3996, follow_symlinks=False)
+    os.chown(secret, 0, 3996)
+    boot_image("3500:3501")
+    for path in (data / "edge_server", state.parent, state, link):
+        assert (path.lstat().st_uid, path.lstat().st_gid) == (3500, 3501), path
+    assert (secret.stat().st_uid, secret.stat().st_gid) == (0, 3501)
+    assert record.stat().st_uid == tmp_path.stat().st_uid == 0
 
 
 def test_power_may_go_before_any_command(board: FlashedBoard, tmp_path: Path) -> None:

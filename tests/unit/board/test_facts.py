@@ -129,12 +129,34 @@ def test_a_voltage_below_its_limit_is_named_by_its_rail(fake_board: FakeBoard) -
 
 def test_what_slows_the_board_down_is_reported_and_a_fan_is_not(fake_board: FakeBoard) -> None:
     for number, kind in enumerate(
-        ("pwm-fan", "cpu-throttle-alert", "cpufreq-cpu4", "thermal-cpufreq-0", "Processor")
+        (
+            *("pwm-fan", "cpu-throttle-alert", "cpufreq-cpu4", "thermal-cpufreq-0", "Processor"),
+            "hot-surface-alert",
+        )
     ):
         fake_board.cooling(number, kind, 4)
     fake_board.cooling(9, "devfreq-17000000.gpu", 0)
     heat = read_board_facts(fake_board.root).heat
     assert heat.throttled == ("cpu-throttle-alert", "cpufreq-cpu4", "thermal-cpufreq-0")
+
+
+def test_a_zone_throttles_where_a_cooling_device_slows_an_engine_down(
+    fake_board: FakeBoard,
+) -> None:
+    """As on an Orin: at its lowest passive trip point the kernel only warns of a hot surface."""
+    zone = "sys/class/thermal/thermal_zone7"
+    devices = (("hot-surface-alert", 2), ("cpu-throttle-alert", 0), ("hot-surface-alert", 0))
+    trips = (("passive", 99000), ("critical", 104500), ("passive", 70000))
+    fake_board.write(f"{zone}/type", "cpu-thermal\n")
+    fake_board.write(f"{zone}/temp", "71000\n")
+    for number, (kind, at) in enumerate(trips):
+        fake_board.write(f"{zone}/trip_point_{number}_type", f"{kind}\n")
+        fake_board.write(f"{zone}/trip_point_{number}_temp", f"{at}\n")
+    for number, (kind, trip) in enumerate(devices):
+        fake_board.write(f"{zone}/cdev{number}/type", f"{kind}\n")
+        fake_board.write(f"{zone}/cdev{number}_trip_point", f"{trip}\n")
+    zones = read_board_facts(fake_board.root).heat.zones
+    assert ThermalZone("cpu-thermal", 71.0, 99.0, 104.5) in zones
 
 
 def test_facts_that_are_there_in_time_are_returned(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
@@ -53,6 +54,35 @@ def test_an_interrupt_while_a_verb_imports_is_no_traceback(monkeypatch: pytest.M
     name = "edge_server.cli.infer.request"
     monkeypatch.setitem(sys.modules, name, Interrupted(name))
     assert run_command(["infer", "net", "--image", "road.png"]) == 130
+
+
+class Closed(ModuleType):
+    """A module that looks at a path in a directory which this user may not enter."""
+
+    def __getattr__(self, name: str) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/closed/net")
+
+
+def test_a_path_that_is_closed_to_the_user_is_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "edge_server.cli.infer.request"
+    monkeypatch.setitem(sys.modules, name, Closed(name))
+    assert run_command(["infer", "net", "--image", "road.png"]) == 69
+    assert capsys.readouterr().err == "edge-server: /srv/closed/net: Permission denied\n"
+
+
+def test_provisioning_a_device_that_cannot_be_written_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "edge-server.toml"
+    file.write_text('[device]\nid = "truck-7"\n')
+    config = tmp_path / "missing/config.toml"
+    flags = [f"--{name}={path}" for name, path in (("config", config), ("data", tmp_path))]
+    assert run_command(["provision", str(file), *flags]) == 69
+    error = capsys.readouterr().err
+    assert "missing/.provision-" in error
+    assert "cannot be written: No such file or directory" in error
 
 
 def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.board.doctor.evidence import Configuration
-from edge_server.cli.support_bundle.bundle import Bundle, gather, write
+from edge_server.board.identity import Identity
+from edge_server.cli.support_bundle.bundle import Bundle, gather, names_of, write
 from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, _end_of, _tail
 from edge_server.cli.support_bundle.redaction import Redaction
 from edge_server.errors import EdgeServerError
@@ -189,6 +190,11 @@ def test_names_of_the_device_are_replaced_where_they_are_whole_words() -> None:
     redaction = Redaction(("truck-17", "truck"))
     text = "edge/v1/truck-17/status on truck, trucks stay, truck-170 too"
     assert redaction.text(text) == "edge/v1/device/status on device, trucks stay, truck-170 too"
+
+
+def test_the_client_id_has_the_name_of_the_device_and_is_replaced() -> None:
+    client_id = Identity.of_this_host("truck-17", "").client_id
+    assert Redaction(names_of("truck-17")).text(f"id '{client_id}'") == "id 'device'"
 
 
 def test_a_part_that_fails_is_missing_with_its_reason_and_without_secrets(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from simulated_jetson.firmware import TRIES, Firmware
+from simulated_jetson.firmware import GLOBAL, TRIES, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile
@@ -64,6 +64,13 @@ def test_a_healthy_new_system_is_kept(board: Board) -> None:
     assert (board.firmware.tries("B"), board.boot()) == (TRIES, "B")
     board.commit()
     assert board.record == ("committed", "B", "2.0")
+
+
+def test_a_switch_that_is_refused_is_no_pending_update(board: Board) -> None:
+    board.firmware.write("OsIndications", 4, GLOBAL)
+    with pytest.raises(Unavailable, match="an update of the bootloader waits"):
+        board.device().switch("B", "rauc")
+    assert RecordFile(board.state).read().state == "none"
 
 
 def test_an_unhealthy_new_system_goes_back_and_the_old_one_says_why(board: Board) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -108,16 +109,17 @@ def recorded_sample(path: str, inputs: Sequence[TensorInfo]) -> dict[str, NDArra
         StepError: the file cannot be used for this model.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        # Opened here, as numpy leaves a damaged file open.
+        with Path(path).open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                found = {inputs[0]["name"]: loaded} if len(inputs) == 1 else {}
+            else:
+                found = {key.removeprefix("input."): loaded[key] for key in loaded.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise StepError(
             f"{path}: is no file of arrays: {error}; write it with numpy.savez"
         ) from None
-    if isinstance(loaded, np.ndarray):
-        found = {inputs[0]["name"]: loaded} if len(inputs) == 1 else {}
-    else:
-        with loaded as arrays:
-            found = {key.removeprefix("input."): arrays[key] for key in arrays.files}
     missing = [each["name"] for each in inputs if each["name"] not in found]
     if missing:
         raise StepError(

@@ -211,6 +211,16 @@ def test_a_recorded_sample_fits_or_is_named(array: Any, expected: str, tmp_path:
         samples.recorded_sample(str(path), [tensor("a", -1, 3)])
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_recorded_sample_is_named(cut: bool, tmp_path: Path) -> None:
+    path = tmp_path / "0.npz"
+    np.savez(path, a=np.zeros((100, 3), np.float32))
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:600] if cut else data[:600] + b"x" + data[601:])
+    with pytest.raises(StepError, match=r"0\.npz: is no file of arrays: "):
+        samples.recorded_sample(str(path), [tensor("a", -1, 3)])
+
+
 def test_a_missing_framework_comes_with_its_remedies() -> None:
     interpreters = Interpreters((), isolated=False, progress=print)
     with pytest.raises(Unavailable) as caught:

@@ -408,7 +408,7 @@ def test_settings_that_cannot_be_read_are_a_fault_and_what_needs_them_unknown(
 @pytest.mark.parametrize(
     ("more", "level"),
     [
-        ("", FAULT),
+        ("[grpc]", FAULT),
         ('[grpc.tls]\nenabled = true\ncertificate = "c"\nkey = "k"\n', WARNING),
     ],
 )

@@ -91,7 +91,12 @@ def test_what_is_no_array_and_no_input_is_refused_with_the_remedy(tmp_path: Path
     pickled, several = tmp_path / "p.npy", tmp_path / "s.npz"
     np.save(pickled, np.array([{}]), allow_pickle=True)
     np.savez(several, a=np.zeros(1))
+    empty, broken = tmp_path / "e.npy", tmp_path / "b.npz"
+    empty.touch()
+    broken.write_bytes(several.read_bytes()[:40])
     for path, text in (
+        (empty, "No data left"),
+        (broken, "not a zip file"),
         (tmp_path / "missing.npy", "No such file"),
         (pickled, "allow_pickle=False"),
         (several, "has several arrays"),

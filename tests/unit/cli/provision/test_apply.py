@@ -97,6 +97,19 @@ def test_a_later_file_replaces_its_tables_alone(places: Places) -> None:
     assert settings.mqtt is not None
 
 
+def test_keys_that_no_file_can_have_stay_beside_those_of_a_table(places: Places) -> None:
+    places.config.write_text(
+        '[device]\nclock = "synchronized"\n'
+        '[mqtt]\nhost = "127.0.0.2"\nusername = "factory"\npayload = "protobuf"\n'
+    )
+    applied('[device]\nid = "truck-17"\n[mqtt]\nhost = "127.0.0.1"\n', places)
+    settings = read_settings(places.config, {})
+    assert (settings.device.id, settings.device.clock) == ("truck-17", "synchronized")
+    assert settings.mqtt is not None
+    assert (settings.mqtt.host, settings.mqtt.payload) == ("127.0.0.1", "protobuf")
+    assert settings.mqtt.username is None
+
+
 def test_settings_that_the_daemon_would_refuse_change_nothing(places: Places) -> None:
     before = files(places)
     for text, fault in (

@@ -79,6 +79,8 @@ def test_every_table() -> None:
         (f'[ssh]\nkeys = ["{KEY}\\nssh-rsa x"]', "one line"),
         (f"[ssh]\nkeys = ['ssh-rsa {BLOB}']", "ssh.keys: give lines of a .pub file"),
         ("[wifi]\nssid = ''", "wifi.ssid"),
+        (f"[wifi]\nssid = '{'x' * 33}'", "ssid: has more than 32 bytes"),
+        (f"[wifi]\nssid = '{'é' * 17}'", "ssid: has more than 32 bytes"),
         ("[wifi]\nssid = 'x'\npassword = 'short'", "wifi.password"),
         ("[wifi]\nssid = 'x'\npassword = \"long enough\\n[vpn]\"", "wifi.password"),
         ("[cameras.'../x']\nuri = 'csi://0'", "cameras"),
