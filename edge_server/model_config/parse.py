@@ -94,9 +94,10 @@ def parse_model_config_json(text: str, name: str) -> Any:
     if not text.lstrip().startswith("{"):
         raise InvalidRequest("Invalid config override: not a JSON object")
     try:
-        fields = _with_lists(
-            json.loads(text, object_pairs_hook=_without_repetition), pb.ModelConfig.DESCRIPTOR
-        )
+        fields = json.loads(text, object_pairs_hook=_without_repetition)
+        # protobuf raises no error of its own for half a surrogate pair, which JSON can have.
+        json.dumps(fields, ensure_ascii=False).encode()
+        fields = _with_lists(fields, pb.ModelConfig.DESCRIPTOR)
         message = json_format.ParseDict(
             fields, pb.ModelConfig(), max_recursion_depth=_MAX_JSON_DEPTH
         )
