@@ -88,7 +88,7 @@ class Link:
         self._farewell: bytes | None = None
         self._drains = True
         self._ended = threading.Event()
-        self._logged = ""
+        self._logged: set[str] = set()  # since the last connection
 
     def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
         """Whether this link is what `mqtt` and these `contents_of` its files make."""
@@ -202,6 +202,7 @@ class Link:
         connection.watch(topics.acknowledged, topics.meta, *topics.states())
         if self.mqtt.vehicle_state:
             connection.listen(topics.vehicle, self._take_vehicle_state)
+        self._logged.clear()
         if not self._feed.contest.text:
             self._log_once(logging.INFO, f"connected to {self.address}")
         return True
@@ -338,9 +339,10 @@ class Link:
         self._ended.set()
 
     def _log_once(self, level: int, text: str) -> None:
-        """Log a change of state once, however often it recurs; nothing of a link that leaves."""
-        if text != self._logged and self._leave_by is None:
-            self._logged = text
+        """Log a text once until the next connection, however often it recurs, and in turn with
+        whichever others; nothing of a link that leaves."""
+        if text not in self._logged and self._leave_by is None:
+            self._logged.add(text)
             log.log(level, "mqtt: %s", text)
 
 

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -26,6 +27,9 @@ from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CALIBRATION = Calibration(
     "ab12",
@@ -140,6 +144,37 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
     assert not worker.alive
     assert worker.failure is None
     assert "broker.example:1883 does not answer, or no name server does" in caplog.text
+
+
+def test_name_servers_that_do_not_respond_for_days_take_two_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Passed:
+        """A timer whose time is up at once: whatever it waits for takes longer."""
+
+        def __init__(self, _seconds: float, function: Callable[..., object], given: Any) -> None:
+            self.start = lambda: function(*given)
+
+        def cancel(self) -> None: ...
+
+    def fail(_: Connection) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(threading, "Timer", Passed)
+    monkeypatch.setattr(Connection, "open", fail)
+    mqtt = Mqtt("broker.example")
+    link = linking.Link(mqtt, Feed(IDENTITY, Topics("truck-7")), lambda _: True)
+    outages = []
+    for _ in range(2):
+        caplog.clear()
+        for _ in range(3):
+            link._connect()
+        outages.append([record.getMessage()[:39] for record in caplog.records])
+        assert link._greet(Connection(mqtt, "client"))
+    assert outages == 2 * [
+        ["mqtt: broker.example:1883 does not answ", "mqtt: cannot reach broker.example:1883:"]
+    ]
+    link.leave()
 
 
 def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
