@@ -170,8 +170,8 @@ class Link:
         slow = f"{self.address} does not answer, or no name server does; waiting{self._meanwhile}"
         timer = threading.Timer(_SLOW_S, self._log_once, (logging.WARNING, slow))
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             # The system's resolver asks one name server after another, for minutes, and cannot be
             # interrupted.
             with self.worker.allowing(math.inf):

@@ -177,6 +177,19 @@ def test_name_servers_that_do_not_respond_for_days_take_two_lines(
     link.leave()
 
 
+def test_a_link_that_gets_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    link = linking.Link(Mqtt("127.0.0.1", 9), Feed(IDENTITY, Topics("truck-7")), lambda _: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", refuse)
+        assert link._tick(time.monotonic())
+    assert link.trouble == "can't start new thread"
+    assert link._retry_at > time.monotonic()
+    link.leave()
+
+
 def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, let_go, closed = threading.Event(), threading.Event(), threading.Event()
 
