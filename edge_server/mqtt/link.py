@@ -39,6 +39,8 @@ _SLOW_S: Final = 10.0
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
 _REFUSED_S: Final = (30.0, 60.0)
+# A vehicle's bus repeats its mistake some ten times a second, with another number each time.
+_LEFT_OUT_EVERY_S: Final = 60.0
 
 
 class Link:
@@ -89,6 +91,7 @@ class Link:
         self._drains = True
         self._ended = threading.Event()
         self._logged: set[str] = set()  # since the last connection
+        self._left_out_at = -math.inf  # when the log last said so
 
     def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
         """Whether this link is what `mqtt` and these `contents_of` its files make."""
@@ -214,7 +217,10 @@ class Link:
         try:
             state = payloads.read_vehicle_state(data, feed.now_ns(), self.mqtt.payload)
         except InvalidRequest as error:
-            log.warning("mqtt: %s: left out: %s", feed.topics.vehicle, error)
+            now = time.monotonic()
+            if now - self._left_out_at > _LEFT_OUT_EVERY_S:
+                self._left_out_at = now
+                log.warning("mqtt: %s: left out: %s", feed.topics.vehicle, error)
         else:
             feed.vehicle.put(state)
 

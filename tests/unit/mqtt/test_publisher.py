@@ -223,7 +223,7 @@ def test_a_certificate_of_another_time_may_be_the_clocks_fault(
 
 
 def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, vehicle = Topics("truck-7"), VehicleInputs()
     feed = Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
@@ -244,6 +244,12 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     assert [record.getMessage().partition(" SetVehicle")[0] for record in caplog.records] == [
         "mqtt: edge/v1/truck-7/vehicle: left out: this is no"
     ]
+    # The next mistake has another number, and one of a bus comes many times a second.
+    assert arrives(b'{"mono_ns": 99999999}') == 21.5
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(linking, "_LEFT_OUT_EVERY_S", -1.0)
+    assert arrives(b'{"mono_ns": 99999999}') == 21.5
+    assert "mono_ns is 99999999" in caplog.text
     # It is no state of this device, which a new run would clear.
     assert not connection.retained
     connection.close()
