@@ -16,6 +16,7 @@ from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder import mcap_writer
 from edge_server.pipeline.recorder.mcap_writer import RECORDING
 from edge_server.pipeline.recorder.messages import Ring
+from edge_server.pipeline.recorder.recording_files import RecordingFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,6 +175,23 @@ def test_files_of_events_outlive_others_up_to_half_of_the_space(tmp_path: Path) 
     assert not any("event-lane_departure-1." in name for name in names)
     assert any("event-lane_departure-16." in name for name in names)
     drive.stop()
+
+
+def test_recordings_that_somebody_moved_away_take_no_space(tmp_path: Path) -> None:
+    for number, mib in enumerate((1, 3, 3), 1):
+        path = tmp_path / f"{number:08}-0123abcd-20261122T173335Z-event-camera-{number}.mcap"
+        path.touch()
+        os.truncate(path, mib << 20)
+    files = RecordingFiles(
+        tmp_path, "0123abcd", most_bytes=8 << 20, reserve_bytes=0, free=lambda _: 1 << 40
+    )
+    kept, *moved = sorted(tmp_path.iterdir())
+    for path in moved:
+        path.unlink()
+    assert files.make_room(0, 3 << 20) == ""
+    assert kept.exists()
+    assert files.used_bytes == 1 << 20
+    files.close()
 
 
 def test_a_full_disk_stops_the_recording_alone_and_is_said_once(
