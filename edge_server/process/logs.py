@@ -246,15 +246,16 @@ class LogFile(logging.FileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if self.stream is not None and not self._is_at_path():
-                former, self.stream = self.stream, self._open()
+            former = self.stream
+            if former is not None and not self._is_at_path(former):
+                self.stream = self._open()
                 former.close()
         except OSError:
             self.handleError(record)
         super().emit(record)
 
-    def _is_at_path(self) -> bool:
-        own = os.fstat(self.stream.fileno())
+    def _is_at_path(self, stream: io.TextIOWrapper) -> bool:
+        own = os.fstat(stream.fileno())
         try:
             found = os.stat(self.baseFilename)  # noqa: PTH116 - half the time, at every line
         except FileNotFoundError:
