@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from edge_server.errors import SettingsError, Unavailable
+from edge_server.errors import Unavailable
 from edge_server.pipeline.events import Event
+from edge_server.process.disk import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,7 +66,9 @@ class EventFile:
                 ) from error
             log.error("events: %s: %s; they are kept in memory", path, error)  # noqa: TRY400 -- the text says it all
         except OSError as error:
-            raise SettingsError(f"{path}: events cannot be kept there: {error.strerror}") from error
+            raise error_of_place(
+                error, f"{path}: events cannot be kept there: {error.strerror}"
+            ) from error
 
     def read(self) -> Kept:
         if self._database is None:
