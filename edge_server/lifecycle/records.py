@@ -23,7 +23,7 @@ from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.errors import ModelConfigError
+    from edge_server.errors import EdgeServerError, ModelConfigError
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 
@@ -38,11 +38,13 @@ _LONGEST_PAUSE_S = 300.0
 class Update:
     """A change of the repository that is due: the copy to load, and the copy accepted before it.
 
-    `copy` None means that the model was removed from the repository.
+    `copy` None means that the model was removed from the repository, or that it is refused for
+    `refusal`.
     """
 
     copy: StagedModel | None
     before: StagedModel | None = None
+    refusal: EdgeServerError | None = None
 
 
 class Retry:
@@ -86,6 +88,7 @@ class ModelRecord:
         last_good: the copy that a restart serves.
         not_kept: the copy that passed, or needed no canary, and that the store could not commit.
         update: the next change to carry out; `updating` while a thread carries changes out.
+        refusal: the refusal of a later change, shown after that.
         retry: the load or copy that is tried again.
         outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
             the delivery is still copied.
@@ -109,6 +112,7 @@ class ModelRecord:
     last_good: StagedModel | None = None
     not_kept: StagedModel | None = None
     update: Update | None = None
+    refusal: Update | None = None
     updating: bool = False
     retry: Retry | None = None
     outcome: str = ""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
+    from edge_server.lifecycle.records import ModelRecord
     from edge_server.repository.change_detector import Change
     from edge_server.repository.store import StagedModel
     from edge_server.repository.tree import ModelTree
@@ -223,7 +224,7 @@ class Updates:
         with self._table.lock:
             self._closed = True
             for record in self._table:
-                record.update = None
+                record.update = record.refusal = None
 
     def _accept(self, copy: StagedModel) -> None:
         with self._table.lock:
@@ -240,18 +241,24 @@ class Updates:
         if self._closed:
             return
         record = self._table[name]
-        record.update = update
+        record.update, record.refusal = update, None
+        self._start(record)
+
+    def _start(self, record: ModelRecord) -> None:
         if not record.updating:
+            name = record.name
             record.updating = start_thread(f"update-{name}", partial(self._work, name))
             if not record.updating:
                 log.warning("model %s: updated with its next change: no thread is left", name)
 
     def _work(self, name: str) -> None:
-        """Apply the queued updates of `name` until there is none."""
+        """Apply the queued updates of `name` until there is none, a refusal last."""
         while True:
             with self._table.changed:
                 record = self._table[name]
                 update, record.update = record.update, None
+                if update is None:
+                    update, record.refusal = record.refusal, None
                 if update is None:
                     record.updating = False
                     self._table.changed.notify_all()
@@ -264,9 +271,13 @@ class Updates:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
                 digest = "" if update.copy is None else update.copy.digest
-                self._refuse(name, InternalError(text), digest)
+                if update.refusal is None:
+                    self._refuse(name, InternalError(text), digest)
 
     def _apply(self, name: str, update: Update) -> None:
+        if update.refusal is not None:
+            self._loader.refuse(name, update.refusal)
+            return
         copy = update.copy
         if copy is None:
             log.info("model %s: taken out of the repository", name)
@@ -316,7 +327,8 @@ class Updates:
     ) -> None:
         self._deployments.count("failed")
         self._deployments.failed(name, str(error), digest, waits=waits)
-        try:
-            self._loader.refuse(name, error)
-        except Unavailable:
-            log.debug("model %s: not refused: the server ends", name)
+        with self._table.lock:
+            if not self._closed:
+                # Not here: a load of the model, which may hang, would hold up the other models.
+                self._table[name].refusal = Update(None, refusal=error)
+                self._start(self._table[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
+from edge_server.repository.tree import ModelTree, look
 from edge_server.repository.verdicts import ON_TRIAL
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -148,6 +149,27 @@ def test_a_copy_that_is_made_while_an_earlier_change_is_applied_is_loaded(
     assert not bench.updates.carry_out(changes())
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
+
+
+def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
+    bench: Bench, gate: Callable[[str], Gate]
+) -> None:
+    """A load may hang, and the other models of the scan must not."""
+    bench.changed("m", COUNTED, "7")
+    before_load = gate("m")
+    bench.change("m", COUNTED, "8")
+    assert before_load.reached.wait(TIMEOUT_S)
+    broken = ModelTree("m", bench.repository, fault="a link leads out of it")
+    with ThreadPoolExecutor(1) as pool:
+        scan = pool.submit(bench.updates.carry_out, [Change("m", broken)])
+        try:
+            assert scan.result(5.0) == []
+        finally:
+            before_load.open()
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.ask("m") == 8
+    (entry,) = bench.deployments.table.index(only_ready=True)
+    assert entry.reason == "a link leads out of it"
 
 
 def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> None:
