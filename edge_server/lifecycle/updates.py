@@ -140,6 +140,7 @@ class Updates:
                 self._deployments.count("torn")
                 torn.append(name)
             except QuarantinedModel as error:
+                self._forget_retry(name)
                 self._refuse(name, error, error.digest)
             except EdgeServerError as error:
                 waits = may_pass(error)
@@ -294,7 +295,7 @@ class Updates:
         with self._slot.take(name), self._store.loading(copy):
             failure = self._loader.load(name).get(name)
         if failure is None:
-            self._forget_retry(name)
+            self._forget_retry(name, loads_only=True)
             self._deployments.count("loaded")
             self._deployments.note_serving()
         else:
@@ -306,10 +307,11 @@ class Updates:
         passes = isinstance(error, Unavailable) or (may_pass(error) and self._served_before(copy))
         with self._table.lock:
             record = self._table[name]
-            if passes:
+            if not passes:
+                self._forget_retry(name, loads_only=True)
+            elif record.retry is None or record.retry.copy is not None:
+                # Otherwise a later copy is still to be staged.
                 record.keep_retry(copy, needs_bytes, time.monotonic())
-            else:
-                record.retry = None
             if not failure.misfit:
                 # A model that does not fit yet may fit after the next change of another model.
                 record.decline(update)

@@ -206,6 +206,20 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
+def test_what_is_in_quarantine_once_the_disk_has_room_is_not_staged_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space left")))
+        board.deliver(1, name="n")
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    board.deliver(1, name="n")
+    assert board.updates.retry(time.monotonic() + LATER_S) == set()
+
+
 def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
     board.deliver(1)
     copy = board.table.get("m").serving_copy

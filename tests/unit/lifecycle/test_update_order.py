@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -170,6 +173,21 @@ def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
     assert bench.ask("m") == 8
     (entry,) = bench.deployments.table.index(only_ready=True)
     assert entry.reason == "a link leads out of it"
+
+
+@pytest.mark.parametrize("loaded", ["8", "-1"])
+def test_a_copy_for_which_the_disk_had_no_room_during_a_load_is_still_due(
+    loaded: str, bench: Bench, gate: Callable[[str], Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    before_load = gate("m")
+    bench.change("m", COUNTED, loaded)
+    assert before_load.reached.wait(TIMEOUT_S)
+    monkeypatch.setattr(bench.store, "stage", Mock(side_effect=InternalError("no room")))
+    bench.change("m", COUNTED, "9")
+    before_load.open()
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.updates.retry(time.monotonic() + 3600) == {"m"}
 
 
 def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> None:
