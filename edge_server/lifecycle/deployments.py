@@ -175,6 +175,14 @@ class Deployments:
         copy = model_spec.files.holder
         return isinstance(copy, StagedModel) and self.store.has_served(copy.name, copy.digest)
 
+    def release_noted(self) -> set[str]:
+        """Release what is noted to leave quarantine; return the models to stage again: those that
+        had the content, and those that were refused for it."""
+        released = self.store.release_noted()
+        with self.table.lock:
+            refused = {record.name for record in self.table if record.digest in released}
+        return refused | set(released.values())
+
     def removed(self, name: str) -> None:
         """Forget `name`, which was removed from the repository.
 

@@ -13,7 +13,7 @@ import pytest
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
-from edge_server.repository.verdicts import GOOD, WAITS
+from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
 from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
@@ -228,6 +228,10 @@ def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Bo
     board.deliver(1, name="n")
     (reason,) = [reason for reason in board.reasons() if reason]
     assert reason.endswith("let it out with `edge-server models release m`")
+    QuarantineReleases(board.store.directory).leave(copy.digest)
+    assert board.deployments.release_noted() == {"m", "n"}
+    board.deliver(1, name="n")
+    assert board.table.get("n").outcome == GOOD
 
 
 def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
