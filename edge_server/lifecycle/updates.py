@@ -264,14 +264,16 @@ class Updates:
                     record.updating = False
                     self._table.changed.notify_all()
                     return
+            digest = "" if update.copy is None else update.copy.digest
             try:
                 self._apply(name, update)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
+            except EdgeServerError as error:
+                self._refuse(name, error, digest)
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                digest = "" if update.copy is None else update.copy.digest
                 if update.refusal is None:
                     self._refuse(name, InternalError(text), digest)
 

@@ -206,6 +206,18 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
+def test_a_removal_that_the_store_cannot_note_says_why(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.deliver(1)
+    broken = InternalError("Input/output error; see what ails the disk")
+    monkeypatch.setattr(board.store, "forget", Mock(side_effect=broken))
+    board.carry_out(Change("m", None))
+    assert board.serving() is None
+    assert board.table.get("m").outcome_reason == str(broken)
+    assert "Traceback" not in caplog.text
+
+
 def test_what_is_in_quarantine_once_the_disk_has_room_is_not_staged_again(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
