@@ -125,7 +125,8 @@ class Deployments:
             except EdgeServerError as error:
                 log.warning("model %s: is copied again after a restart: %s", copy.name, error)
         with self.reporting(copy.name) as record:
-            record.report(GOOD if is_good else ON_TRIAL, copy.digest)
+            outcome = GOOD if is_good else WAITS if record.stays else ON_TRIAL
+            record.report(outcome, copy.digest, record.stays)
 
     def note_serving(self) -> None:
         """Report the copies that serve now, also those that were published or rolled back with

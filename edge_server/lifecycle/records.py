@@ -90,6 +90,7 @@ class ModelRecord:
         update: the next change to carry out; `updating` while a thread carries changes out.
         refusal: the refusal of a later change, shown after that.
         retry: the load or copy that is tried again.
+        stays: why the serving versions, whose canary failed, could not be rolled back.
         outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
             the delivery is still copied.
     """
@@ -115,6 +116,7 @@ class ModelRecord:
     refusal: Update | None = None
     updating: bool = False
     retry: Retry | None = None
+    stays: str = ""
     outcome: str = ""
     digest: str = ""
     outcome_reason: str = ""
@@ -208,7 +210,7 @@ class ModelRecord:
         spec = built.model_spec
         if spec is not self.spec and spec is self.coming:
             self.coming = None
-        self.serving, self.reason, self.needs_bytes = built, reason, 0
+        self.serving, self.reason, self.needs_bytes, self.stays = built, reason, 0, ""
         for field, effect in without_effect(spec.message).items():
             log.warning("model %s: field '%s' has no effect here: %s", self.name, field, effect)
         versions = ", ".join(str(model.version) for model in built.models)
@@ -259,8 +261,19 @@ class ModelRecord:
             self._stop_serving(ModelState.UNAVAILABLE, versions, UNLOADED)
         return changes
 
+    def stay(self, failure: str, error: ModelConfigError) -> None:
+        """Report that the canary of what serves failed, and that nothing can take its place."""
+        text = f"failed its canary: {failure}; cannot be rolled back: {error}"
+        if self.spec is not None:
+            text = self.spec.files.as_shown(text)
+        self.reason = self.stays = text[:LONGEST_REASON]
+        self.deployed = None
+
     def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
-        self.serving = None
+        self.serving, self.stays = None, ""
+        if self.deployed is not self.last_good:
+            # Its canary has ended. Once it serves again, it is reported anew.
+            self.deployed = None
         self.state, self.versions, self.reason = state, versions, reason
         self.may_pass = False
 
@@ -306,6 +319,9 @@ class ModelRecord:
             return False
         self.deployed = copy
         is_new = self.last_good is not copy
+        if is_new and self.stays:
+            self.report(WAITS, copy.digest, self.stays)
+            return False
         if is_new and (self.canary is None or self.not_kept is copy):
             return True
         self.report(ON_TRIAL if is_new else GOOD, copy.digest)

@@ -24,7 +24,7 @@ from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import ModelTree, look
-from edge_server.repository.verdicts import ON_TRIAL
+from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -45,6 +45,9 @@ STEP = (
     'model_name: "m" model_version: -1 '
     'input_map { key: "a" value: "a" } output_map { key: "b" value: "b" }'
 )
+
+
+ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
 class Bench:
@@ -201,13 +204,43 @@ def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> N
     assert bench.last_good() == "8"
 
 
+def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Bench) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", f'{COUNTED} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}', "8")
+    bench.changed("e", ENSEMBLE.replace('key: "b"', 'key: "c"'), "")
+    record = bench.deployments.table.get("m")
+    assert record.outcome == ON_TRIAL
+    assert record.spec is not None
+    assert not bench.loader.lifecycle.roll_back(record.spec, "slow")
+    bench.deployments.note_serving()
+    assert record.outcome == WAITS
+    assert record.outcome_reason.startswith("failed its canary: slow; cannot be rolled back: ")
+    assert bench.last_good() == "7"
+
+
+def test_an_ensemble_whose_canary_ended_with_its_member_is_kept_once_it_serves_again(
+    bench: Bench,
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("e", ENSEMBLE, "")
+    bench.changed("e", ENSEMBLE + " max_batch_size: 0 version_policy { all {} }", "")
+    record = bench.deployments.table.get("e")
+    assert record.outcome == ON_TRIAL
+    assert not bench.updates.carry_out([Change("m", None)])
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    bench.changed("m", COUNTED, "7")
+    assert bench.ask("e") == 7
+    assert record.outcome == GOOD
+    assert bench.store.last_good()["e"].digest == record.digest
+
+
 def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
     bench: Bench, counted: CountedBackend
 ) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "-1")
     begun = counted.loads["m"]
-    bench.changed("e", f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}', "")
+    bench.changed("e", ENSEMBLE, "")
     # Nor is that tried again for it.
     assert counted.loads["m"] == begun
     assert bench.ask("e") == 7
