@@ -17,6 +17,7 @@ from edge_server.errors import (
 )
 from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_locks import LoadSlot
+from edge_server.lifecycle.model_spec import LoadFailure
 from edge_server.lifecycle.records import Update
 from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
-    from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.lifecycle.records import ModelRecord
     from edge_server.repository.change_detector import Change
     from edge_server.repository.store import StagedModel
@@ -293,6 +293,11 @@ class Updates:
             # Files touched, moved or copied again, content the same: the verdict is written again.
             self._deployments.unchanged(copy, serving)
             self._loader.load(name)
+            return
+        if reason := self._store.quarantined(copy.digest):
+            # It was rolled back after this copy of it was staged.
+            error = ModelConfigError(f"model '{name}': quarantined: {reason}")
+            self._failed(name, update, copy, LoadFailure(error))
             return
         with self._slot.take(name), self._store.loading(copy):
             failure = self._loader.load(name).get(name)

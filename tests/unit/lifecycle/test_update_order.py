@@ -204,6 +204,25 @@ def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> N
     assert bench.last_good() == "8"
 
 
+def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
+    bench: Bench, counted: CountedBackend
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", COUNTED, "8")
+    begun, model_spec = counted.loads["m"], bench.deployments.table.serves("m")
+    assert model_spec is not None
+
+    def changes() -> Iterator[Change]:
+        yield Change("m", look(bench.repository, "m"))
+        assert bench.loader.lifecycle.roll_back(model_spec, "slow")
+
+    assert not bench.updates.carry_out(changes())
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert (counted.loads["m"], bench.ask("m")) == (begun, 7)
+    bench.changed("e", ENSEMBLE, "")
+    assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
+
+
 def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Bench) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", f'{COUNTED} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}', "8")
