@@ -286,6 +286,7 @@ class Updates:
             log.info("model %s: taken out of the repository", name)
             self._loader.lifecycle.unload(name)
             self._deployments.removed(name)
+            self._loader.unload_absent(name)
             return
         with self._table.lock:
             serving = self._table[name].serving_copy

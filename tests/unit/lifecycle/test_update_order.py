@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -221,6 +221,27 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
     assert (counted.loads["m"], bench.ask("m")) == (begun, 7)
     bench.changed("e", ENSEMBLE, "")
     assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
+
+
+def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    forgotten, begin = threading.Event(), bench.loader.lifecycle.begin
+    monkeypatch.setattr(bench.store, "forget", lambda _name: forgotten.set())
+
+    def begin_late(*arguments: Any) -> Any:
+        if not forgotten.is_set():
+            assert not bench.updates.carry_out([Change("m", None)])
+            assert forgotten.wait(TIMEOUT_S)
+        return begin(*arguments)
+
+    monkeypatch.setattr(bench.loader.lifecycle, "begin", begin_late)
+    bench.changed("e", ENSEMBLE, "")
+    table = bench.deployments.table
+    assert (table.serves("m"), table.serves("e")) == (None, None)
+    bench.changed("m", COUNTED, "8")
+    assert bench.ask("e") == 8
 
 
 def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Bench) -> None:
