@@ -51,7 +51,7 @@ class Retry:
     """A load or a copy that is tried again, after a growing pause.
 
     Attributes:
-        copy: the copy to load again; None if the store could not copy the model.
+        copy: the copy to load again; None for the staging of the model.
         needs_bytes: the memory that the last load lacked; 0 if it lacked none.
         not_before: a time of `time.monotonic()`.
     """
@@ -89,7 +89,8 @@ class ModelRecord:
         not_kept: the copy that passed, or needed no canary, and that the store could not commit.
         update: the next change to carry out; `updating` while a thread carries changes out.
         refusal: the refusal of a later change, shown after that.
-        retry: the load or copy that is tried again.
+        retry: the load that is tried again.
+        staging: the staging that is tried again, of a change that the store could not copy.
         stays: why the serving versions, whose canary failed, could not be rolled back.
         outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
             the delivery is still copied.
@@ -116,6 +117,7 @@ class ModelRecord:
     refusal: Update | None = None
     updating: bool = False
     retry: Retry | None = None
+    staging: Retry | None = None
     stays: str = ""
     outcome: str = ""
     digest: str = ""
@@ -149,7 +151,7 @@ class ModelRecord:
     @property
     def is_blank(self) -> bool:
         """Whether nothing is known of the model."""
-        known = (self.seen, self.accepted, self.retry, self.update)
+        known = (self.seen, self.accepted, self.retry or self.staging, self.update)
         is_idle = not self.updating and self.state is ModelState.UNKNOWN and not self.outcome
         return is_idle and self.serving is None and known == (None, None, None, None)
 
@@ -349,13 +351,13 @@ class ModelRecord:
 
     def removed(self) -> None:
         """Forget the deliveries before the removal from the repository."""
-        self.deployed = self.last_good = self.not_kept = self.retry = None
+        self.deployed = self.last_good = self.not_kept = None
+        self.retry = self.staging = None
         if self.is_gone:
             self.accepted = None
         self.outcome = ""
 
-    def keep_retry(self, copy: StagedModel | None, needs_bytes: int, now: float) -> None:
-        """Keep a failed load of `copy` for a retry; without a copy, the staging of the model."""
-        if self.retry is None or (self.retry.copy is None) is not (copy is None):
-            self.retry = Retry(now)
+    def keep_retry(self, copy: StagedModel, needs_bytes: int, now: float) -> None:
+        """Keep a failed load of `copy` for a retry."""
+        self.retry = self.retry or Retry(now)
         self.retry.copy, self.retry.needs_bytes = copy, needs_bytes

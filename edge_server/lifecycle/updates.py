@@ -18,7 +18,7 @@ from edge_server.errors import (
 from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_locks import LoadSlot
 from edge_server.lifecycle.model_spec import LoadFailure
-from edge_server.lifecycle.records import Update
+from edge_server.lifecycle.records import Retry, Update
 from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
+# Each staging writes the whole model to the disk.
+STAGE_AGAIN_S = 300.0
 
 
 class QuarantinedModel(ModelConfigError):
@@ -61,7 +63,7 @@ class Updates:
     retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet).
+    raised, no GPU yet); whatever becomes of a later change, until one serves.
 
     Args:
         loader: loads and unloads the models.
@@ -131,24 +133,25 @@ class Updates:
         updates: dict[str, Update] = {}
         for change in changes:
             name = change.name
-            self._forget_retry(name, loads_only=True)
+            self._forget_load(name)
             try:
                 updates[name] = self._stage(name, change.tree)
-                self._forget_retry(name)
+                self._forget_staging(name)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
                 self._deployments.count("torn")
                 torn.append(name)
             except QuarantinedModel as error:
-                self._forget_retry(name)
+                self._forget_staging(name)
                 self._refuse(name, error, error.digest)
             except EdgeServerError as error:
                 waits = may_pass(error)
                 if waits:
                     with self._table.lock:
-                        self._table[name].keep_retry(None, 0, time.monotonic())
+                        record = self._table[name]
+                        record.staging = record.staging or Retry(time.monotonic())
                 else:
-                    self._forget_retry(name)
+                    self._forget_staging(name)
                 self._refuse(name, error, waits=waits)
         with self._table.lock:
             for name, update in updates.items():
@@ -188,19 +191,20 @@ class Updates:
         The pause before the next retry of each of these models grows.
         """
         with self._table.lock:
-            due = {
-                record.name: record.retry
+            due = [
+                (record.name, retry)
                 for record in self._table
-                if record.retry is not None and now >= record.retry.not_before
-            }
+                for retry in (record.retry, record.staging)
+                if retry is not None and now >= retry.not_before
+            ]
         to_stage = set()
-        for name, retry in due.items():
+        for name, retry in due:
             if self._budget is not None and not self._budget.has(retry.needs_bytes):
                 continue
             with self._table.lock:
                 record, copy = self._table[name], retry.copy
                 retry.pause(now)
-                if record.retry is not retry:
+                if retry not in (record.retry, record.staging):
                     continue
                 if copy is None:
                     to_stage.add(name)
@@ -231,11 +235,20 @@ class Updates:
         with self._table.lock:
             self._table[copy.name].accept(copy)
 
-    def _forget_retry(self, name: str, *, loads_only: bool = False) -> None:
+    def _forget_staging(self, name: str) -> None:
         with self._table.lock:
-            record = self._table.get(name)
-            if not (loads_only and record.retry is not None and record.retry.copy is None):
-                record.retry = None
+            self._table.get(name).staging = None
+
+    def _forget_load(self, name: str, failed: StagedModel | None = None) -> None:
+        """Forget the retry of a load, unless nothing serves and it is of another copy than
+        `failed`, which served last."""
+        with self._table.lock:
+            retry = self._table.get(name).retry
+        copy = None if retry is None else retry.copy
+        if copy is None or copy is failed or not self._served_before(copy):
+            with self._table.lock:
+                record = self._table.get(name)
+                record.retry = None if record.retry is retry else record.retry
 
     def _begin(self, name: str, update: Update) -> None:
         """Queue `update` and start its thread; the caller holds the lock of the table."""
@@ -303,7 +316,7 @@ class Updates:
         with self._slot.take(name), self._store.loading(copy):
             failure = self._loader.load(name).get(name)
         if failure is None:
-            self._forget_retry(name, loads_only=True)
+            self._forget_load(name)
             self._deployments.count("loaded")
             self._deployments.note_serving()
         else:
@@ -314,12 +327,16 @@ class Updates:
         needs_bytes = error.needed_bytes if isinstance(error, TooLittleMemory) else 0
         passes = isinstance(error, Unavailable) or (may_pass(error) and self._served_before(copy))
         with self._table.lock:
+            retry = self._table[name].retry
+        if not passes or (retry is not None and retry.copy is not copy):
+            self._forget_load(name, copy)
+        with self._table.lock:
             record = self._table[name]
-            if not passes:
-                self._forget_retry(name, loads_only=True)
-            elif record.retry is None or record.retry.copy is not None:
-                # Otherwise a later copy is still to be staged.
+            if passes and (record.retry is None or record.retry.copy is copy):
                 record.keep_retry(copy, needs_bytes, time.monotonic())
+            elif passes:
+                # What served last comes first.
+                record.staging = Retry(time.monotonic() + STAGE_AGAIN_S)
             if not failure.misfit:
                 # A model that does not fit yet may fit after the next change of another model.
                 record.decline(update)

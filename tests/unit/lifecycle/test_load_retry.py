@@ -14,7 +14,7 @@ from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, 
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
-from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
+from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +137,38 @@ def test_what_served_last_and_does_not_start_at_a_start_is_loaded_again(
     assert (board.serving(), board.reasons()) == (1, [""])
     board.retry(after_s=3 * LATER_S)
     assert counted.loads["m"] == 4
+
+
+@pytest.mark.parametrize("change", ["fails too", "waits", "broken", "in quarantine", "no room"])
+def test_what_served_last_is_loaded_again_whatever_became_of_a_change(
+    board: Board, counted: CountedBackend, change: str
+) -> None:
+    """A change that was refused, or on trial, before a restart is there after it."""
+    board.memory(1)
+    board.deliver(1)
+    board.deliver(2)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    counted.fails["m"] = ModelLoadError("no GPU yet")
+    board.start_again()
+    assert board.serving() is None
+    if change == "waits":
+        counted.fails["m"] = Unavailable("too little memory")
+    if change == "in quarantine":
+        board.deliver(2)
+    elif change == "no room":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space")))
+            board.deliver(3)
+    else:
+        board.deliver(3, CONFIG + "nonsense" if change == "broken" else CONFIG)
+    del counted.fails["m"]
+    assert board.updates.retry(time.monotonic() + LATER_S) == (
+        {"m"} if change in ("no room", "waits") else set()
+    )
+    assert board.updates.wait_idle(TIMEOUT_S)
+    assert board.serving() == 1
 
 
 def test_a_new_model_that_does_not_start_is_not_loaded_again(
