@@ -63,7 +63,7 @@ class Updates:
     retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet); whatever becomes of a later change, until one serves.
+    raised, no GPU yet), whatever becomes of a later change until one serves.
 
     Args:
         loader: loads and unloads the models.
