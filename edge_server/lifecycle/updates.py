@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
+    from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.records import ModelRecord
     from edge_server.repository.change_detector import Change
     from edge_server.repository.store import StagedModel
@@ -270,6 +271,7 @@ class Updates:
         while True:
             with self._table.changed:
                 record = self._table[name]
+                before = record.spec
                 update, record.update = record.update, None
                 if update is None:
                     update, record.refusal = record.refusal, None
@@ -280,6 +282,7 @@ class Updates:
             digest = "" if update.copy is None else update.copy.digest
             try:
                 self._apply(name, update)
+                self._load_refused(name, before)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
             except EdgeServerError as error:
@@ -321,6 +324,18 @@ class Updates:
             self._deployments.note_serving()
         else:
             self._failed(name, update, copy, failure)
+
+    def _load_refused(self, name: str, before: ModelSpec | None) -> None:
+        """Load the members of the ensemble `before` that waited for its change; without a change do
+        nothing."""
+        with self._table.lock:
+            if before is None or self._table.get(name).spec is before:
+                return
+            for each in map(self._table.get, self._table.below(before)):
+                copy, serves = each.accepted, each.serving_copy
+                waits = copy is not None and serves is not None and copy is not serves
+                if waits and not (each.updating or each.retry):
+                    self._begin(each.name, Update(copy, serves))
 
     def _failed(self, name: str, update: Update, copy: StagedModel, failure: LoadFailure) -> None:
         error = failure.error

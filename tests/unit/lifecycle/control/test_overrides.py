@@ -71,7 +71,7 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
 
 def test_files_for_which_there_is_no_directory_are_refused_with_the_remedy(world: World) -> None:
     world.control._private.path().rmdir()
-    with pytest.raises(InternalError, match="cannot be kept: .*another directory in TMPDIR"):
+    with pytest.raises(InternalError, match=r"cannot be kept: .*another directory in TMPDIR"):
         world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"5"})
 
 
