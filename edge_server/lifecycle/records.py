@@ -193,7 +193,9 @@ class ModelRecord:
         """Begin the load of `model_spec`; return False if the same files serve already."""
         self.explicit = self.explicit or explicit
         if self.spec is not None and model_spec.is_same_as(self.spec):
-            self.coming, self.reason = None, ""
+            self.coming = None
+            # The load of an ensemble does not end what is known of its member.
+            self.reason = "" if explicit else self.reason
             return False
         self.coming = model_spec
         if self.serving is None:

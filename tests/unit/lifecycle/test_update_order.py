@@ -281,6 +281,8 @@ def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
     bench.changed("m", COUNTED, "-1")
     begun = counted.loads["m"]
     bench.changed("e", ENSEMBLE, "")
-    # Nor is that tried again for it.
+    # Nor is that tried again for it, nor forgotten.
     assert counted.loads["m"] == begun
     assert bench.ask("e") == 7
+    entries = bench.deployments.table.index(only_ready=True)
+    assert ["SystemExit" in entry.reason for entry in entries] == [False, True]
