@@ -124,6 +124,25 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        """UPDATE events SET event = CAST('{"kind":"' AS BLOB) || x'ff' || CAST('"}' AS BLOB)""",
+        "INSERT INTO readers VALUES (CAST(x'ff' AS TEXT), 1)",
+    ],
+)
+def test_a_damaged_text_sets_the_file_aside(tmp_path: Path, damage: str) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a")
+    events._end()
+    database = sqlite3.connect(tmp_path / "events.db")
+    database.execute(damage)
+    database.commit()
+    database.close()
+    assert EventLog(tmp_path / "events.db").newest == 0
+    assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+
+
 def test_a_place_that_cannot_hold_the_file_is_an_error_of_the_settings(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="events cannot be kept there"):
