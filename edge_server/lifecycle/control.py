@@ -194,12 +194,11 @@ class RepositoryControl:
         for path in files:
             _check_length(name, path)
         try:
-            root = self._private.path()
+            return Override(message, StagedFiles(self._private.path(), name, files))
         except OSError as error:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
-        return Override(message, StagedFiles(root, name, files))
 
     def _load(
         self,

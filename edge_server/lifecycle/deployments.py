@@ -125,7 +125,8 @@ class Deployments:
             except EdgeServerError as error:
                 log.warning("model %s: is copied again after a restart: %s", copy.name, error)
         with self.reporting(copy.name) as record:
-            record.report(GOOD if is_good else ON_TRIAL, copy.digest)
+            outcome = GOOD if is_good else WAITS if record.stays else ON_TRIAL
+            record.report(outcome, copy.digest, record.stays)
 
     def note_serving(self) -> None:
         """Report the copies that serve now, also those that were published or rolled back with
@@ -174,6 +175,14 @@ class Deployments:
         """Return whether the store still holds the content as one that served under this name."""
         copy = model_spec.files.holder
         return isinstance(copy, StagedModel) and self.store.has_served(copy.name, copy.digest)
+
+    def release_noted(self) -> set[str]:
+        """Release what is noted to leave quarantine; return the models to stage again: those that
+        had the content, and those that were refused for it."""
+        released = self.store.release_noted()
+        with self.table.lock:
+            refused = {record.name for record in self.table if record.digest in released}
+        return refused | set(released.values())
 
     def removed(self, name: str) -> None:
         """Forget `name`, which was removed from the repository.

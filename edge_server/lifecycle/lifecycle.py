@@ -175,7 +175,7 @@ class ModelLifecycle:
 
         Returns:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that
-            case nothing has changed.
+            case what serves stays.
         """
         with self._table.lock:
             if self._table.over:
@@ -193,6 +193,10 @@ class ModelLifecycle:
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
                 self._go_back(rollback_set, offered, found)
+            elif misfits:
+                for name in back:
+                    self._table[name].stay(rollback_set.reason, misfits[0])
+                self._table.publish(back)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
             if misfits or before.built.model_spec.is_ensemble:

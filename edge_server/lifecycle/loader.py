@@ -209,6 +209,17 @@ class RepositoryLoader:
         with self._model_locks.hold({name}):
             self.lifecycle.publish({name: LoadFailure(error)})
 
+    def unload_absent(self, name: str) -> None:
+        """Unload `name` if the source has it no longer, and a load that read it before has
+        published it since; wait for such a load.
+
+        Raises:
+            Unavailable: the loader is closed.
+        """
+        with self._model_locks.hold({name}):
+            if self.source.find(name) is None:
+                self.lifecycle.unload(name)
+
     def close(self, timeout_s: float) -> None:
         """Refuse further loads and clear the registry; wait up to `timeout_s` for models that
         close or load."""

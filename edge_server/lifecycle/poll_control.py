@@ -186,7 +186,7 @@ class PollControl:
         could not copy or which were released from quarantine."""
         self._deployments.note_serving()
         self._deployments.write_again()
-        return self._deployments.store.release_noted() | self.updates.retry(now)
+        return self._deployments.release_noted() | self.updates.retry(now)
 
     def _report_again(self, names: Collection[str]) -> None:
         """Let the next scans report the last change of `names` once more."""

@@ -23,7 +23,7 @@ from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.errors import ModelConfigError
+    from edge_server.errors import EdgeServerError, ModelConfigError
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 
@@ -38,18 +38,20 @@ _LONGEST_PAUSE_S = 300.0
 class Update:
     """A change of the repository that is due: the copy to load, and the copy accepted before it.
 
-    `copy` None means that the model was removed from the repository.
+    `copy` None means that the model was removed from the repository, or that it is refused for
+    `refusal`.
     """
 
     copy: StagedModel | None
     before: StagedModel | None = None
+    refusal: EdgeServerError | None = None
 
 
 class Retry:
     """A load or a copy that is tried again, after a growing pause.
 
     Attributes:
-        copy: the copy to load again; None if the store could not copy the model.
+        copy: the copy to load again; None for the staging of the model.
         needs_bytes: the memory that the last load lacked; 0 if it lacked none.
         not_before: a time of `time.monotonic()`.
     """
@@ -86,7 +88,10 @@ class ModelRecord:
         last_good: the copy that a restart serves.
         not_kept: the copy that passed, or needed no canary, and that the store could not commit.
         update: the next change to carry out; `updating` while a thread carries changes out.
-        retry: the load or copy that is tried again.
+        refusal: the refusal of a later change, shown after that.
+        retry: the load that is tried again.
+        staging: the staging that is tried again, of a change that the store could not copy.
+        stays: why the serving versions, whose canary failed, could not be rolled back.
         outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
             the delivery is still copied.
     """
@@ -109,8 +114,11 @@ class ModelRecord:
     last_good: StagedModel | None = None
     not_kept: StagedModel | None = None
     update: Update | None = None
+    refusal: Update | None = None
     updating: bool = False
     retry: Retry | None = None
+    staging: Retry | None = None
+    stays: str = ""
     outcome: str = ""
     digest: str = ""
     outcome_reason: str = ""
@@ -143,7 +151,7 @@ class ModelRecord:
     @property
     def is_blank(self) -> bool:
         """Whether nothing is known of the model."""
-        known = (self.seen, self.accepted, self.retry, self.update)
+        known = (self.seen, self.accepted, self.retry or self.staging, self.update)
         is_idle = not self.updating and self.state is ModelState.UNKNOWN and not self.outcome
         return is_idle and self.serving is None and known == (None, None, None, None)
 
@@ -185,7 +193,9 @@ class ModelRecord:
         """Begin the load of `model_spec`; return False if the same files serve already."""
         self.explicit = self.explicit or explicit
         if self.spec is not None and model_spec.is_same_as(self.spec):
-            self.coming, self.reason = None, ""
+            self.coming = None
+            # The load of an ensemble does not end what is known of its member.
+            self.reason = "" if explicit else self.reason
             return False
         self.coming = model_spec
         if self.serving is None:
@@ -204,7 +214,7 @@ class ModelRecord:
         spec = built.model_spec
         if spec is not self.spec and spec is self.coming:
             self.coming = None
-        self.serving, self.reason, self.needs_bytes = built, reason, 0
+        self.serving, self.reason, self.needs_bytes, self.stays = built, reason, 0, ""
         for field, effect in without_effect(spec.message).items():
             log.warning("model %s: field '%s' has no effect here: %s", self.name, field, effect)
         versions = ", ".join(str(model.version) for model in built.models)
@@ -255,8 +265,19 @@ class ModelRecord:
             self._stop_serving(ModelState.UNAVAILABLE, versions, UNLOADED)
         return changes
 
+    def stay(self, failure: str, error: ModelConfigError) -> None:
+        """Report that the canary of what serves failed, and that nothing can take its place."""
+        text = f"failed its canary: {failure}; cannot be rolled back: {error}"
+        if self.spec is not None:
+            text = self.spec.files.as_shown(text)
+        self.reason = self.stays = text[:LONGEST_REASON]
+        self.deployed = None
+
     def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
-        self.serving = None
+        self.serving, self.stays = None, ""
+        if self.deployed is not self.last_good:
+            # Its canary has ended. Once it serves again, it is reported anew.
+            self.deployed = None
         self.state, self.versions, self.reason = state, versions, reason
         self.may_pass = False
 
@@ -302,6 +323,9 @@ class ModelRecord:
             return False
         self.deployed = copy
         is_new = self.last_good is not copy
+        if is_new and self.stays:
+            self.report(WAITS, copy.digest, self.stays)
+            return False
         if is_new and (self.canary is None or self.not_kept is copy):
             return True
         self.report(ON_TRIAL if is_new else GOOD, copy.digest)
@@ -333,13 +357,13 @@ class ModelRecord:
 
     def removed(self) -> None:
         """Forget the deliveries before the removal from the repository."""
-        self.deployed = self.last_good = self.not_kept = self.retry = None
+        self.deployed = self.last_good = self.not_kept = None
+        self.retry = self.staging = None
         if self.is_gone:
             self.accepted = None
         self.outcome = ""
 
-    def keep_retry(self, copy: StagedModel | None, needs_bytes: int, now: float) -> None:
-        """Keep a failed load of `copy` for a retry; without a copy, the staging of the model."""
-        if self.retry is None or (self.retry.copy is None) is not (copy is None):
-            self.retry = Retry(now)
+    def keep_retry(self, copy: StagedModel, needs_bytes: int, now: float) -> None:
+        """Keep a failed load of `copy` for a retry."""
+        self.retry = self.retry or Retry(now)
         self.retry.copy, self.retry.needs_bytes = copy, needs_bytes

@@ -24,7 +24,8 @@ class StagedFiles:
 
         Raises:
             InvalidRequest: a path leaves the model's directory, or two paths conflict.
-            InternalError: the file system refuses the files.
+            InternalError: the file system refuses a file.
+            OSError: the file system refuses the directory.
         """
         if len(files) > MOST_FILES:
             raise InvalidRequest(

@@ -17,7 +17,8 @@ from edge_server.errors import (
 )
 from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_locks import LoadSlot
-from edge_server.lifecycle.records import Update
+from edge_server.lifecycle.model_spec import LoadFailure
+from edge_server.lifecycle.records import Retry, Update
 from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
-    from edge_server.lifecycle.model_spec import LoadFailure
+    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.records import ModelRecord
     from edge_server.repository.change_detector import Change
     from edge_server.repository.store import StagedModel
     from edge_server.repository.tree import ModelTree
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
+# Each staging writes the whole model to the disk.
+STAGE_AGAIN_S = 300.0
 
 
 class QuarantinedModel(ModelConfigError):
@@ -60,7 +64,7 @@ class Updates:
     retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet).
+    raised, no GPU yet), whatever becomes of a later change until one serves.
 
     Args:
         loader: loads and unloads the models.
@@ -130,23 +134,25 @@ class Updates:
         updates: dict[str, Update] = {}
         for change in changes:
             name = change.name
-            self._forget_retry(name, loads_only=True)
+            self._forget_load(name)
             try:
                 updates[name] = self._stage(name, change.tree)
-                self._forget_retry(name)
+                self._forget_staging(name)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
                 self._deployments.count("torn")
                 torn.append(name)
             except QuarantinedModel as error:
+                self._forget_staging(name)
                 self._refuse(name, error, error.digest)
             except EdgeServerError as error:
                 waits = may_pass(error)
                 if waits:
                     with self._table.lock:
-                        self._table[name].keep_retry(None, 0, time.monotonic())
+                        record = self._table[name]
+                        record.staging = record.staging or Retry(time.monotonic())
                 else:
-                    self._forget_retry(name)
+                    self._forget_staging(name)
                 self._refuse(name, error, waits=waits)
         with self._table.lock:
             for name, update in updates.items():
@@ -186,19 +192,20 @@ class Updates:
         The pause before the next retry of each of these models grows.
         """
         with self._table.lock:
-            due = {
-                record.name: record.retry
+            due = [
+                (record.name, retry)
                 for record in self._table
-                if record.retry is not None and now >= record.retry.not_before
-            }
+                for retry in (record.retry, record.staging)
+                if retry is not None and now >= retry.not_before
+            ]
         to_stage = set()
-        for name, retry in due.items():
+        for name, retry in due:
             if self._budget is not None and not self._budget.has(retry.needs_bytes):
                 continue
             with self._table.lock:
                 record, copy = self._table[name], retry.copy
                 retry.pause(now)
-                if record.retry is not retry:
+                if retry not in (record.retry, record.staging):
                     continue
                 if copy is None:
                     to_stage.add(name)
@@ -223,55 +230,79 @@ class Updates:
         with self._table.lock:
             self._closed = True
             for record in self._table:
-                record.update = None
+                record.update = record.refusal = None
 
     def _accept(self, copy: StagedModel) -> None:
         with self._table.lock:
             self._table[copy.name].accept(copy)
 
-    def _forget_retry(self, name: str, *, loads_only: bool = False) -> None:
+    def _forget_staging(self, name: str) -> None:
         with self._table.lock:
-            record = self._table.get(name)
-            if not (loads_only and record.retry is not None and record.retry.copy is None):
-                record.retry = None
+            self._table.get(name).staging = None
+
+    def _forget_load(self, name: str, failed: StagedModel | None = None) -> None:
+        """Forget the retry of a load, unless nothing serves and it is of another copy than
+        `failed`, which served last."""
+        with self._table.lock:
+            retry = self._table.get(name).retry
+        copy = None if retry is None else retry.copy
+        if copy is None or copy is failed or not self._served_before(copy):
+            with self._table.lock:
+                record = self._table.get(name)
+                record.retry = None if record.retry is retry else record.retry
 
     def _begin(self, name: str, update: Update) -> None:
         """Queue `update` and start its thread; the caller holds the lock of the table."""
         if self._closed:
             return
         record = self._table[name]
-        record.update = update
+        record.update, record.refusal = update, None
+        self._start(record)
+
+    def _start(self, record: ModelRecord) -> None:
         if not record.updating:
+            name = record.name
             record.updating = start_thread(f"update-{name}", partial(self._work, name))
             if not record.updating:
                 log.warning("model %s: updated with its next change: no thread is left", name)
 
     def _work(self, name: str) -> None:
-        """Apply the queued updates of `name` until there is none."""
+        """Apply the queued updates of `name` until there is none, a refusal last."""
         while True:
             with self._table.changed:
                 record = self._table[name]
+                before = record.spec
                 update, record.update = record.update, None
+                if update is None:
+                    update, record.refusal = record.refusal, None
                 if update is None:
                     record.updating = False
                     self._table.changed.notify_all()
                     return
+            digest = "" if update.copy is None else update.copy.digest
             try:
                 self._apply(name, update)
+                self._load_refused(name, before)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
+            except EdgeServerError as error:
+                self._refuse(name, error, digest)
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                digest = "" if update.copy is None else update.copy.digest
-                self._refuse(name, InternalError(text), digest)
+                if update.refusal is None:
+                    self._refuse(name, InternalError(text), digest)
 
     def _apply(self, name: str, update: Update) -> None:
+        if update.refusal is not None:
+            self._loader.refuse(name, update.refusal)
+            return
         copy = update.copy
         if copy is None:
             log.info("model %s: taken out of the repository", name)
             self._loader.lifecycle.unload(name)
             self._deployments.removed(name)
+            self._loader.unload_absent(name)
             return
         with self._table.lock:
             serving = self._table[name].serving_copy
@@ -280,25 +311,47 @@ class Updates:
             self._deployments.unchanged(copy, serving)
             self._loader.load(name)
             return
+        if reason := self._store.quarantined(copy.digest):
+            # It was rolled back after this copy of it was staged.
+            error = ModelConfigError(f"model '{name}': quarantined: {reason}")
+            self._failed(name, update, copy, LoadFailure(error))
+            return
         with self._slot.take(name), self._store.loading(copy):
             failure = self._loader.load(name).get(name)
         if failure is None:
-            self._forget_retry(name)
+            self._forget_load(name)
             self._deployments.count("loaded")
             self._deployments.note_serving()
         else:
             self._failed(name, update, copy, failure)
+
+    def _load_refused(self, name: str, before: ModelSpec | None) -> None:
+        """Load the members of the ensemble `before` that waited for its change; without a change do
+        nothing."""
+        with self._table.lock:
+            if before is None or self._table.get(name).spec is before:
+                return
+            for each in map(self._table.get, self._table.below(before)):
+                copy, serves = each.accepted, each.serving_copy
+                waits = copy is not None and serves is not None and copy is not serves
+                if waits and not (each.updating or each.retry):
+                    self._begin(each.name, Update(copy, serves))
 
     def _failed(self, name: str, update: Update, copy: StagedModel, failure: LoadFailure) -> None:
         error = failure.error
         needs_bytes = error.needed_bytes if isinstance(error, TooLittleMemory) else 0
         passes = isinstance(error, Unavailable) or (may_pass(error) and self._served_before(copy))
         with self._table.lock:
+            retry = self._table[name].retry
+        if not passes or (retry is not None and retry.copy is not copy):
+            self._forget_load(name, copy)
+        with self._table.lock:
             record = self._table[name]
-            if passes:
+            if passes and (record.retry is None or record.retry.copy is copy):
                 record.keep_retry(copy, needs_bytes, time.monotonic())
-            else:
-                record.retry = None
+            elif passes:
+                # What served last comes first.
+                record.staging = Retry(time.monotonic() + STAGE_AGAIN_S)
             if not failure.misfit:
                 # A model that does not fit yet may fit after the next change of another model.
                 record.decline(update)
@@ -316,7 +369,8 @@ class Updates:
     ) -> None:
         self._deployments.count("failed")
         self._deployments.failed(name, str(error), digest, waits=waits)
-        try:
-            self._loader.refuse(name, error)
-        except Unavailable:
-            log.debug("model %s: not refused: the server ends", name)
+        with self._table.lock:
+            if not self._closed:
+                # Not here: a load of the model, which may hang, would hold up the other models.
+                self._table[name].refusal = Update(None, refusal=error)
+                self._start(self._table[name])

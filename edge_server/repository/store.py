@@ -246,14 +246,14 @@ class ModelStore:
         """Release `digest` from quarantine and clear its recorded deaths."""
         self._note(lambda state: state.released(digest))
 
-    def release_noted(self) -> set[str]:
-        """Release the digests noted in `QuarantineReleases`; return the names of their models."""
-        released = set()
+    def release_noted(self) -> dict[str, str]:
+        """Release the digests noted in `QuarantineReleases`; return each with its model's name."""
+        released = {}
         for digest in self._quarantine_releases.take():
             name = self.quarantined_as(digest)
             log.info("model %s: %.12s is released from quarantine", name or "?", digest)
             self.release(digest)
-            released.add(name)
+            released[digest] = name
         return released
 
     def _newest_good(self, name: str, history: Sequence[KeptCopy]) -> StagedModel | None:

@@ -512,6 +512,8 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
     assert world.loader.load("e") == {}
     assert not world.loader.lifecycle.roll_back(model_spec, "slow")
     assert "model m: cannot be rolled back: ensemble 'e'" in caplog.text
+    reason = world.state()[1][1]
+    assert reason.startswith("failed its canary: slow; cannot be rolled back: ensemble 'e'")
     assert world.ask("e", size=2) == 20
     # It was its only chance: what was kept is closed.
     assert world.registry.wait_closed(TIMEOUT_S)

@@ -13,8 +13,8 @@ import pytest
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
-from edge_server.repository.verdicts import GOOD, WAITS
-from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
+from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
+from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +139,38 @@ def test_what_served_last_and_does_not_start_at_a_start_is_loaded_again(
     assert counted.loads["m"] == 4
 
 
+@pytest.mark.parametrize("change", ["fails too", "waits", "broken", "in quarantine", "no room"])
+def test_what_served_last_is_loaded_again_whatever_became_of_a_change(
+    board: Board, counted: CountedBackend, change: str
+) -> None:
+    """A change that was refused, or on trial, before a restart is there after it."""
+    board.memory(1)
+    board.deliver(1)
+    board.deliver(2)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    counted.fails["m"] = ModelLoadError("no GPU yet")
+    board.start_again()
+    assert board.serving() is None
+    if change == "waits":
+        counted.fails["m"] = Unavailable("too little memory")
+    if change == "in quarantine":
+        board.deliver(2)
+    elif change == "no room":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space")))
+            board.deliver(3)
+    else:
+        board.deliver(3, CONFIG + "nonsense" if change == "broken" else CONFIG)
+    del counted.fails["m"]
+    assert board.updates.retry(time.monotonic() + LATER_S) == (
+        {"m"} if change in ("no room", "waits") else set()
+    )
+    assert board.updates.wait_idle(TIMEOUT_S)
+    assert board.serving() == 1
+
+
 def test_a_new_model_that_does_not_start_is_not_loaded_again(
     board: Board, counted: CountedBackend
 ) -> None:
@@ -206,6 +238,32 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
+def test_a_removal_that_the_store_cannot_note_says_why(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.deliver(1)
+    broken = InternalError("Input/output error; see what ails the disk")
+    monkeypatch.setattr(board.store, "forget", Mock(side_effect=broken))
+    board.carry_out(Change("m", None))
+    assert board.serving() is None
+    assert board.table.get("m").outcome_reason == str(broken)
+    assert "Traceback" not in caplog.text
+
+
+def test_what_is_in_quarantine_once_the_disk_has_room_is_not_staged_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space left")))
+        board.deliver(1, name="n")
+    board.store.quarantine(copy.digest, "rolled back: slow", "m")
+    board.deliver(1, name="n")
+    assert board.updates.retry(time.monotonic() + LATER_S) == set()
+
+
 def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
     board.deliver(1)
     copy = board.table.get("m").serving_copy
@@ -214,6 +272,10 @@ def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Bo
     board.deliver(1, name="n")
     (reason,) = [reason for reason in board.reasons() if reason]
     assert reason.endswith("let it out with `edge-server models release m`")
+    QuarantineReleases(board.store.directory).leave(copy.digest)
+    assert board.deployments.release_noted() == {"m", "n"}
+    board.deliver(1, name="n")
+    assert board.table.get("n").outcome == GOOD
 
 
 def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.repository.change_detector import Change
+from edge_server.repository.verdicts import GOOD, WAITS
 from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 
 if TYPE_CHECKING:
@@ -74,3 +76,17 @@ def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -
     assert output_of_step(board) == "b"
     board.start_again()
     assert (board.serving(), output_of_step(board)) == (3, "b")
+
+
+@pytest.mark.parametrize("change", ["removed", "uses another"])
+def test_a_member_that_was_refused_serves_once_no_ensemble_is_in_its_way(
+    board: Board, change: str
+) -> None:
+    board.deliver(2, RENAMED)
+    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    if change == "removed":
+        board.carry_out(Change("e", None))
+    else:
+        board.deliver(3, CONFIG, "n")
+        board.deliver(0, ensemble("b").replace('"m"', '"n"'), "e")
+    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)

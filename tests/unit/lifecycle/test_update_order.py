@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import shutil
 import threading
-from typing import TYPE_CHECKING
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -19,8 +23,8 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
-from edge_server.repository.verdicts import ON_TRIAL
+from edge_server.repository.tree import ModelTree, look
+from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -41,6 +45,9 @@ STEP = (
     'model_name: "m" model_version: -1 '
     'input_map { key: "a" value: "a" } output_map { key: "b" value: "b" }'
 )
+
+
+ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
 class Bench:
@@ -150,6 +157,42 @@ def test_a_copy_that_is_made_while_an_earlier_change_is_applied_is_loaded(
     assert bench.ask("m") == 8
 
 
+def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
+    bench: Bench, gate: Callable[[str], Gate]
+) -> None:
+    """A load may hang, and the other models of the scan must not."""
+    bench.changed("m", COUNTED, "7")
+    before_load = gate("m")
+    bench.change("m", COUNTED, "8")
+    assert before_load.reached.wait(TIMEOUT_S)
+    broken = ModelTree("m", bench.repository, fault="a link leads out of it")
+    with ThreadPoolExecutor(1) as pool:
+        scan = pool.submit(bench.updates.carry_out, [Change("m", broken)])
+        try:
+            assert scan.result(5.0) == []
+        finally:
+            before_load.open()
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.ask("m") == 8
+    (entry,) = bench.deployments.table.index(only_ready=True)
+    assert entry.reason == "a link leads out of it"
+
+
+@pytest.mark.parametrize("loaded", ["8", "-1"])
+def test_a_copy_for_which_the_disk_had_no_room_during_a_load_is_still_due(
+    loaded: str, bench: Bench, gate: Callable[[str], Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    before_load = gate("m")
+    bench.change("m", COUNTED, loaded)
+    assert before_load.reached.wait(TIMEOUT_S)
+    monkeypatch.setattr(bench.store, "stage", Mock(side_effect=InternalError("no room")))
+    bench.change("m", COUNTED, "9")
+    before_load.open()
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.updates.retry(time.monotonic() + 3600) == {"m"}
+
+
 def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")
@@ -161,13 +204,85 @@ def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> N
     assert bench.last_good() == "8"
 
 
+def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
+    bench: Bench, counted: CountedBackend
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", COUNTED, "8")
+    begun, model_spec = counted.loads["m"], bench.deployments.table.serves("m")
+    assert model_spec is not None
+
+    def changes() -> Iterator[Change]:
+        yield Change("m", look(bench.repository, "m"))
+        assert bench.loader.lifecycle.roll_back(model_spec, "slow")
+
+    assert not bench.updates.carry_out(changes())
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert (counted.loads["m"], bench.ask("m")) == (begun, 7)
+    bench.changed("e", ENSEMBLE, "")
+    assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
+
+
+def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    forgotten, begin = threading.Event(), bench.loader.lifecycle.begin
+    monkeypatch.setattr(bench.store, "forget", lambda _name: forgotten.set())
+
+    def begin_late(*arguments: Any) -> Any:
+        if not forgotten.is_set():
+            assert not bench.updates.carry_out([Change("m", None)])
+            assert forgotten.wait(TIMEOUT_S)
+        return begin(*arguments)
+
+    monkeypatch.setattr(bench.loader.lifecycle, "begin", begin_late)
+    bench.changed("e", ENSEMBLE, "")
+    table = bench.deployments.table
+    assert (table.serves("m"), table.serves("e")) == (None, None)
+    bench.changed("m", COUNTED, "8")
+    assert bench.ask("e") == 8
+
+
+def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Bench) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", f'{COUNTED} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}', "8")
+    bench.changed("e", ENSEMBLE.replace('key: "b"', 'key: "c"'), "")
+    record = bench.deployments.table.get("m")
+    assert record.outcome == ON_TRIAL
+    assert record.spec is not None
+    assert not bench.loader.lifecycle.roll_back(record.spec, "slow")
+    bench.deployments.note_serving()
+    assert record.outcome == WAITS
+    assert record.outcome_reason.startswith("failed its canary: slow; cannot be rolled back: ")
+    assert bench.last_good() == "7"
+
+
+def test_an_ensemble_whose_canary_ended_with_its_member_is_kept_once_it_serves_again(
+    bench: Bench,
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("e", ENSEMBLE, "")
+    bench.changed("e", ENSEMBLE + " max_batch_size: 0 version_policy { all {} }", "")
+    record = bench.deployments.table.get("e")
+    assert record.outcome == ON_TRIAL
+    assert not bench.updates.carry_out([Change("m", None)])
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    bench.changed("m", COUNTED, "7")
+    assert bench.ask("e") == 7
+    assert record.outcome == GOOD
+    assert bench.store.last_good()["e"].digest == record.digest
+
+
 def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
     bench: Bench, counted: CountedBackend
 ) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "-1")
     begun = counted.loads["m"]
-    bench.changed("e", f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}', "")
-    # Nor is that tried again for it.
+    bench.changed("e", ENSEMBLE, "")
+    # Nor is that tried again for it, nor forgotten.
     assert counted.loads["m"] == begun
     assert bench.ask("e") == 7
+    entries = bench.deployments.table.index(only_ready=True)
+    assert ["SystemExit" in entry.reason for entry in entries] == [False, True]

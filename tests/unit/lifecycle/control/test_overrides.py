@@ -69,6 +69,12 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     assert not root.exists()
 
 
+def test_files_for_which_there_is_no_directory_are_refused_with_the_remedy(world: World) -> None:
+    world.control._private.path().rmdir()
+    with pytest.raises(InternalError, match=r"cannot be kept: .*another directory in TMPDIR"):
+        world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"5"})
+
+
 def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_changed(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
