@@ -537,6 +537,7 @@ async function logIn(event) {
   } catch {
     return say($("login-fault"), "The device does not respond");
   }
+  if (!$("login").open) return; // it was pressed twice
   $("token").value = "";
   say($("login-fault"), "");
   $("login").close();
