@@ -214,7 +214,8 @@ class SharedMemory:
             NotFound: no region has that name.
         """
         with self._lock:
-            listed = {**self._leaving, **self._regions}
+            # By its items: a request may end meanwhile, and its region with it.
+            listed = dict(self._leaving.items()) | self._regions
             if not name:
                 return list(listed.values())
             if name not in listed:

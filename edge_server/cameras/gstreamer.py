@@ -35,6 +35,7 @@ from edge_server.cameras.gstreamer_player import GstreamerPlayer, offered_caps, 
 from edge_server.cameras.gstreamer_source import GstreamerSource
 from edge_server.cameras.network_probe import PORTS, find_fault
 from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.log_limits import log_once
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _device_pipeline(
         # The device could not be opened: with any mode, the pipeline reports why.
         return v4l2_pipeline(uri.path, None, picture, has)
     mode = best_mode(modes, picture.width, picture.height, picture.fps, name)
-    log.info("%s: takes %s, of %d modes", uri.label, mode, len(modes))
+    log_once(log, f"{uri.label}: takes {mode}, of {len(modes)} modes")
     return v4l2_pipeline(uri.path, mode, picture, has)
 
 

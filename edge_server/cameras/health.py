@@ -86,6 +86,7 @@ class PictureHealth:
         self._usual: deque[tuple[float, float]] = deque(maxlen=_USUAL_SAMPLES)
         self._usual_detail = self._usual_sharpness = 0.0  # their medians, once they are known
         self._usual_at = -np.inf
+        self._size: tuple[int, ...] = ()
         self._motion_at = -np.inf
         self._picture_at = -np.inf
         self._why_frozen = ""
@@ -115,6 +116,11 @@ class PictureHealth:
         thumbnail = Thumbnail.of(image)
         if thumbnail is None:
             return None
+        if (size := image.luma().shape) != self._size:
+            # A decoder that makes pictures smaller makes them less sharp.
+            self._size = size
+            self._usual.clear()
+            self._usual_detail = self._usual_sharpness = 0.0
         textured = self._textured
         if now - self._picture_at >= _PICTURE_PERIOD_S or textured is None:
             self._picture_at = now

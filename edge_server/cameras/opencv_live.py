@@ -26,6 +26,7 @@ from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
 from edge_server.cameras.opencv_source import OpenCvSource
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
 from edge_server.errors import SourceError
+from edge_server.process.log_limits import log_once
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import FrameSource
@@ -175,7 +176,7 @@ def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
             reason="no_decoder",
         )
     mode = wanted_mode(uri, device.modes)
-    log.info("%s: %s takes %s, of %d modes", uri.label, device.name, mode, len(device.modes))
+    log_once(log, f"{uri.label}: {device.name} takes {mode}, of {len(device.modes)} modes")
     check_free(uri.path, mode)
     capture: Any = cv2.VideoCapture(uri.path, cv2.CAP_V4L2)
     # The format first: the sizes and rates depend on it.

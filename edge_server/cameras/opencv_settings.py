@@ -23,6 +23,8 @@ _FFMPEG_OPTIONS = {"rtsp_transport": "tcp"}
 # No frames to guess the rate of a camera from: opening takes 0.6 s, not 1.9 s. Without them that of
 # an MPEG transport stream is twice what it is.
 _OF_CAMERAS = {"fpsprobesize": "0"}
+# OpenCV reads the options before it opens anything.
+_OPTIONS_READ_S = 1.0
 # The V4L2 backend waits in whole seconds, 10 by default.
 _V4L2_WAIT_S = "1"
 
@@ -86,12 +88,24 @@ def no_camera_opens(timeout_s: float) -> Iterator[None]:
     those that open now take longer than `timeout_s`."""
     settle_opencv()
     openings = _openings()
-    begun = openings.begin(openings.base, timeout_s)
+    if not openings.begin(openings.base, timeout_s):
+        yield
+        return
+    once = threading.Lock()
+
+    def end() -> None:
+        if once.acquire(blocking=False):
+            openings.end()
+
+    # A disk that hangs must keep no camera from opening.
+    timer = threading.Timer(_OPTIONS_READ_S, end)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        if begun:
-            openings.end()
+        timer.cancel()
+        end()
 
 
 def settle_opencv() -> None:

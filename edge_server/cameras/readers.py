@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.cameras.gstreamer import (
@@ -13,6 +12,7 @@ from edge_server.cameras.gstreamer import (
 )
 from edge_server.cameras.opencv_live import open_opencv
 from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.log_limits import log_once
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import FrameSource
@@ -49,10 +49,11 @@ def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
     missing = why_not_gstreamer(uri.scheme, options.reader)
     reader = choose_reader(uri, options.reader, missing)
     if reader == "gstreamer":
-        _log_once(f"camera source {uri.label}: read by GStreamer")
+        log_once(log, f"camera source {uri.label}: read by GStreamer")
         return open_gstreamer(uri, options)
     why = "as chosen" if options.reader == "opencv" else f"as {missing}"
-    _log_once(f"camera source {uri.label}: read by OpenCV, {why}; without: {_LOST[uri.scheme]}")
+    without = _LOST[uri.scheme]
+    log_once(log, f"camera source {uri.label}: read by OpenCV, {why}; without: {without}")
     return open_opencv(uri, options)
 
 
@@ -86,9 +87,3 @@ def choose_reader(
         needs = needs or "GStreamer is the reader in its settings"
         raise SourceError(f"{uri.label}: {needs}; {missing}", reason="unavailable")
     return "opencv" if missing or wanted == "opencv" else "gstreamer"
-
-
-@lru_cache(maxsize=256)
-def _log_once(text: str) -> None:
-    """Log the choice: once, as a lost camera is opened again and again."""
-    log.info("%s", text)

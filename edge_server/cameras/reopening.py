@@ -123,6 +123,8 @@ class PortWatch:
             f"look up {host}", lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
         self._turn = 0
+        self._count = 1  # of the addresses
+        self._missed = 0  # of them in a row
         self._connecting: socket.socket | None = None
         self._until = 0.0
 
@@ -134,8 +136,11 @@ class PortWatch:
         if there is None:
             return False
         self.close()
+        # The camera may be at another of its addresses alone: at IPv4, and not at IPv6.
+        self._missed = 0 if there else self._missed + 1
+        self._turn += not there
         back = there and self._away
-        self._away = not there
+        self._away = not there and (self._away or self._missed >= self._count)
         return back
 
     def close(self) -> None:
@@ -161,8 +166,8 @@ class PortWatch:
         if found is None or not found.done() or found.exception() or not found.result():
             return False
         addresses = found.result()
-        family, kind, protocol, _, address = addresses[self._turn % len(addresses)]
-        self._turn += 1
+        self._count = len(addresses)
+        family, kind, protocol, _, address = addresses[self._turn % self._count]
         try:
             self._connecting = socket.socket(family, kind, protocol)
             self._connecting.setblocking(False)

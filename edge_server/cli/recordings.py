@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def _list(arguments: argparse.Namespace) -> int:
     try:
         files = sorted(path for path in directory.iterdir() if ".mcap" in path.suffixes)
         for path in files:
-            print(f"{path.stat().st_size / 1e6:10.1f} MB  {path}")
+            with suppress(FileNotFoundError):  # the recorder removes the oldest meanwhile
+                print(f"{path.stat().st_size / 1e6:10.1f} MB  {path}")
     except OSError as error:
         raise SourceError(f"{directory}: {error.strerror}; name the directory") from error
     return OK

@@ -221,8 +221,9 @@ def _status(arguments: argparse.Namespace) -> int:
         file.path.stat()
     except FileNotFoundError:
         pass  # no update so far
-    except PermissionError as error:
-        raise Unavailable(f"{file.path}: {error.strerror}; run this as root") from error
+    except OSError as error:
+        remedy = "run this as root" if isinstance(error, PermissionError) else "check the path"
+        raise Unavailable(f"{file.path}: {error.strerror}; {remedy}") from error
     record = file.read()
     if arguments.json:
         print(json.dumps(msgspec.to_builtins(record), indent=2))

@@ -41,10 +41,13 @@ def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
         _call(device, doing, driver.cuStreamBeginCapture, stream.handle, mode)
         try:
             work()
-        finally:
-            # Also after an error: a stream left in capture mode is unusable.
-            ended = driver.cuStreamEndCapture(stream.handle)
-        graph = _checked(device, doing, "cuStreamEndCapture", ended)
+        except BaseException:
+            # A stream left in capture mode is unusable.
+            code, graph = driver.cuStreamEndCapture(stream.handle)
+            if not int(code):
+                driver.cuGraphDestroy(graph)
+            raise
+        graph = _call(device, doing, driver.cuStreamEndCapture, stream.handle)
         try:
             executable = _call(device, doing, driver.cuGraphInstantiate, graph, 0)
         finally:

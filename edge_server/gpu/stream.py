@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Stream:
 
 class PriorityStream:
     """A stream for another library, which uses the raw `handle`; pycuda's streams all have the same
-    priority.
+    priority. It is destroyed soon after garbage collection.
 
     Raises:
         EdgeServerError: the driver cannot make the stream.
@@ -215,6 +216,7 @@ class PriorityStream:
             ctypes.c_uint(_NON_BLOCKING),
             greatest if priority == "max" else least,
         )
+        weakref.finalize(self, device.free, "cuStreamDestroy_v2", self._handle).atexit = False
 
     @property
     def handle(self) -> int:
@@ -227,12 +229,6 @@ class PriorityStream:
     def end(self, stream: Stream) -> None:
         """Order the next work of `stream` after all work on this stream."""
         stream.wait_for_handle(self.handle)
-
-    def close(self) -> None:
-        """Destroy the stream; no work may run on it any more."""
-        if self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            self._call("cuStreamDestroy_v2", handle)
 
     def _call(self, name: str, *arguments: object) -> None:
         self._device.call("use a stream with a priority", name, *arguments)

@@ -310,15 +310,19 @@ class ModelRecord:
     def cannot_keep(self, copy: StagedModel, reason: str) -> bool:
         """Report that `copy` serves and could not be committed; return whether that is new."""
         is_new = self.not_kept is not copy
-        if is_new:
-            self.not_kept = copy
+        self.not_kept = copy
+        # It is on trial again where the same content was delivered again.
+        if is_new or (self.outcome, self.digest) == (ON_TRIAL, copy.digest):
             self.report(WAITS, copy.digest, f"a restart would not serve it: {reason}")
         return is_new
 
     def is_good(self, copy: StagedModel) -> None:
         """Note that the store has committed `copy` as last known good."""
+        was_late = self.not_kept is copy
         self.last_good, self.not_kept = copy, None
-        self.report(GOOD, copy.digest)
+        # What came meanwhile, and was refused, has a verdict of its own.
+        if not (was_late and self.digest != copy.digest):
+            self.report(GOOD, copy.digest)
 
     def rolled_back(self, copy: StagedModel, reason: str) -> None:
         """Report the rollback of `copy`; the next load reads the copy that serves again."""

@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.model_config.fields import is_map
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -94,9 +95,10 @@ def parse_model_config_json(text: str, name: str) -> Any:
     if not text.lstrip().startswith("{"):
         raise InvalidRequest("Invalid config override: not a JSON object")
     try:
-        fields = _with_lists(
-            json.loads(text, object_pairs_hook=_without_repetition), pb.ModelConfig.DESCRIPTOR
-        )
+        fields = json.loads(text, object_pairs_hook=_without_repetition)
+        # protobuf raises no error of its own for half a surrogate pair, which JSON can have.
+        json.dumps(fields, ensure_ascii=False).encode()
+        fields = _with_lists(fields, pb.ModelConfig.DESCRIPTOR)
         message = json_format.ParseDict(
             fields, pb.ModelConfig(), max_recursion_depth=_MAX_JSON_DEPTH
         )
@@ -193,20 +195,24 @@ def config_json(message: Any) -> dict[str, Any]:
     whole = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    made: dict[str, Any] = _with_integers(whole)
+    return _with_integers(whole, message.DESCRIPTOR)
+
+
+def _with_integers(fields: dict[str, Any], message: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in fields.items():
+        field = message.fields_by_name[key]
+        inside = field.message_type
+        if is_map(field):
+            # Its keys are anybody's, such as a metric tag `model_version`.
+            each = inside.fields_by_name["value"].message_type
+            made[key] = {k: _with_integers(v, each) if each else v for k, v in value.items()}
+        elif inside is not None and field.is_repeated:
+            made[key] = [_with_integers(element, inside) for element in value]
+        elif inside is not None:
+            made[key] = _with_integers(value, inside)
+        elif key in _INTEGERS:
+            made[key] = [int(each) for each in value] if field.is_repeated else int(value)
+        else:
+            made[key] = value
     return made
-
-
-def _with_integers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_integers(element) for element in value]
-    if not isinstance(value, dict):
-        return value
-    return {k: _integers(v) if k in _INTEGERS else _with_integers(v) for k, v in value.items()}
-
-
-def _integers(value: Any) -> Any:
-    if isinstance(value, dict):
-        # A parameter of that name, not the field.
-        return _with_integers(value)
-    return [int(element) for element in value] if isinstance(value, list) else int(value)

@@ -44,6 +44,7 @@ class Contest:
         self._earlier: set[str] = set()  # runs that had retained their birth before ours
         self._hints = 0
         self._has_our_id = False
+        self._is_here = False  # it was seen with our client id during this connection
         self._backoff = Backoff(*_PAUSE_S)
 
     def see(self, payload: bytes, *, retained: bool, first: bool) -> bool:
@@ -64,7 +65,8 @@ class Contest:
         return self._found(has_our_id=birth.client_id == self._identity.client_id)
 
     def lose(self, *, taken_over: bool) -> float | None:
-        """Return how long to wait after an open connection has ended; None as after any other end.
+        """Return how long to wait after an open connection has ended; None as after any other end:
+        while nothing shows the other client, it is the network that breaks.
 
         Args:
             taken_over: the broker said that another client came. Once, that may have been this
@@ -73,7 +75,8 @@ class Contest:
         self._hints += taken_over
         if self._hints > 1:
             self._found(has_our_id=True)
-        if not (taken_over or self._has_our_id):
+        was_here, self._is_here = self._is_here, False
+        if not (taken_over or was_here):
             return None
         self.taken_over += 1
         return self._backoff.next_s() if self._has_our_id else None
@@ -89,10 +92,12 @@ class Contest:
             self._hints = 0
             self._backoff.reset()
             if self._has_our_id:
-                self._has_our_id, self.text = False, ""
+                self._has_our_id = self._is_here = False
+                self.text = ""
                 log.info("mqtt: no other client has this device's client id now")
 
     def _found(self, *, has_our_id: bool) -> bool:
+        self._is_here = has_our_id
         if self.text and has_our_id == self._has_our_id:
             return False
         self._has_our_id = has_our_id

@@ -100,6 +100,8 @@ class EventFeed:
         self._log = log
         self._now_s = now_s
         self._position = log.acknowledged(READER)
+        # The greatest id that a broker can have acknowledged.
+        self._newest_known = log.newest
         self._acknowledged: deque[tuple[float, int]] = deque()
         self._marked = 0
         self._mark_at = 0.0
@@ -113,12 +115,12 @@ class EventFeed:
         """Start over for a new connection.
 
         Args:
-            mark: that the broker has; None without one. One beyond the newest event is of a log
-                that was erased, or of another device.
+            mark: that the broker has; None without one. One beyond all that it can have
+                acknowledged is of a log that was erased or never kept, or of another device.
         """
         self._settle()
         self._acknowledged.clear()
-        known = mark is not None and mark <= self._log.newest
+        known = mark is not None and mark <= self._newest_known
         self._position = mark if mark is not None and known else self._log.acknowledged(READER)
         self._marked = self._position if known else 0
 
@@ -132,6 +134,7 @@ class EventFeed:
 
     def acknowledge(self, id_: int) -> None:
         """The broker has acknowledged the event; it does so in the order of publishing."""
+        self._newest_known = max(self._newest_known, id_)
         self._acknowledged.append((self._now_s() + SETTLED_S, id_))
 
     def take_mark(self) -> int | None:

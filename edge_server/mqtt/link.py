@@ -39,6 +39,8 @@ _SLOW_S: Final = 10.0
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
 _REFUSED_S: Final = (30.0, 60.0)
+# A vehicle's bus repeats its mistake some ten times a second, with another number each time.
+_LEFT_OUT_EVERY_S: Final = 60.0
 
 
 class Link:
@@ -88,7 +90,8 @@ class Link:
         self._farewell: bytes | None = None
         self._drains = True
         self._ended = threading.Event()
-        self._logged = ""
+        self._logged: set[str] = set()  # since the last connection
+        self._left_out_at = -math.inf  # when the log last said so
 
     def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
         """Whether this link is what `mqtt` and these `contents_of` its files make."""
@@ -170,8 +173,8 @@ class Link:
         slow = f"{self.address} does not answer, or no name server does; waiting{self._meanwhile}"
         timer = threading.Timer(_SLOW_S, self._log_once, (logging.WARNING, slow))
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             # The system's resolver asks one name server after another, for minutes, and cannot be
             # interrupted.
             with self.worker.allowing(math.inf):
@@ -202,6 +205,7 @@ class Link:
         connection.watch(topics.acknowledged, topics.meta, *topics.states())
         if self.mqtt.vehicle_state:
             connection.listen(topics.vehicle, self._take_vehicle_state)
+        self._logged.clear()
         if not self._feed.contest.text:
             self._log_once(logging.INFO, f"connected to {self.address}")
         return True
@@ -213,7 +217,10 @@ class Link:
         try:
             state = payloads.read_vehicle_state(data, feed.now_ns(), self.mqtt.payload)
         except InvalidRequest as error:
-            log.warning("mqtt: %s: left out: %s", feed.topics.vehicle, error)
+            now = time.monotonic()
+            if now - self._left_out_at > _LEFT_OUT_EVERY_S:
+                self._left_out_at = now
+                log.warning("mqtt: %s: left out: %s", feed.topics.vehicle, error)
         else:
             feed.vehicle.put(state)
 
@@ -338,9 +345,10 @@ class Link:
         self._ended.set()
 
     def _log_once(self, level: int, text: str) -> None:
-        """Log a change of state once, however often it recurs; nothing of a link that leaves."""
-        if text != self._logged and self._leave_by is None:
-            self._logged = text
+        """Log a text once until the next connection, however often it recurs, and in turn with
+        whichever others; nothing of a link that leaves."""
+        if text not in self._logged and self._leave_by is None:
+            self._logged.add(text)
             log.log(level, "mqtt: %s", text)
 
 

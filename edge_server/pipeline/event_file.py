@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from edge_server.errors import SettingsError, Unavailable
+from edge_server.errors import Unavailable
 from edge_server.pipeline.events import Event
+from edge_server.process.disk import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,7 +66,9 @@ class EventFile:
                 ) from error
             log.error("events: %s: %s; they are kept in memory", path, error)  # noqa: TRY400 -- the text says it all
         except OSError as error:
-            raise SettingsError(f"{path}: events cannot be kept there: {error.strerror}") from error
+            raise error_of_place(
+                error, f"{path}: events cannot be kept there: {error.strerror}"
+            ) from error
 
     def read(self) -> Kept:
         if self._database is None:
@@ -131,7 +134,7 @@ def _connect_anew(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return _connect(path)
-    except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         if isinstance(error, sqlite3.OperationalError):
             raise
         aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
@@ -145,6 +148,8 @@ def _connect_anew(path: Path) -> sqlite3.Connection:
 def _connect(path: Path) -> sqlite3.Connection:
     # The worker writes; the daemon's main thread opens.
     file = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+    # sqlite3's own would give damage the class of a busy file.
+    file.text_factory = bytes.decode
     try:
         # Another daemon with the same file would give the same ids.
         file.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -163,7 +168,7 @@ def _check(file: sqlite3.Connection) -> None:
     """Read all of the file: a brown-out leaves pages whose damage only their reader finds.
 
     Raises:
-        sqlite3.DatabaseError, msgspec.MsgspecError, TypeError: the file is damaged.
+        sqlite3.DatabaseError, ValueError, TypeError: the file is damaged.
     """
     ((found,),) = file.execute("PRAGMA integrity_check(1)").fetchall()
     if found != "ok":
@@ -175,7 +180,7 @@ def _read(file: sqlite3.Connection) -> Kept:
     """Return the contents of a file.
 
     Raises:
-        sqlite3.DatabaseError, msgspec.MsgspecError, TypeError: the file is damaged.
+        sqlite3.DatabaseError, ValueError, TypeError: the file is damaged.
     """
     events, last_id = [], 0
     for id_, row in file.execute("SELECT id, event FROM events ORDER BY id"):

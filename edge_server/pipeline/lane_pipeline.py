@@ -420,9 +420,8 @@ class LanePipeline:
         if failure:
             self._fail(failure, reason)
         elif self.failure:
-            log.info(
-                "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
-            )
+            # Without a number: where every other frame fails, the lines fold.
+            log.info("camera %s: lanes again", self.camera.name)
             self.failure = ""
 
     def _fail(self, failure: str, reason: str) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -147,6 +148,12 @@ class LineLimits(logging.Filter):
             self._handler.emit(record)
         finally:
             self._handler.release()
+
+
+@lru_cache(maxsize=256)
+def log_once(log: logging.Logger, text: str) -> None:
+    """Log `text` once in the life of this process: a lost camera is opened again and again."""
+    log.info("%s", text)
 
 
 def _left_out(count: int) -> str:

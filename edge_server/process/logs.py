@@ -228,8 +228,8 @@ def _not_writable(path: str, error: OSError) -> SettingsError | Unavailable:
 
 
 class LogFile(logging.FileHandler):
-    """Appends to a file; where it cannot, stderr gets one line for each reason, and the log's lines
-    are lost."""
+    """Appends to a file, and to a new one where that was moved or removed, as logrotate does; where
+    it cannot, stderr gets one line for each reason, and the log's lines are lost."""
 
     def __init__(self, path: str) -> None:
         # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default, a
@@ -243,6 +243,24 @@ class LogFile(logging.FileHandler):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self.baseFilename, flags, 0o666)
         return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            former = self.stream
+            if former is not None and not self._is_at_path(former):
+                self.stream = self._open()
+                former.close()
+        except OSError:
+            self.handleError(record)
+        super().emit(record)
+
+    def _is_at_path(self, stream: io.TextIOWrapper) -> bool:
+        own = os.fstat(stream.fileno())
+        try:
+            found = os.stat(self.baseFilename)  # noqa: PTH116 - half the time, at every line
+        except FileNotFoundError:
+            return False
+        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
 
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802

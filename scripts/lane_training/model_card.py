@@ -41,7 +41,7 @@ _RENDERED = (
     "them without a line | exact | this repository |"
 )
 _LABELLED = (
-    "| {share:.1f} % | {count} images of `{source}`, warped: another place in the lane, another "
+    "| {share:.1f} % | {count} image{s} of `{source}`, warped: another place in the lane, another "
     "bend, another horizon{roads} | people, or networks where the labels say so | {licence} |"
 )
 _TAUGHT = (
@@ -245,6 +245,7 @@ def _materials(material: Material | None) -> tuple[str, str]:
         _LABELLED.format(
             share=100 * HUMAN_SHARE * group.share,
             count=len(group.images),
+            s="" if len(group.images) == 1 else "s",
             source=group.source,
             roads=", or row by row onto another labelled road" if group.images.complete else "",
             licence="not part of this repository"

@@ -424,7 +424,11 @@ def test_a_removal_keeps_settings_and_state_an_image_enables_the_unit_a_purge_ke
     container.do("unshare", "--mount", "sh", "-c", install)
     container.do("systemctl", "daemon-reload")
     assert (machine.unit["ActiveState"], machine.unit["UnitFileState"]) == ("inactive", "enabled")
+    # As on an image, whose settings lie on the data partition: emptied, it stays.
+    container.do("mount", "--bind", "/etc/edge_server", "/etc/edge_server")
     machine.apt("purge", "edge-server")
+    container.do("umount", "/etc/edge_server")
+    container.do("rmdir", "/etc/edge_server")
     left = machine.files() - before
     # The user stays; the files of users were changed for it.
     assert {path for path in left if not path.startswith(("/etc/passwd", "/etc/group"))} <= {

@@ -120,6 +120,30 @@ def test_a_port_without_a_server_is_dead(speaks_tls: bool) -> None:
         call._close()
 
 
+@pytest.mark.parametrize("speaks_tls", [False, True])
+def test_a_server_whose_address_is_gone_with_its_network_is_no_fault(
+    serve: Callable[[Grpc], GrpcServer], speaks_tls: bool
+) -> None:
+    call = own(serve(Grpc(port=0, host="127.0.0.9")))
+    with call._connect(TIMEOUT_S) as connection:
+        assert connection.getsockname()[0] == "127.0.0.9"
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        call = SelfCall(
+            f"127.0.0.1:{port}",
+            # An address that no machine has (RFC 5737).
+            lambda timeout_s: socket.create_connection(
+                ("127.0.0.1", port), timeout_s, ("192.0.2.1", 0)
+            ),
+            lambda: 0,
+            speaks_tls=speaks_tls,
+            timeout_s=0.1,
+        )
+        asked(call).check()
+        assert call._failures == 0
+        call._close()
+
+
 def test_one_response_resets_the_failures(serve: Callable[[Grpc], GrpcServer]) -> None:
     call = own(serve(Grpc(port=0)))
     call._failures = MOST_FAILURES - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from contextlib import suppress
@@ -36,11 +37,12 @@ class SelfCall:
 
     A full server is healthy: one without a free thread, or one at its connection limit, which
     closes a new connection at once. A server whose clients leave between the call, which finds it
-    full, and the test of a new connection, which does not, is healthy too.
+    full, and the test of a new connection, which does not, is healthy too. So is one whose address
+    this machine has no more, as that of an interface whose cable is out.
 
     Args:
         target: the server's address, in gRPC's notation.
-        connect: opens a plain connection to the server.
+        connect: opens a plain connection to the server, from the server's own address.
         waiting: returns the number of accepted calls without a thread.
         metadata: headers that the call must carry.
         speaks_tls: the daemon has no certificate for a call; the server then counts as healthy if
@@ -122,6 +124,10 @@ class SelfCall:
         except (ConnectionResetError, BrokenPipeError):
             return b"", ""
         except OSError as error:
+            # The network of the server's address is gone, and with it the address: nobody can call
+            # it there now, and a new process could not even listen.
+            if error.errno == errno.EADDRNOTAVAIL:
+                return b"", ""
             return None, error.strerror or str(error)
 
     def _close(self) -> None:

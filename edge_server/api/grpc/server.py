@@ -215,7 +215,7 @@ class GrpcServer:
         host = client_host(settings.host)
         return SelfCall(
             host_and_port(host, self.port),
-            lambda timeout_s: socket.create_connection((host, self.port), timeout_s),
+            lambda timeout_s: socket.create_connection((host, self.port), timeout_s, (host, 0)),
             waiting,
             metadata=metadata,
             speaks_tls=settings.tls.on,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from paddle import inference
 
+from edge_server.backends.frameworks.model_file import BadInput
+
 if TYPE_CHECKING:
     from edge_server.backends.frameworks.model_file import Arrays, FileSignature, ModelFile
 
@@ -48,14 +50,17 @@ class PaddleModel:
                 config.set_mkldnn_cache_capacity(int(mkldnn.get("capacity", 10)))
         self._predictor = inference.create_predictor(config)
         self._outputs = list(self._predictor.get_output_names())
-        names = list(self._predictor.get_input_names())
-        _check("input", [spec.name for spec in file.inputs], names)
+        self._inputs = list(self._predictor.get_input_names())
+        _check("input", [spec.name for spec in file.inputs], self._inputs)
         _check("output", [spec.name for spec in file.outputs], self._outputs)
-        if missing := set(names) - {spec.name for spec in file.inputs}:
+        if missing := set(self._inputs) - {spec.name for spec in file.inputs}:
             raise ValueError(f"the model has an input '{min(missing)}' that is not configured")
 
     def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:
-        for name, array in inputs.items():
+        for name in self._inputs:
+            if (array := inputs.get(name)) is None:
+                # The predictor would take that of the last request.
+                raise BadInput(f"input '{name}' was left out, and the model cannot do without")
             handle = self._predictor.get_input_handle(name)
             handle.reshape(list(array.shape))
             handle.copy_from_cpu(np.ascontiguousarray(array))

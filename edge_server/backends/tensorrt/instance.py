@@ -67,10 +67,8 @@ class PlanInstance:
             self._copies = Stream(self._device) if options.copy_stream else self._stream
             self._through = GpuEvent(self._device, spin=options.busy_wait)
             self._copied = GpuEvent(self._device, spin=options.busy_wait)
-            self._ahead = (
-                PriorityStream(self._device, options.priority) if options.priority else None
-            )
-            self._context = Context(engine, self._stream, name, self._ahead)
+            ahead = PriorityStream(self._device, options.priority) if options.priority else None
+            self._context = Context(engine, self._stream, name, ahead)
             self._graphs = Graphs()
             try:
                 self._buffers = allocate_io(engine, self._context, profiles, options, name)
@@ -80,7 +78,7 @@ class PlanInstance:
                     )
             except BaseException:
                 # Closed before its engine, which the model closes.
-                self._close_context()
+                self._context.close()
                 raise
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -107,15 +105,10 @@ class PlanInstance:
                 self._stream.synchronize()
             finally:
                 self._graphs.close()
-                self._close_context()
+                self._context.close()
                 self._buffers.close()
                 if self._owns_engine:
                     self._engine.close()
-
-    def _close_context(self) -> None:
-        self._context.close()
-        if self._ahead is not None:
-            self._ahead.close()
 
     def _run(self, run: Run) -> tuple[int, int]:
         """Run the batch; return when the inputs were enqueued and when the outputs were ready,

@@ -340,6 +340,6 @@ def _parts(text: str, separator: str, kind: type[_Number]) -> tuple[_Number, ...
     """Return the finite numbers in `text`; an empty tuple where one part is no finite number."""
     try:
         numbers = tuple(kind(each) for each in text.split(separator))
-    except ValueError:
+        return numbers if all(map(math.isfinite, numbers)) else ()
+    except (ValueError, OverflowError):
         return ()
-    return numbers if all(map(math.isfinite, numbers)) else ()

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 class LaneDecodeParameters(Parameters, frozen=True):
     """The parameters of the module docstring; default thresholds are LaneATT's for CULane."""
 
-    score_threshold: float = 0.5
-    nms_threshold_px: float = 50.0
-    max_lanes: int = 4
+    score_threshold: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.5
+    nms_threshold_px: Annotated[float, msgspec.Meta(ge=0)] = 50.0
+    max_lanes: Annotated[int, msgspec.Meta(ge=1)] = 4
     scores: Literal["logits", "prob"] = "logits"
     confidence_temperature: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     confidence_bias: Annotated[float, msgspec.Meta(ge=-60, le=60)] = 0.0
@@ -58,9 +58,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         ModelConfigError: tensors or parameters differ from those in the module docstring.
     """
     del version
-    inputs = {(s.datatype, s.shape[1:] if len(s.shape) == 2 else s.shape) for s in config.inputs}
+    inputs = {(s.datatype, len(s.shape), s.shape[-1:]) for s in config.inputs}
     outputs = {(s.datatype, s.shape) for s in config.outputs}
-    if inputs != {(DataType.FP32, (COLUMN_COUNT,)), (DataType.INT32, (2,))}:
+    if inputs != {(DataType.FP32, 2, (COLUMN_COUNT,)), (DataType.INT32, 1, (2,))}:
         raise ModelConfigError(
             f"{files.config_path}: lane_decode has two inputs, TYPE_FP32 [anchors,{COLUMN_COUNT}] "
             "and TYPE_INT32 [2] (the frame's height and width)"

@@ -89,7 +89,7 @@ def remote_listing(
     output = repository.output("list", repository.directory, f"--inventory={name}", *at)
     try:
         return msgspec.json.decode(output, type=Listing)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise InternalError(f"{repository}: replied with what is no list: {error}") from error
 
 

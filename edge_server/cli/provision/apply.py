@@ -210,7 +210,7 @@ def _put(path: Path, data: bytes, mode: int, group: str | None = None) -> None:
     """Durably write the file with exactly `mode`, where its content is not that already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file() or path.read_bytes() != data:
-        atomic_write(path, data, mode=mode & 0o700)
+        atomic_write(path, data, mode=mode)
     if group is not None:
         shutil.chown(path, group=group)
     path.chmod(mode)

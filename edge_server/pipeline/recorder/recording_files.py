@@ -127,7 +127,10 @@ class RecordingFiles:
             if not over and not low:
                 return ""
             if deletable is None:
+                # Somebody may have moved recordings to another machine.
+                self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
                 deletable = self._deletable()
+                continue
             if not deletable:
                 if low:
                     return f"the disk has less than {self._floor_bytes >> 20} MiB free"

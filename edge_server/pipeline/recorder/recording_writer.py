@@ -186,10 +186,10 @@ class RecordingWriter:
             for message in entry.messages:
                 self._file.write(message)
             self._written = entry.number
-        if self.failure:
-            log.info("recorder: written again")
-            self.failure = ""
-            self._files.recover()
+        if self.failure and self._file is None:
+            self._try_disk(now_ns)
+        elif self.failure:
+            self._go_on("written again")
 
     def _try_disk(self, now_ns: int) -> None:
         """End a failure although there is nothing to write: nobody shall take it for a present one.
@@ -202,8 +202,13 @@ class RecordingWriter:
             self._fail(reason, now_ns)
             return
         self._files.try_writing()
-        log.info("recorder: the disk takes recordings again")
+        self._go_on("the disk takes recordings again")
+
+    def _go_on(self, text: str) -> None:
+        """Note that the failure is over, and make whole what it left."""
+        log.info("recorder: %s", text)
         self.failure = ""
+        self._files.recover()
 
     def _is_full(self, mono_ns: int) -> bool:
         assert self._file is not None  # noqa: S101  # for the type checker: the caller has seen it

@@ -63,10 +63,17 @@ def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> 
 
 
 @with_bindings
-def test_a_stream_records_no_longer_after_work_that_failed(device: Device) -> None:
+def test_a_stream_records_no_longer_after_work_that_failed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream, memory = Stream(device), DeviceMemory(device, 4)
+    destroyed = []
+    monkeypatch.setattr(
+        "cuda.bindings.driver.cuGraphDestroy", lambda graph: (destroyed.append(graph),)
+    )
     with pytest.raises(ZeroDivisionError):
         record_graph(stream, lambda: 1 / 0)
+    assert len(destroyed) == 1
     back = np.zeros(4, np.uint8)
     stream.fill(memory, 3)
     stream.to_host(back, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -178,5 +179,13 @@ def test_another_librarys_work_has_its_priority_and_its_place_in_the_stream(
     stream.to_host(back, memory)
     stream.synchronize()
     assert back.tolist() == [2, 2, 1, 1]
-    other.close()
-    other.close()
+
+
+def test_another_librarys_stream_goes_with_its_owner(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = []
+    monkeypatch.setattr(device, "free", lambda function, _: freed.append(function))
+    PriorityStream(device, "max")
+    gc.collect()
+    assert freed == ["cuStreamDestroy_v2"]

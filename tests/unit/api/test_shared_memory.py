@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -47,6 +48,23 @@ def test_copies_count_where_the_caller_came_in_and_regions_are_for_all(
     assert unix.used_bytes == 0
     theirs.unregister("")
     assert ours.regions("") == []
+
+
+def test_a_region_whose_last_request_ends_meanwhile_is_no_error(
+    regions: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions.register("r", "key", 0, 100)
+    used = [regions.find("r", 0, 4)]
+    regions.unregister("r")
+    names = WeakValueDictionary.keys
+
+    def keys(of: WeakValueDictionary[str, object]) -> list[str]:
+        found = list(names(of))
+        used.clear()
+        return found
+
+    monkeypatch.setattr(WeakValueDictionary, "keys", keys)
+    assert len(regions.regions("")) == len(used)
 
 
 def test_a_region_in_use_stays_listed_until_its_last_request_is_done(

@@ -99,6 +99,16 @@ def test_a_webcam_is_flipped_where_the_machine_can() -> None:
     assert "nvvidconv flip-method=3 !" in pipeline(uri)
 
 
+def test_the_mode_of_a_device_that_is_opened_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    for _ in range(3):
+        pipeline("v4l2:///dev/video77")
+    (line,) = caplog.messages
+    assert line.startswith("v4l2:///dev/video77: takes ")
+
+
 def test_rtsp_and_http_are_decoded_on_the_cpu() -> None:
     assert f"avdec_h264 ! {ANY_FORMAT} ! {SINK}" in pipeline("rtsp://camera/stream", DEBIAN)
     assert f"jpegdec name=jpeg ! {ANY_FORMAT} ! {SINK}" in pipeline("http://camera/mjpeg", DEBIAN)

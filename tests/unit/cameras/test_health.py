@@ -246,3 +246,12 @@ def test_a_size_that_changes_is_no_motion_and_no_error() -> None:
     watch.drive()
     small = [view()[:72, :128], view()[:96, :128]] * 30
     assert "frozen" not in watch.show(small)
+
+
+def test_pictures_of_another_size_are_not_compared_with_the_usual_ones() -> None:
+    health = PictureHealth()
+    large = noisy(np.kron(view(), np.ones((4, 4), np.float32)), 50.0)
+    # As a decoder makes them for a model that needs no more.
+    small = large.reshape(HEIGHT, 4, WIDTH, 4).mean((1, 3))
+    for second, picture in enumerate([large] * 25 + [small] * 5):
+        assert health.inspect(grey(picture), float(second), raw=False, still=True) is None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.opencv_live import read_limit_ms
+from edge_server.cameras import opencv_live
+from edge_server.cameras.gstreamer_modes import VideoMode
+from edge_server.cameras.opencv_live import open_opencv, read_limit_ms
 from edge_server.cameras.opencv_source import OpenCvSource
+from edge_server.cameras.source import NO_OPTIONS
+from edge_server.cameras.source_uri import parse_source_uri
+from edge_server.cameras.v4l2 import VideoDevice
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -188,3 +194,22 @@ def test_mjpeg_frames_have_the_time_of_their_arrival() -> None:
 )
 def test_a_rate_that_a_camera_states_never_holds_its_reader(fps: float, limit_ms: int) -> None:
     assert read_limit_ms(fps) == limit_ms
+
+
+def test_the_mode_of_a_device_that_another_program_holds_for_days_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(path: str, _mode: VideoMode) -> None:
+        raise SourceError(f"{path}: another program holds the camera")
+
+    modes = (VideoMode("YUY2", (640, 480), Fraction(30)),)
+    monkeypatch.setattr(
+        opencv_live, "read_device", lambda path: VideoDevice(path, "Webcam", "uvcvideo", modes, ())
+    )
+    monkeypatch.setattr(opencv_live, "check_free", busy)
+    caplog.set_level("INFO")
+    for _ in range(3):
+        with pytest.raises(SourceError, match="another program"):
+            open_opencv(parse_source_uri("v4l2:///dev/video77"), NO_OPTIONS)
+    (line,) = caplog.messages
+    assert line.startswith("v4l2:///dev/video77: Webcam takes ")

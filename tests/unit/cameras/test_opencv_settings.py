@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from edge_server.cameras import opencv_settings
 from edge_server.cameras.opencv_settings import ffmpeg_options, no_camera_opens, settle_opencv
 
 OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
@@ -44,3 +45,11 @@ def test_a_file_opens_without_the_options_of_cameras_but_waits_for_none_for_long
             pass
     with ffmpeg_options({}, 0.0):
         assert rates in os.environ[OPTIONS]
+
+
+def test_a_file_that_hangs_keeps_no_camera_from_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opencv_settings, "_OPTIONS_READ_S", 0.0)
+    with no_camera_opens(0.0), ffmpeg_options({"probesize": "32"}, 2.0):
+        assert os.environ[OPTIONS].endswith("|probesize;32")
+    with ffmpeg_options({}, 0.0):
+        pass

@@ -74,8 +74,9 @@ def test_each_watch_is_closed_once() -> None:
     assert [watch.closed for watch in made] == [1, 1]
 
 
-def test_a_camera_whose_network_was_down_is_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [errno.ENETUNREACH, 0]
+def refuse(monkeypatch: pytest.MonkeyPatch, outcomes: list[int]) -> None:
+    """Have each connection begin with the next of `outcomes`, and be open where that is no error;
+    names are looked up at once."""
 
     class Socket(socket.socket):
         def connect_ex(self, _address: object) -> int:
@@ -88,7 +89,23 @@ def test_a_camera_whose_network_was_down_is_seen_again(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(reopening, "start_future", at_once)
     monkeypatch.setattr(reopening.socket, "socket", Socket)
+
+
+def test_a_camera_whose_network_was_down_is_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, [errno.ENETUNREACH, 0])
     watch = PortWatch("192.0.2.1", 554)
     # An unconnected socket has no error either, as one that is connected.
     assert [watch.look(0.0), watch.look(1.0)] == [False, True]
+    watch.close()
+
+
+def test_a_camera_at_one_of_its_addresses_alone_is_not_back_at_each_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = errno.ECONNREFUSED
+    refuse(monkeypatch, [refused, 0, 0, refused, refused, 0])
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 554))
+    monkeypatch.setattr(reopening.socket, "getaddrinfo", lambda *_, **__: [address, address])
+    watch = PortWatch("camera", 554)
+    assert [watch.look(float(now)) for now in range(6)] == [False] * 5 + [True]
     watch.close()

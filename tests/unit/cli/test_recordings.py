@@ -30,6 +30,14 @@ def test_recordings_are_listed(recording: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.endswith(f" MB  {recording}\n")
 
 
+def test_a_recording_that_the_recorder_removes_meanwhile_is_left_out(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording.with_name("0.mcap").symlink_to("removed")
+    assert run_command(["recordings", "list", str(recording.parent)]) == 0
+    assert capsys.readouterr().out.endswith(f" MB  {recording}\n")
+
+
 def test_what_a_recording_has_and_whether_it_is_whole(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

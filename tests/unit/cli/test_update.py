@@ -205,6 +205,14 @@ def test_a_record_that_this_user_may_not_read_is_not_taken_for_none(
     assert "record.json: Permission denied; run this as root" in said.err
 
 
+def test_a_state_directory_that_is_a_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run_command(["update", "status", "--state-directory", str(tmp_path / "file")]) == 69
+    assert "record.json: Not a directory; check the path" in capsys.readouterr().err
+
+
 def test_the_last_update_is_shown(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
     board.device().switch("B", "rauc")
     directory = ["--state-directory", str(board.state)]

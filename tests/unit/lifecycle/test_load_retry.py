@@ -239,6 +239,25 @@ def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room
     assert board.serving() == 2
 
 
+def test_what_is_kept_late_leaves_the_verdict_on_a_later_delivery(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.deliver(1)
+    record = board.table.get("m")
+    with monkeypatch.context() as while_full:
+        while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
+        for _ in range(2):  # the same again is still not kept
+            board.deliver(2)
+            board.deployments.note_serving()
+            assert record.outcome == WAITS
+        board.deliver(3, config="no configuration")
+        board.deployments.note_serving()
+        assert record.outcome == "refused"
+    board.deployments.note_serving()
+    assert record.last_good is record.serving_copy
+    assert record.outcome == "refused"
+
+
 def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:

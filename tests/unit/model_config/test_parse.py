@@ -148,6 +148,8 @@ def test_an_object_stands_for_a_list_of_one_wherever_the_json_form_has_objects_i
         '{"max_batch_size": "x"}',
         '{"name": "a", "name": "b"}',
         '{"name": "\\ud800"}',
+        '{"\\ud800": 1}',
+        '{"version_policy": "\\ud800"}',
         '{"parameters": {"a": 1}}',
         '{"input": [{"data_type": "TYPE_FP33"}]}',
         '{"max_batch_size": ' + "9" * 5000 + "}",

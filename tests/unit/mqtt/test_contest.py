@@ -53,7 +53,23 @@ def test_a_connection_that_lasts_ends_the_contest(contest: Contest) -> None:
     assert contest.text
     contest.last(601.0)
     assert not contest.text
+    contest.see(birth("of the other"), retained=False, first=False)
+    taken_over = contest.taken_over
+    contest.last(601.0)
     assert contest.lose(taken_over=False) is None
+    assert contest.taken_over == taken_over
+
+
+def test_a_network_that_breaks_after_the_other_is_gone_costs_no_pause(contest: Contest) -> None:
+    for _ in range(5):
+        contest.see(birth("of the other"), retained=True, first=False)
+        assert contest.lose(taken_over=False) is not None
+    for _ in range(20):  # none of them lasts for long
+        contest.see(birth("mine"), retained=True, first=False)
+        contest.last(300.0)
+        assert contest.lose(taken_over=False) is None
+    contest.see(birth("of the other"), retained=True, first=False)
+    assert contest.lose(taken_over=False) is not None
 
 
 def test_another_machine_with_this_name_is_named_once_and_costs_no_pause(

@@ -85,6 +85,19 @@ def test_a_broker_gets_what_follows_its_mark() -> None:
         assert taken(feed) == [1, 2, 3, 4, 5]
 
 
+def test_a_mark_of_the_run_before_is_none_where_ids_begin_again() -> None:
+    log = EventLog()
+    feed = EventFeed(log)
+    log.put(DEPARTURE)
+    log.put(DEPARTURE)
+    log._end()
+    feed.begin(1)
+    assert taken(feed) == [1, 2]
+    feed.acknowledge(1)
+    feed.begin(1)
+    assert taken(feed) == [2]
+
+
 def test_the_mark_follows_the_acknowledgements_now_and_then() -> None:
     now_s = [100.0]
     feed = EventFeed(log_of(5), lambda: now_s[0])

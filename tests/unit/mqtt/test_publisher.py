@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -26,6 +27,9 @@ from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CALIBRATION = Calibration(
     "ab12",
@@ -142,6 +146,50 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
     assert "broker.example:1883 does not answer, or no name server does" in caplog.text
 
 
+def test_name_servers_that_do_not_respond_for_days_take_two_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Passed:
+        """A timer whose time is up at once: whatever it waits for takes longer."""
+
+        def __init__(self, _seconds: float, function: Callable[..., object], given: Any) -> None:
+            self.start = lambda: function(*given)
+
+        def cancel(self) -> None: ...
+
+    def fail(_: Connection) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(threading, "Timer", Passed)
+    monkeypatch.setattr(Connection, "open", fail)
+    mqtt = Mqtt("broker.example")
+    link = linking.Link(mqtt, Feed(IDENTITY, Topics("truck-7")), lambda _: True)
+    outages = []
+    for _ in range(2):
+        caplog.clear()
+        for _ in range(3):
+            link._connect()
+        outages.append([record.getMessage()[:39] for record in caplog.records])
+        assert link._greet(Connection(mqtt, "client"))
+    assert outages == 2 * [
+        ["mqtt: broker.example:1883 does not answ", "mqtt: cannot reach broker.example:1883:"]
+    ]
+    link.leave()
+
+
+def test_a_link_that_gets_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    link = linking.Link(Mqtt("127.0.0.1", 9), Feed(IDENTITY, Topics("truck-7")), lambda _: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", refuse)
+        assert link._tick(time.monotonic())
+    assert link.trouble == "can't start new thread"
+    assert link._retry_at > time.monotonic()
+    link.leave()
+
+
 def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, let_go, closed = threading.Event(), threading.Event(), threading.Event()
 
@@ -175,7 +223,7 @@ def test_a_certificate_of_another_time_may_be_the_clocks_fault(
 
 
 def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, vehicle = Topics("truck-7"), VehicleInputs()
     feed = Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
@@ -196,6 +244,12 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     assert [record.getMessage().partition(" SetVehicle")[0] for record in caplog.records] == [
         "mqtt: edge/v1/truck-7/vehicle: left out: this is no"
     ]
+    # The next mistake has another number, and one of a bus comes many times a second.
+    assert arrives(b'{"mono_ns": 99999999}') == 21.5
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(linking, "_LEFT_OUT_EVERY_S", -1.0)
+    assert arrives(b'{"mono_ns": 99999999}') == 21.5
+    assert "mono_ns is 99999999" in caplog.text
     # It is no state of this device, which a new run would clear.
     assert not connection.retained
     connection.close()

@@ -5,10 +5,12 @@ The worker's tick is called by the tests: no thread runs.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,6 @@ from edge_server.pipeline import event_file, event_log
 from edge_server.pipeline.event_file import EventFile
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def event(cause: str = "left") -> Event:
@@ -124,10 +123,40 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        """UPDATE events SET event = CAST('{"kind":"' AS BLOB) || x'ff' || CAST('"}' AS BLOB)""",
+        "INSERT INTO readers VALUES (CAST(x'ff' AS TEXT), 1)",
+    ],
+)
+def test_a_damaged_text_sets_the_file_aside(tmp_path: Path, damage: str) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a")
+    events._end()
+    database = sqlite3.connect(tmp_path / "events.db")
+    database.execute(damage)
+    database.commit()
+    database.close()
+    assert EventLog(tmp_path / "events.db").newest == 0
+    assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+
+
 def test_a_place_that_cannot_hold_the_file_is_an_error_of_the_settings(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="events cannot be kept there"):
         EventLog(tmp_path / "file" / "events.db")
+
+
+def test_a_place_that_may_be_mounted_later_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(Unavailable, match="events cannot be kept there: Permission denied"):
+        EventLog(tmp_path / "data" / "events.db")
 
 
 def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:

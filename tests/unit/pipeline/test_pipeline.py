@@ -25,6 +25,7 @@ from edge_server.mqtt import payloads
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image
+from edge_server.process.log_limits import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
@@ -125,6 +126,20 @@ def test_a_frame_is_let_go_at_once_where_its_model_fails() -> None:
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_a_model_that_fails_every_other_frame_logs_lines_that_fold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = GivenLanes()
+    loop, _ = pipeline(model, *(frame(n) for n in range(40)))
+    limits = LineLimits(logging.NullHandler(), lambda: 0.0)
+    with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
+        for n in range(40):
+            model.broken = n % 2 == 0
+            loop.tick(0.0)
+    assert len(caplog.records) == 40
+    assert sum(map(limits.filter, caplog.records)) == 2 * SAME_LINES
 
 
 def test_a_failing_model_costs_its_frames_and_is_logged_once(

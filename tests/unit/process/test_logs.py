@@ -81,6 +81,37 @@ def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
         set_up_logging(LogSection(file=str(tmp_path / "gone" / "log")))
 
 
+def test_a_file_that_is_rotated_is_followed_by_a_new_one(root: Any, tmp_path: Path) -> None:
+    path, moved = tmp_path / "log", tmp_path / "log.1"
+    set_up_logging(LogSection(file=str(path), format="ISO8601"))
+    log.info("before")
+    path.rename(moved)
+    log.info("after")
+    path.unlink()
+    log.info("removed")
+    log.info("last")
+    assert [line.rsplit(" ", 1)[1] for line in moved.read_text().splitlines()] == ["before"]
+    assert [line.rsplit(" ", 1)[1] for line in path.read_text().splitlines()] == [
+        "removed",
+        "last",
+    ]
+
+
+def test_a_file_that_cannot_be_made_anew_is_reported_once_and_costs_no_caller(
+    root: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    set_up_logging(LogSection(file=str(folder / "log")))
+    folder.rename(tmp_path / "moved")
+    log.info("one")
+    log.info("two")
+    assert capsys.readouterr().err.count("cannot be written: No such file or directory") == 1
+    folder.mkdir()
+    log.info("three")
+    assert (folder / "log").read_text().endswith("three\n")
+
+
 def test_a_full_disk_is_reported_once(
     root: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

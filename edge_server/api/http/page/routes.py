@@ -96,7 +96,7 @@ def _take_token(access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
                 return JSONResponse({"error": "a token is no longer than 2048 characters"}, 413)
         try:
             token = msgspec.json.decode(body, type=_TokenBody).token.strip()
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
         if not access.may_read(token):
             return JSONResponse({"error": "this token does not let you read"}, 401)

@@ -36,7 +36,7 @@ def read_load_parameters(data: bytes | memoryview, longest_bytes: int) -> dict[s
         InvalidRequest, InternalError: see `read_json`.
     """
     if len(data) <= longest_bytes:
-        with suppress(msgspec.DecodeError, RecursionError):
+        with suppress(ValueError, RecursionError):
             return msgspec.json.decode(data, type=_Load).parameters if len(data) else {}
     parameters = field(read_json(data), "parameters", table, default={})
     return {key: field(parameters, key, text) for key in parameters}

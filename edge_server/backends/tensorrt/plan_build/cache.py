@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,7 +115,9 @@ class PlanCache:
             log.warning("plan of model %s: %s is not used: %s", model, plan, fault)
         if faults:
             return None
-        os.utime(plan.parent)
+        # A disk that turned read-only, or another user's plan: the plan is as good.
+        with suppress(OSError):
+            os.utime(plan.parent)
         return plan
 
     def forget(self, plan: Path) -> None:
@@ -328,7 +330,9 @@ def make_plan(
             f"{error.filename or plan}: cannot be written: {error.strerror or error}"
         ) from error
     finally:
-        written.unlink(missing_ok=True)
+        # A read-only file system refuses this too, which would hide the failure.
+        with suppress(OSError):
+            written.unlink()
     return side_car
 
 

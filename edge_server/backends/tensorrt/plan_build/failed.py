@@ -60,7 +60,7 @@ def check_not_failed(plan: Path, model: str) -> None:
     """
     try:
         failed = msgspec.json.decode(plan.with_name(_NAME).read_bytes(), type=_Failed)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return
     text = f"model '{model}': no plan, as its build failed: {failed.reason}"
     now = "at once by `systemctl restart edge-server-plans`, which is `edge-server plan refresh`"

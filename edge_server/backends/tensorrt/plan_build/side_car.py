@@ -175,7 +175,7 @@ def read_side_car(plan: Path) -> SideCar | None:
             return None
     try:
         found = msgspec.json.decode(data, type=SideCar)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(
             f"{path}: is no side-car of a plan: {error}; build the plan again"
         ) from error

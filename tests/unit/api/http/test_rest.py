@@ -24,7 +24,7 @@ from edge_server.api.http.rest.json_fields import read_json, read_load_parameter
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.routes import _on_thread
 from edge_server.api.http.rest.table import PATHS
-from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable
+from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.requests import InferResponse
 
 MIB = 1024 * 1024
@@ -110,6 +110,11 @@ def test_what_a_load_does_not_know_makes_no_objects() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()
+
+
+def test_a_load_that_is_no_utf8_is_the_client_s_fault() -> None:
+    with pytest.raises(InternalError, match="failed to parse the request JSON buffer"):
+        read_load_parameters(b'{"parameters": {"config": "\xff"}}', 64 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_a_frame_that_does_not_fit_is_the_callers_fault(
         (parameter("color_range", "tv"), "'color_range' is 'tv'; it is one of limited, full"),
         (parameter("crop", "1,2,3"), "'crop' is '1,2,3'; it is x,y,width,height in px"),
         (parameter("crop", "0,0,0,9"), "'crop' is '0,0,0,9'"),
+        (parameter("crop", "0,0,9," + "9" * 400), "it is x,y,width,height in px"),
         (parameter("crop", "-1,0,9,9"), "'crop' is '-1,0,9,9'"),
         (parameter("crop", "30000,0,3000,9"), "ends within 32767 px"),
         (

@@ -91,8 +91,13 @@ def test_the_confidence_is_mapped_and_the_threshold_is_the_network_s() -> None:
     ("old", "new", "says"),
     [
         ("dims: [ 2784, 77 ]", "dims: [ 2784, 78 ]", "has two inputs"),
+        ("dims: [ 2784, 77 ]", "dims: [ 77 ]", "has two inputs"),
+        ("dims: [ 2 ]", "dims: [ 1, 2 ]", "has two inputs"),
         ("dims: [ -1, 72, 2 ]", "dims: [ -1, 71, 2 ]", "has two outputs"),
         ('"0.25"', '"high"', 'expected a number; got "high"'),
+        ('"0.25"', '"1"', "score_threshold: expected a number < 1.0"),
+        ('"0.25"', '"nan"', "score_threshold: expected a number"),
+        ('"5"', '"0"', "max_lanes: expected a whole number >= 1"),
         ('"logits"', '"softmax"', "Invalid enum value 'softmax'"),
         ('key: "max_lanes"', 'key: "top_k"', "unknown field `top_k`.*knows: score_threshold"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,26 @@ def files(places: Places) -> dict[str, tuple[int, bytes]]:
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
+
+
+def test_settings_can_be_read_by_the_daemon_from_the_moment_on_when_they_are_there(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+    chmod = Path.chmod
+
+    def look(path: Path, mode: int) -> None:
+        modes.append((path.name, path.stat().st_mode & 0o777))
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", look)
+    umask = os.umask(0o022)
+    try:
+        applied(WHOLE, places)
+    finally:
+        os.umask(umask)
+    assert ("config.toml", 0o644) in modes
+    assert ("provisioned.nmconnection", 0o600) in modes
 
 
 def test_settings_are_valid_and_keep_what_the_file_does_not_name(places: Places) -> None:

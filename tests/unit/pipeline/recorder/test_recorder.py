@@ -15,6 +15,8 @@ from mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whol
 from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder import mcap_writer
 from edge_server.pipeline.recorder.mcap_writer import RECORDING
+from edge_server.pipeline.recorder.messages import Ring
+from edge_server.pipeline.recorder.recording_files import RecordingFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,6 +177,23 @@ def test_files_of_events_outlive_others_up_to_half_of_the_space(tmp_path: Path) 
     drive.stop()
 
 
+def test_recordings_that_somebody_moved_away_take_no_space(tmp_path: Path) -> None:
+    for number, mib in enumerate((1, 3, 3), 1):
+        path = tmp_path / f"{number:08}-0123abcd-20261122T173335Z-event-camera-{number}.mcap"
+        path.touch()
+        os.truncate(path, mib << 20)
+    files = RecordingFiles(
+        tmp_path, "0123abcd", most_bytes=8 << 20, reserve_bytes=0, free=lambda _: 1 << 40
+    )
+    kept, *moved = sorted(tmp_path.iterdir())
+    for path in moved:
+        path.unlink()
+    assert files.make_room(0, 3 << 20) == ""
+    assert kept.exists()
+    assert files.used_bytes == 1 << 20
+    files.close()
+
+
 def test_a_full_disk_stops_the_recording_alone_and_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,6 +240,56 @@ def test_a_disk_with_room_again_is_no_failure_though_nothing_is_to_be_written(
     drive.frames(300)
     assert drive.recorder.failure == ""
     assert not (tmp_path / ".try").exists()
+    drive.stop()
+
+
+def test_a_full_disk_stays_a_failure_while_no_camera_gives_a_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    drive = Drive(tmp_path)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mcap_writer.os, "write", full)
+        drive.frames(6)
+        drive.recorder._ring = drive.recorder._writer._ring = Ring(1.0, 1)  # all is forgotten
+        for _ in range(3):
+            drive.now_ns += 6_000_000_000
+            drive.recorder.write()
+        assert "No space left" in drive.recorder.failure
+    drive.now_ns += 6_000_000_000
+    drive.recorder.write()
+    drive.stop()
+    assert drive.recorder.failure == ""
+    assert [each.message for each in caplog.records] == [
+        "recorder: nothing is recorded: the disk: No space left on device; lanes go on",
+        "recorder: the disk takes recordings again",
+    ]
+
+
+def test_what_a_full_disk_broke_off_is_whole_once_there_is_room_though_nothing_is_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = Drive(tmp_path, mode="events")
+    drive.frames(60)
+    drive.event()
+    drive.frames(90)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mcap_writer.os, "write", full)
+        drive.frames(900)  # the event is over
+        assert len(list(tmp_path.glob("*.part"))) == 1
+    drive.frames(300)
+    assert drive.recorder.failure == ""
+    (path,) = drive.files()
+    assert is_whole(path)
+    assert not list(tmp_path.glob("*.part"))
     drive.stop()
 
 

@@ -207,6 +207,7 @@ def test_a_right_token_becomes_a_cookie_that_no_script_reads() -> None:
         (b'{"token": ""}', 401),
         (b'{"token": 7}', 400),
         (b"token=right", 400),
+        (b'{"token": "\xff"}', 400),
         (b'{"token": "' + b"x" * 5000 + b'"}', 413),
     ],
 )

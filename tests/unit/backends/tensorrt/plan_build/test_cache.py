@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -168,6 +169,31 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_built(
     with pytest.raises(InternalError, match="cannot be written: No such file or directory"):
         make_plan(onnx, tmp_path / "none" / "model.plan", OPTIONS, build, ignore)
     assert build.jobs == []
+
+
+def test_a_read_only_file_system_is_told(
+    onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(InternalError, match="cannot be written: Read-only file system"):
+        make_plan(onnx, tmp_path / "model.plan", OPTIONS, Builds(), ignore)
+
+
+def test_a_plan_whose_use_cannot_be_noted_is_used(
+    onnx: Path, cache: PlanCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert ensure(onnx, cache, build) == plan
+    assert len(build.jobs) == 1
 
 
 def test_what_a_killed_build_left_is_removed_by_the_next(onnx: Path, tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_side_car(plan) == side_car()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", b'{"trtexec": "\xff"}', b"[" * 100_000]
+)
 def test_what_is_no_side_car_is_told_with_the_remedy(data: bytes, tmp_path: Path) -> None:
     plan = tmp_path / "model.plan"
     side_car_path(plan).write_bytes(data)
