@@ -174,8 +174,13 @@ def sources_trained_on(folder: Path) -> set[str]:
 
 
 def labels_of(path: Path, chosen: range | None) -> tuple[str, list[Label]]:
-    """Return the name of a file, and the labels in it that count."""
-    every = path.read_text(encoding="utf-8").splitlines()
+    """Return the name of a file, and the labels in it that count.
+
+    Raises:
+        LabelError, OSError: see `read_labels`; also for lines that are not chosen.
+    """
+    read_labels(path, None)
+    every = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     lines = {line.get("image") or line["raw_file"]: line for line in map(json.loads, every)}
     # A network's labels prove nothing of a network.
     labels = [

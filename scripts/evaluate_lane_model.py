@@ -358,6 +358,8 @@ def draw_worst(path: Path, results: list[Result]) -> None:
         ranked = sorted(members, key=lambda m: (m.found / max(m.lines, 1), m.score.accuracy))
         tiles += [draw(source, result) for result in ranked[:GALLERY_ROW]]
         tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % GALLERY_ROW)
+    # OpenCV says nothing where it cannot write.
+    path.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(path), tiled(tiles, GALLERY_ROW))
 
 

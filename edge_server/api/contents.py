@@ -148,13 +148,27 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
     try:
         for start in range(0, declared.count, _VALUES_AT_ONCE):
             end = start + _VALUES_AT_ONCE
-            array[start:end] = np.array(values[start:end], datatype.numpy)
+            array[start:end] = to_array(values[start:end], datatype.numpy)
     except OverflowError as error:
         raise InvalidRequest(
             f"{declared.prefix}a value of input '{name}' for model '{model}' does not fit "
             f"{datatype.value}: {error}"
         ) from error
     return array.reshape(declared.shape)
+
+
+def to_array(values: Sequence[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers of a request.
+
+    Raises:
+        OverflowError: one does not fit the type; numpy 1 itself would wrap a whole number round.
+    """
+    if dtype.kind in "iu" and len(values):
+        limits = np.iinfo(dtype)
+        for value in (min(values), max(values)):
+            if not limits.min <= value <= limits.max:
+                raise OverflowError(f"{value} is out of bounds for {dtype}")
+    return np.array(values, dtype)
 
 
 def to_raw(array: NDArray[Any]) -> bytes | memoryview:

@@ -179,10 +179,14 @@ def _calibration_file(source: str, running: ExitStack) -> str | None:
     try:
         # OpenCV takes long to import.
         from edge_server.cameras.synthetic.road_scene import RoadScene
+        from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
     except ModuleNotFoundError:
         return None  # the camera names what is missing
     uri = parse_source_uri(source)
-    camera = RoadScene.for_camera(uri.whole("seed", 0, 0, 2**32 - 1)).camera
+    seed = uri.whole("seed", 0, 0, 2**32 - 1)
+    # One of the conditions is another camera; the camera names those that there are not.
+    conditions = [name for name in uri.query.get("conditions", "").split(",") if name in VARIANTS]
+    camera = varied(RoadScene.for_camera(seed), conditions, seed).camera
     width, height = (
         uri.whole(name, default, 64, 4096) for name, default in (("width", 1280), ("height", 720))
     )

@@ -49,6 +49,9 @@ class EventLog:
         path: the file; its directory is the daemon's own. None keeps events in memory only.
         kept: number of events; the oldest are forgotten.
 
+    Attributes:
+        earlier: the id of the newest event of an earlier run: what it began, nobody ends.
+
     Raises:
         SettingsError, Unavailable: the file cannot be made. A file that is damaged is set aside,
             and the ids begin at 1 again; one that is removed or replaced while it is open is
@@ -76,6 +79,7 @@ class EventLog:
             self._events.extend(found.events)
             self._last_id = found.last_id
             self._readers, self._written_readers = dict(found.readers), dict(found.readers)
+        self.earlier = self._last_id
 
     @property
     def newest(self) -> int:

@@ -68,8 +68,11 @@ def show_events(service: lane_service_pb2_grpc.LaneServiceStub, last_id: Path, m
             kind = events_pb2.EventKind.Name(event.kind).removeprefix("EVENT_KIND_")
             phase = events_pb2.EventPhase.Name(event.phase).removeprefix("EVENT_PHASE_")
             print(event.id, kind, phase, event.cause, event.camera or "-", flush=True)
-            # After it is dealt with: a program that dies in between sees it again.
-            last_id.write_text(str(event.id))
+            # After it is dealt with: a program that dies in between sees it again. The file is
+            # replaced as a whole, so that it is never an empty one where the power fails.
+            new = last_id.with_name(f"{last_id.name}.new")
+            new.write_text(str(event.id))
+            new.replace(last_id)
             shown += 1
             if shown == most:
                 return shown

@@ -183,7 +183,8 @@ class Repository:
     def publish(self, *debs: Path) -> None:
         command = [CHECKOUT / "scripts/build_repo", "--key", "edge-server@test.invalid"]
         subprocess.run(
-            [*command, "--out", self.folder / "apt", *debs],
+            [*command, "--out", "apt", *debs],
+            cwd=self.folder,
             env=self._key,
             check=True,
             capture_output=True,

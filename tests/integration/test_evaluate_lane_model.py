@@ -90,7 +90,7 @@ def test_sources_are_reported_apart_and_partial_labels_count_lines_alone(
     partial = label | {"complete": False, "source": "other", "lanes": label["lanes"][:1]}
     labels = tmp_path / "labels.jsonl"
     labels.write_text("\n".join(json.dumps(each) for each in (label, partial)))
-    gallery = tmp_path / "worst.png"
+    gallery = tmp_path / "drawn" / "worst.png"
     done = evaluate(images, labels, "--json", "--hard", "2", "--gallery", str(gallery))
     assert done.returncode == 0, done.stderr
     whole, part, *rendered = json.loads(done.stdout)["images"]

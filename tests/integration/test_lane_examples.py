@@ -143,9 +143,13 @@ def test_a_vehicle_program_gets_lanes_and_events_and_gives_its_speed(
     assert all(LANES.fullmatch(line) for line in lanes if line.startswith("road ")), lanes
     assert any(line.startswith("road ") for line in lanes)
     last_id = tmp_path / "last_id"
+    last_id.write_text("0")
+    before = tmp_path / "before"
+    before.hardlink_to(last_id)
     (event,) = output("events", str(last_id), "1")
     found = EVENT.fullmatch(event)
     assert found, event
     assert last_id.read_text() == found[1]
+    assert before.read_text() == "0", "it was written in place, and is empty for a moment"
     assert output("vehicle", "22.5") == ["taken"]
     assert output("vehicle", "22.5", "left", "0.2") == ["taken"]

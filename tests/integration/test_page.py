@@ -22,8 +22,13 @@ from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
+from edge_server.cameras.camera import Camera
 from edge_server.cli.demo import _calibration_file
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
 from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.events import Event
+from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 from tests.integration.conftest import Process
 
@@ -303,11 +308,54 @@ def test_with_tokens_the_page_takes_one_and_keeps_it(see: Callable[..., Seen]) -
         page.keyboard.press("Enter")
         wait_for(page, "document.querySelector('#login-fault').textContent.includes('not let you')")
         page.fill("#token", "right")
-        page.keyboard.press("Enter")
+        # Pressed twice it makes one connection.
+        page.evaluate("for (const _ of 'ab') document.querySelector('form').requestSubmit()")
         wait_for(page, "document.querySelector('#link').textContent === 'live'")
+        page.wait_for_load_state("networkidle")
+        assert len([url for url in seen.requests if url.startswith("ws")]) == 2
         assert page.inner_text("#device") == "truck-7"
         assert page.evaluate("document.cookie") == "", "no script reads the token"
         page.reload()
         wait_for(page, "document.querySelector('#link').textContent === 'live'")
+    finally:
+        server.stop(1.0)
+
+
+def test_a_departure_that_an_earlier_run_left_open_warns_nobody(
+    tmp_path: Path, see: Callable[..., Seen]
+) -> None:
+    begin = Event("lane_departure", "begin", "left", "it leaves its lane", 1, 1, camera="front")
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    pipeline = LanePipeline(
+        Camera("front", "synthetic://road"), DataPlane(ModelRegistry()), "lanes", ()
+    )
+    parts = Sources("0.1.0", list, [pipeline], LaneLatency())
+
+    def serve(events: EventLog, port: int = 0) -> HttpServer:
+        sources = PageSources(identity, parts, PictureFeed(PictureWriter(identity)), events)
+        listener = HttpListener("http", "127.0.0.1", port, lambda: page_routes(sources))
+        server = HttpServer([listener])
+        server.start()
+        return server
+
+    def put(events: EventLog) -> EventLog:
+        events.put(begin)
+        events._tick(0.0)
+        return events
+
+    put(EventLog(tmp_path / "events.db"))._end()  # without an end of the departure, as at a kill
+    events = EventLog(tmp_path / "events.db")
+    server = serve(events)
+    port = server.port_of("http")
+    page = see().open(port)
+    try:
+        wait_for(page, "document.querySelector('#events').textContent.includes('Lane departure')")
+        assert page.locator("#warning").is_hidden()
+        put(events)
+        wait_for(page, "!document.querySelector('#warning').hidden")
+        server.stop(0.1)
+        server = serve(EventLog(), port)  # without a file it has no event
+        wait_for(page, "document.querySelector('#link').textContent === 'live'")
+        wait_for(page, "document.querySelector('#warning').hidden")
     finally:
         server.stop(1.0)

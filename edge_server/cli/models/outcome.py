@@ -137,12 +137,13 @@ def _in_words(ended: str, verdict: Verdict, repository: Path, timeout_s: float) 
         ENDED: ("the daemon ended before it decided on it", UNAVAILABLE),
         REPLACED: (
             f"{repository} no longer holds it: another push, a rollback or a removal came before "
-            "the daemon decided on it; `edge-server models list` shows what is there",
+            f"the daemon decided on it; `edge-server models list {repository}` shows what is there",
             FAILED,
         ),
         SILENT: (
             f"the daemon has not decided on it within {timeout_s:g} s "
-            f"({verdict.outcome or 'not seen yet'}); `edge-server models list` shows it later",
+            f"({verdict.outcome or 'not seen yet'}); `edge-server models list {repository}` shows "
+            "it later",
             NOT_YET,
         ),
     }

@@ -90,8 +90,10 @@ Status ShowEvents(v1::LaneService::Stub& service, const std::string& file, long 
     std::cout << event.id() << " " << Word(v1::EventKind_Name(event.kind()), "EVENT_KIND_") << " "
               << Word(v1::EventPhase_Name(event.phase()), "EVENT_PHASE_") << " " << event.cause()
               << " " << (event.camera().empty() ? "-" : event.camera()) << std::endl;
-    // After it is dealt with: a program that dies in between sees it again.
-    std::ofstream(file) << event.id();
+    // After it is dealt with: a program that dies in between sees it again. The file is replaced
+    // as a whole, so that it is never an empty one where the power fails.
+    std::ofstream(file + ".new") << event.id();
+    std::rename((file + ".new").c_str(), file.c_str());
     if (++shown == most) {
       context.TryCancel();
       break;

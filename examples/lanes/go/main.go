@@ -94,8 +94,12 @@ func showEvents(service v1.LaneServiceClient, file string, most int) (shown int,
 		}
 		fmt.Println(event.GetId(), strings.TrimPrefix(event.GetKind().String(), "EVENT_KIND_"),
 			strings.TrimPrefix(event.GetPhase().String(), "EVENT_PHASE_"), event.GetCause(), camera)
-		// After it is dealt with: a program that dies in between sees it again.
-		if err := os.WriteFile(file, []byte(strconv.FormatUint(event.GetId(), 10)), 0o644); err != nil {
+		// After it is dealt with: a program that dies in between sees it again. The file is replaced
+		// as a whole, so that it is never an empty one where the power fails.
+		if err := os.WriteFile(file+".new", []byte(strconv.FormatUint(event.GetId(), 10)), 0o644); err != nil {
+			return shown, err
+		}
+		if err := os.Rename(file+".new", file); err != nil {
 			return shown, err
 		}
 		shown++

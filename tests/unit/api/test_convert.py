@@ -16,6 +16,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from edge_server.api.convert import output_forms, to_infer_request, to_response_message
 from edge_server.api.grpc.wire import read_request
+from edge_server.api.http.rest.tensor_data import to_raw_contents
 from edge_server.api.shared_memory import RegionSlice, SharedMemory
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.model_config.config import ModelConfig
@@ -112,6 +113,20 @@ def too_large_value() -> pb.ModelInferRequest:
     request = message(("a", "INT8", [1]))
     request.inputs[0].contents.int_contents.append(1000)
     return request
+
+
+def test_a_number_that_does_not_fit_is_refused_with_numpy_1_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = np.array
+    # numpy 1 wraps whole numbers round, as this does.
+    monkeypatch.setattr(np, "array", lambda values, dtype: original(values).astype(dtype))
+    assert to_raw_contents("x", DataType.UINT8, 2, [0, 255]) == b"\0\xff"
+    for value, datatype in ((300, DataType.UINT8), (-1, DataType.UINT64), (2**40, DataType.INT32)):
+        with pytest.raises(InvalidRequest, match=f"does not fit {datatype.value}"):
+            to_raw_contents("x", datatype, 1, [value])
+    with pytest.raises(InvalidRequest, match="does not fit INT8"):
+        read(too_large_value())
 
 
 def with_parameter(key: str, **value: object) -> pb.ModelInferRequest:

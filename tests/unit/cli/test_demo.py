@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from edge_server.cameras.calibration import read_tables
 from edge_server.cameras.recordings import write_picture
+from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.cameras.synthetic.road_variants import varied
 from edge_server.cli.demo import (
     KEPT,
     Inbox,
+    _calibration_file,
     _into_video,
     _require_other_file,
     free_name,
@@ -32,6 +36,22 @@ def test_messages_that_nobody_takes_give_way_to_newer_ones() -> None:
     taken = [inbox.get_nowait() for _ in range(KEPT)]
     assert taken == [b"%d" % n for n in range(10, KEPT + 10)]
     assert inbox.empty()
+
+
+@pytest.mark.parametrize("conditions", ["", "rain,camera,nonsense"])
+def test_a_drawn_road_is_calibrated_with_the_camera_that_its_conditions_make(
+    conditions: str,
+) -> None:
+    known = [name for name in conditions.split(",") if name in ("rain", "camera")]
+    camera = varied(RoadScene.for_camera(7), known, 7).camera
+    with ExitStack() as running:
+        file = _calibration_file(f"synthetic://road?seed=7&conditions={conditions}", running)
+        assert file is not None
+        tables = read_tables(file)
+    assert tables.mounting is not None
+    assert (tables.lens.fx, tables.lens.cy, tables.mounting.height_m) == pytest.approx(
+        (camera.focal * 1280, camera.horizon * 720 - 0.5, camera.height_m)
+    )
 
 
 def test_a_picture_that_cannot_be_encoded_leaves_no_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ from calibrate_confidence import (
     far_from_left_out,
     fit,
     is_same,
+    labels_of,
     read_parameters,
     with_parameters,
 )
-from evaluate_lane_model import HARD_SEED, Label, hard_labels
+from evaluate_lane_model import HARD_SEED, Label, LabelError, hard_labels
 
 from edge_server.lanes.decode import calibrated_confidence
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(("temperature", "bias"), [(1.0, 0.0), (2.0, 0.5), (0.6, -0.7)])
@@ -65,6 +70,16 @@ def test_frames_beside_those_that_training_saw_do_not_count() -> None:
     ]
     labels = [Label(f"{n}.jpg", np.zeros(1), np.zeros((1, 1))) for n in (230, 900)]
     assert [label.image for label in far_from_left_out(labels, every)] == ["900.jpg"]
+
+
+def test_an_empty_line_is_no_label_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "labels.jsonl"
+    label = '{"raw_file": "1.jpg", "h_samples": [1, 2], "lanes": [[1, 2]]}\n'
+    file.write_text(f"{label}\n{label}")
+    assert len(labels_of(file, None)[1]) == 2
+    file.write_text(f"{label}no label\n")
+    with pytest.raises(LabelError, match=r"labels\.jsonl:2: not JSON"):
+        labels_of(file, range(1))
 
 
 def test_a_lane_is_right_within_the_threshold_on_most_labelled_rows() -> None:

@@ -60,6 +60,7 @@ def state_text(sources: PageSources) -> str:
         "epoch_ms": time.time_ns() // 1_000_000,
         "mono_ms": round(1e3 * now_s),
         "vehicle_width_m": sources.vehicle_width_m,
+        "earlier_events": sources.events.earlier,
         "cameras": [_camera(each, answered, now_s) for each in tuple(parts.pipelines)],
         "models": [_model(entry) for entry in parts.models() if entry.reason != UNLOADED],
         "broker": _broker(parts),

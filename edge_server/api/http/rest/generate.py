@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2 as pb
@@ -80,7 +81,8 @@ class GeneratedResponses:
             elif written is not None and not self._over:
                 self._waiting.append(written)
             self._complete = self._complete or final
-        self._loop.call_soon_threadsafe(self._came.set)
+        with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._came.set)
 
     def end(self) -> None:
         """The client is gone: let no model wait."""

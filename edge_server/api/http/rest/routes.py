@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,8 @@ async def _on_thread(api: RestApi, function: Callable[..., Any], *arguments: Any
             result = function(*arguments)
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
             failure = error
-        loop.call_soon_threadsafe(_give, future, result, failure)
+        with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
+            loop.call_soon_threadsafe(_give, future, result, failure)
 
     api.threads.submit(work)
     return await future

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from edge_server.api.contents import to_array
 from edge_server.errors import InternalError, InvalidRequest
 from edge_server.tensors import DataType
 
@@ -61,7 +62,7 @@ def to_raw_contents(name: str, datatype: DataType, count: int, data: Any) -> byt
         raise _wrong_type(f"{word} as {word}")
     try:
         with np.errstate(over="ignore"):
-            return np.array(values, datatype.numpy).tobytes()
+            return to_array(values, datatype.numpy).tobytes()
     except OverflowError as error:
         raise InvalidRequest(
             f"a value of input '{name}' does not fit {datatype.value}: {error}"

@@ -24,7 +24,7 @@ from edge_server.board.watch import BoardWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.inference.snapshot import UNLOADED, LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -195,6 +195,11 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
     }
     assert states == {"LOADING": 0, "READY": 0, "UNLOADING": 0, "UNAVAILABLE": 1}
     assert not any(name.startswith("nv_inference") for name, _ in found)
+
+
+def test_a_model_that_was_unloaded_on_request_alerts_nobody() -> None:
+    found = samples(sources([ModelEntry("m", 1, ModelState.UNAVAILABLE, UNLOADED)]))
+    assert not any(name == "edge_model_state" for name, _ in found)
 
 
 def test_a_missing_part_has_no_metrics() -> None:

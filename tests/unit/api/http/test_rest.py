@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_server.api.admission import ByteBudget
+from edge_server.api.call_threads import CallThreads
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.rest import generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
@@ -20,6 +22,7 @@ from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decomp
 from edge_server.api.http.rest.infer_request import json_request
 from edge_server.api.http.rest.json_fields import read_json, read_load_parameters
 from edge_server.api.http.rest.openapi import document
+from edge_server.api.http.rest.routes import _on_thread
 from edge_server.api.http.rest.table import PATHS
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.requests import InferResponse
@@ -201,6 +204,27 @@ def test_what_a_slow_reader_misses_ends_its_responses_and_none_are_kept_for_nobo
     responses.respond(InferResponse("m", "1", "", {}), final=False)
     assert taken() == []
     loop.close()
+
+
+def test_an_answer_after_the_stop_of_the_server_is_dropped_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop, stopped, over = asyncio.new_event_loop(), threading.Event(), threading.Event()
+    api: Any = SimpleNamespace(threads=CallThreads(1, "test"))
+
+    async def leave() -> None:
+        waiting = loop.create_task(_on_thread(api, stopped.wait))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    loop.run_until_complete(leave())
+    responses = generate.GeneratedResponses(loop)
+    loop.close()
+    responses.respond(None, final=True)
+    stopped.set()
+    api.threads.submit(over.set)
+    assert over.wait(10)
+    assert not caplog.records
 
 
 @pytest.fixture

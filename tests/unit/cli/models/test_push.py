@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.models.listing import faults_of
+from edge_server.cli.models.outcome import _in_words
 from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.change_detector import read_repositories
@@ -20,7 +21,9 @@ from edge_server.repository.manifest import Manifest
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.incoming import roll_back
 from edge_server.repository.transfer.inventory import take_inventory
+from edge_server.repository.transfer.reports import REPLACED, SILENT
 from edge_server.repository.tree import look
+from edge_server.repository.verdicts import Verdict
 from tests.unit.repository.transfer.conftest import Archived, push
 
 if TYPE_CHECKING:
@@ -430,3 +433,9 @@ def test_directories_with_nothing_in_them_are_signed_too(
         pull("m", local, tmp_path / "pulled")
     with pytest.raises(ModelConfigError, match="which is empty, is"):
         copy_model(look(repository, "m"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("ended", [REPLACED, SILENT])
+def test_the_list_that_shows_it_later_is_that_of_the_repository(ended: str) -> None:
+    text, _ = _in_words(ended, Verdict(), Path("/srv/models"), 300.0)
+    assert "`edge-server models list /srv/models`" in text

@@ -58,6 +58,8 @@ function connect() {
   url.protocol = url.protocol.replace("http", "ws");
   socket = new WebSocket(url);
   socket.binaryType = "arraybuffer";
+  // They come again; those of a daemon without a file are other ones after its restart.
+  socket.onopen = () => { events.length = 0; };
   socket.onmessage = ({ data }) => {
     if (typeof data !== "string") return takePicture(data);
     const message = JSON.parse(data);
@@ -426,9 +428,6 @@ function showDevice() {
 // Events
 
 function takeEvents(found) {
-  const newest = events[0]?.id ?? 0;
-  // A daemon without a file counts anew after a restart.
-  if (found.some(({ id }) => id <= newest && !events.some((each) => each.id === id && each.epoch_ms === found.find((f) => f.id === id).epoch_ms))) events.length = 0;
   for (const each of found) if (!events.some(({ id }) => id === each.id)) events.unshift(each);
   events.length = Math.min(events.length, KEPT_EVENTS);
   const rows = events.map((each) => {
@@ -448,10 +447,11 @@ function takeEvents(found) {
   showWarning();
 }
 
-// A departure that has begun and not ended, of the chosen camera.
+// A departure that has begun and not ended, of the chosen camera: in this run of the daemon, as nobody
+// ends one that lasted when the power failed.
 function showWarning() {
   const ended = new Set(events.map(({ begin_id }) => begin_id));
-  const open = events.find(({ kind, phase, camera, id }) => kind === "lane_departure" && phase === "begin" && camera === chosen && !ended.has(id));
+  const open = device && events.find(({ kind, phase, camera, id }) => kind === "lane_departure" && phase === "begin" && camera === chosen && id > device.earlier_events && !ended.has(id));
   if (open) $("stage").dataset.departure = open.cause;
   else delete $("stage").dataset.departure;
   $("warning").hidden = !open;
@@ -537,6 +537,7 @@ async function logIn(event) {
   } catch {
     return say($("login-fault"), "The device does not respond");
   }
+  if (!$("login").open) return; // it was pressed twice
   $("token").value = "";
   say($("login-fault"), "");
   $("login").close();
