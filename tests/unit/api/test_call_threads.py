@@ -128,7 +128,7 @@ def test_an_idle_thread_keeps_nothing_alive(threads: CallThreads) -> None:
 
 
 def test_after_the_shutdown_what_was_taken_ends_and_nothing_more_is_taken() -> None:
-    threads = CallThreads(1, "test")
+    threads = CallThreads(1, "shut_down")
     call = begun(threads)
     waiting = submit(threads)
     threads.shutdown()
@@ -136,7 +136,9 @@ def test_after_the_shutdown_what_was_taken_ends_and_nothing_more_is_taken() -> N
         threads.submit(lambda: None)
     call.end()
     waiting.end()
-    while any(thread.name == "test_0" for thread in threading.enumerate()):
+    until = time.monotonic() + TIMEOUT_S
+    while any(thread.name == "shut_down_0" for thread in threading.enumerate()):
+        assert time.monotonic() < until
         time.sleep(0.001)
 
 

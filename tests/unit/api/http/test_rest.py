@@ -224,6 +224,7 @@ def test_an_answer_after_the_stop_of_the_server_is_dropped_without_an_error(
     stopped.set()
     api.threads.submit(over.set)
     assert over.wait(10)
+    api.threads.shutdown()
     assert not caplog.records
 
 
