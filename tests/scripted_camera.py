@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.cameras.frame import CaptureClock, FrameSource
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 IMAGE = Image.of_bgr(np.zeros((4, 6, 3), np.uint8))
 PERIOD_S = 1 / 30

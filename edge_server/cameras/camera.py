@@ -13,13 +13,12 @@ from edge_server.cameras.inspection import FrameInspection
 from edge_server.cameras.reader import LIVE, RECORDED, DriverCall, Reader
 from edge_server.cameras.reopening import Reopening
 from edge_server.cameras.source import (
-    NO_OPTIONS,
     SourceKind,
-    SourceOptions,
     is_live,
     open_source,
     watch_source,
 )
+from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStates
 from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.process.worker import Worker

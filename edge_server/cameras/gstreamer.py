@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.cameras.http_stream import ByteStream
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 _OPEN_S = 4.0
 _FIRST_FRAME_S = 4.0

@@ -31,8 +31,7 @@ from edge_server.process.log_limits import log_once
 if TYPE_CHECKING:
     from edge_server.cameras.frame import FrameSource
     from edge_server.cameras.gstreamer_modes import VideoMode
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import Credentials, SourceUri
+    from edge_server.cameras.source_uri import Credentials, SourceOptions, SourceUri
 
 log = logging.getLogger(__name__)
 

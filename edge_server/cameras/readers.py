@@ -16,8 +16,7 @@ from edge_server.process.log_limits import log_once
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 log = logging.getLogger(__name__)
 

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
-from edge_server.cameras.source_uri import did_you_mean, home_hint, parse_source_uri
+from edge_server.cameras.source_uri import (
+    NO_OPTIONS,
+    did_you_mean,
+    home_hint,
+    parse_source_uri,
+)
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.calibration import Calibration
-    from edge_server.cameras.frame import FrameSource, UsefulSize
+    from edge_server.cameras.frame import FrameSource
     from edge_server.cameras.reopening import ReturnWatch
-    from edge_server.cameras.source_uri import Credentials, SourceUri
-    from edge_server.pixels import ColourMatrix, ColourRange
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """What a camera's settings add to its URI.
-
-    Attributes:
-        credentials: of a network camera; those of its URI come first.
-        reader: of a live camera; `auto` prefers GStreamer.
-        matrix: overrides the matrix that the camera reports.
-        range: likewise the range.
-        useful: the smallest size that a decoder may give pictures.
-    """
-
-    credentials: Credentials | None = None
-    reader: Literal["auto", "gstreamer", "opencv"] = "auto"
-    matrix: ColourMatrix | None = None
-    range: ColourRange | None = None
-    useful: UsefulSize | None = field(default=None, compare=False)
-
-
-NO_OPTIONS = SourceOptions()
 _LIBRARIES = {
     "cv2": "OpenCV for Python (cv2)",
     "mcap": "the MCAP library for Python (mcap)",

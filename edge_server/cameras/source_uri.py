@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edge_server.cameras.frame import FASTEST_FPS, SLOWEST_FPS
@@ -17,6 +17,9 @@ from edge_server.settings.text_file import read_text_file
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from edge_server.cameras.frame import UsefulSize
+    from edge_server.pixels import ColourMatrix, ColourRange
 
 # Every other scheme, a misspelt one too, names a camera in the network: its URI may have a
 # password, and its query is the camera's but for our own options.
@@ -157,6 +160,28 @@ class SourceUri:
         if not 0.1 <= speed <= 10:
             raise SourceUriError(f"{self.label}: speed is {text!r}; write 0.1 to 10")
         return speed
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a camera's settings add to its URI.
+
+    Attributes:
+        credentials: of a network camera; those of its URI come first.
+        reader: of a live camera; `auto` prefers GStreamer.
+        matrix: overrides the matrix that the camera reports.
+        range: likewise the range.
+        useful: the smallest size that a decoder may give pictures.
+    """
+
+    credentials: Credentials | None = None
+    reader: Literal["auto", "gstreamer", "opencv"] = "auto"
+    matrix: ColourMatrix | None = None
+    range: ColourRange | None = None
+    useful: UsefulSize | None = field(default=None, compare=False)
+
+
+NO_OPTIONS = SourceOptions()
 
 
 def parse_source_uri(text: str) -> SourceUri:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from edge_server.board.watch import BoardCondition
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import SourceOptions, is_live, recorded_calibration
-from edge_server.cameras.source_uri import read_credentials
+from edge_server.cameras.source import is_live, recorded_calibration
+from edge_server.cameras.source_uri import SourceOptions, read_credentials
 from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline

@@ -42,7 +42,7 @@ from edge_server.daemon.parts import (
     span_sender,
 )
 from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
-from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
+from edge_server.daemon.status import LOOK_S, StatusReport
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.gpu.devices import Devices
@@ -58,6 +58,7 @@ from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.logs import LogSwitches
+from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:

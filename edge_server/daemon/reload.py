@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.api.certificates import check_certificates
 from edge_server.daemon.live_settings import POWER, RESTART, differences
-from edge_server.daemon.status import notify
 from edge_server.errors import EdgeServerError, SettingsError
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.mqtt.broker import faults_of
+from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +13,7 @@ from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.disk import state_directory
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ log = logging.getLogger(__name__)
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
 HEALTH_S = 10.0
-NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
 # A camera's state as its topic spells it; in every other state the camera is lost.
@@ -206,33 +203,3 @@ class StatusReport:
                 self._faults[report.__name__] = fault
                 log.exception("the daemon's state cannot be reported; it goes on")
             return "cannot be reported"
-
-
-def notify(*assignments: str) -> bool:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
-    raises, and returns whether they were sent.
-
-    Waits at most `NOTIFY_TIMEOUT_S` for a service manager that does not read: lanes continue
-    without the notification, and systemd's own timeouts apply.
-    """
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return False
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.settimeout(NOTIFY_TIMEOUT_S)
-            sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
-    except OSError as error:
-        log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
-        return False
-    return True
-
-
-def watchdog_period_s() -> float | None:
-    """Return the longest interval between two `WATCHDOG=1`; None without a watchdog."""
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    period_us = os.environ.get("WATCHDOG_USEC", "")
-    return int(period_us) / 1e6 if period_us.isdecimal() and int(period_us) > 0 else None

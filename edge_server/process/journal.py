@@ -1,7 +1,7 @@
 """Records in systemd's journal with fields to search by: MODEL, CAMERA, ERROR_ID, MESSAGE_ID.
 
 The fields need systemd's own Python library (python3-systemd); without it records go to stderr, and
-the journal has their text and priority alone. sd_notify needs no library: see `daemon.status`.
+the journal has their text and priority alone. sd_notify needs no library: see `process.sd_notify`.
 """
 
 from __future__ import annotations

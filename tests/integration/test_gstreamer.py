@@ -29,8 +29,8 @@ from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
-from edge_server.cameras.source import NO_OPTIONS, SourceOptions, open_source
-from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.cameras.source import open_source
+from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
@@ -457,7 +457,7 @@ def webcam(library: Path, query: str = "", **variables: str) -> list[dict[str, o
     program = f"""
 import json
 from edge_server.cameras.gstreamer import open_gstreamer
-from edge_server.cameras.source import NO_OPTIONS
+from edge_server.cameras.source_uri import NO_OPTIONS
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 try:

@@ -21,8 +21,7 @@ from live_cameras.time_code import read_time
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.opencv_live import open_opencv
-from edge_server.cameras.source import NO_OPTIONS, SourceOptions
-from edge_server.cameras.source_uri import Credentials, parse_source_uri
+from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 

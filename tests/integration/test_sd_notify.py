@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.daemon import status
-from edge_server.daemon.status import notify, watchdog_period_s
+from edge_server.process import sd_notify
+from edge_server.process.sd_notify import notify, watchdog_period_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_a_systemd_that_does_not_listen_costs_a_warning(
 def test_a_manager_that_does_not_listen_is_not_waited_for(
     systemd: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "NOTIFY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(sd_notify, "NOTIFY_TIMEOUT_S", 0.01)
     for _ in range(1000):  # more than any socket queues
         notify("WATCHDOG=1")
         if caplog.record_tuples:

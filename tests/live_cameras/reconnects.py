@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import SourceOptions
+from edge_server.cameras.source_uri import SourceOptions
 
 
 def used() -> tuple[int, int, int]:

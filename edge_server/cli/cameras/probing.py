@@ -13,8 +13,8 @@ from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.opencv_settings import opencv_report
 from edge_server.cameras.readers import choose_reader, why_not_gstreamer
 from edge_server.cameras.recordings import write_picture
-from edge_server.cameras.source import SourceOptions, is_live, open_source
-from edge_server.cameras.source_uri import parse_source_uri, read_credentials
+from edge_server.cameras.source import is_live, open_source
+from edge_server.cameras.source_uri import SourceOptions, parse_source_uri, read_credentials
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 from edge_server.process.masking import masked

@@ -17,7 +17,6 @@ from edge_server.backends.tensorrt.options import TensorRtParameters
 from edge_server.backends.tensorrt.plan_build.process import probe_device
 from edge_server.backends.tensorrt.source import PlanSource
 from edge_server.board.identity import Identity
-from edge_server.daemon.status import notify
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.completion import complete
@@ -25,6 +24,7 @@ from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import read_model_config
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.topics import Topics
+from edge_server.process.sd_notify import notify
 from edge_server.repository.scan import scan_repositories
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.mcap_file import Records, size_of
 from edge_server.cameras.mcap_source import McapSource
-from edge_server.cameras.source import SourceOptions, open_source, recorded_calibration
+from edge_server.cameras.source import open_source, recorded_calibration
+from edge_server.cameras.source_uri import SourceOptions
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 

@@ -13,8 +13,7 @@ from edge_server.cameras import opencv_live
 from edge_server.cameras.gstreamer_modes import VideoMode
 from edge_server.cameras.opencv_live import open_opencv, read_limit_ms
 from edge_server.cameras.opencv_source import OpenCvSource
-from edge_server.cameras.source import NO_OPTIONS
-from edge_server.cameras.source_uri import parse_source_uri
+from edge_server.cameras.source_uri import NO_OPTIONS, parse_source_uri
 from edge_server.cameras.v4l2 import VideoDevice
 from edge_server.errors import SourceError
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
     Step: TypeAlias = "Image | BaseException | Gate"
 

@@ -6,8 +6,7 @@ import pytest
 
 from edge_server.cameras import readers
 from edge_server.cameras.readers import choose_reader, open_live
-from edge_server.cameras.source import NO_OPTIONS, SourceOptions
-from edge_server.cameras.source_uri import parse_source_uri
+from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
 RTSP = parse_source_uri("rtsp://cam/x")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 CLIPS = Path(__file__).parents[4] / "shared" / "data" / "lanes" / "clips"
 STEP = 10

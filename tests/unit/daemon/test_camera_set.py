@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tensors
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
     from edge_server.lanes.types import LaneFrame
 
 WAIT_S = 30.0

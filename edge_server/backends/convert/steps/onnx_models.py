@@ -149,7 +149,7 @@ def to_int8(
         )
     inputs, _ = _interface(_session(source))
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]  # ONNX Runtime has no types
+    class RecordedSamples(CalibrationDataReader):  # type: ignore[misc]  # ONNX Runtime has no types
         def __init__(self) -> None:
             self._left = recorded_samples(calibration, inputs)
             self._read = 0
@@ -169,7 +169,7 @@ def to_int8(
     quantize_static(
         prepared,
         target,
-        Reader(),
+        RecordedSamples(),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=list(operators),
         per_channel=per_channel,
