@@ -202,8 +202,8 @@ class PythonInstance:
         try:
             interpreter = self._context.program.interpreter
             process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
-        # Also a ValueError, for a name with a NUL: `open` waits for the outcome in any case.
-        except Exception as error:  # noqa: BLE001
+        # Also a ValueError, for a name with a NUL.
+        except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
             self._why_down = f"its process cannot be started: {error}"
         else:
             session = ChildSession(self._name, self._context, process)

@@ -360,12 +360,12 @@ def test_missing_opencv_is_reported_with_its_remedy() -> None:
 
 def test_a_video_plays_at_its_own_rate(tmp_path: Path) -> None:
     source = open_source(str(write_video(tmp_path / "fast.mkv", 3, fps=200.0)))
-    assert source.pace.period_s == pytest.approx(1 / 200)  # type: ignore[attr-defined]
+    assert source.pace.period_s == pytest.approx(1 / 200)  # type: ignore[attr-defined]  # a file's
 
 
 def test_a_transport_stream_plays_at_its_own_rate(tmp_path: Path) -> None:
     source = open_source(str(write_video(tmp_path / "drive.ts", 25, codec="mp2v")))
-    assert source.pace.period_s == pytest.approx(1 / 25)  # type: ignore[attr-defined]
+    assert source.pace.period_s == pytest.approx(1 / 25)  # type: ignore[attr-defined]  # a file's
 
 
 def test_a_given_rate_overrides_the_videos_own(video: Path) -> None:

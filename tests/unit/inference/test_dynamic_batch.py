@@ -499,7 +499,7 @@ def test_responses_keep_the_order_of_arrival_where_that_is_requested(
     else:
         assert order == []
         # As the watch does while a request waits anywhere: held responses have callers.
-        served.loaded.scheduler.drop_dead()  # type: ignore[attr-defined]
+        served.loaded.scheduler.drop_dead()  # type: ignore[attr-defined]  # it batches
     served.model.let_through()
     assert [each.value() for each in responses] == [1, 2, 3]
     assert order == ([1, 2, 3] if preserve == "true" else [2, 3, 1])

@@ -231,7 +231,7 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
     queue.next()
     assert producer.step.acquire(timeout=TIMEOUT_S)
     caller.cancelled = True
-    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]
+    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]  # e is loaded
     while not slots._held:
         assert not responses.over.is_set()
     slots.drop_dead()
@@ -259,7 +259,7 @@ def test_a_held_slot_is_free_again_when_its_caller_goes_before_a_thread_takes_th
     caller.cancelled = True
     threads.drop_dead()
     assert [type(response) for response in responses.wait()] == [Cancelled]
-    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]
+    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]  # e is loaded
     assert slots._taken == 0
 
 

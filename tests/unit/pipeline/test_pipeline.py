@@ -508,13 +508,14 @@ class GivenRoad:
 
 
 def test_who_follows_the_road_learns_where_it_is_not_seen_and_that_the_loop_ends() -> None:
-    road = GivenRoad()
+    road: Any = GivenRoad()  # as much of a RoadFollower, and of a Camera, as the loop uses
+    camera: Any = OneCamera(frame(0), frame(1), replace(frame(2), capture_mono_ns=0))
     loop = LanePipeline(
-        OneCamera(frame(0), frame(1), replace(frame(2), capture_mono_ns=0)),  # type: ignore[arg-type]
+        camera,
         data_plane(GivenLanes()),
         "lane_detection",
         [],
-        road=road,  # type: ignore[arg-type]
+        road=road,
     )
     loop.tick(0.0)
     camera_of(loop).become(CameraState.FROZEN, "frozen", "the picture stands")
