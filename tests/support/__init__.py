@@ -1,0 +1,1 @@
+"""What tests of all folders share: waits, real parts and simulations."""
