@@ -138,15 +138,16 @@ class Link:
             else:
                 self._connect()
             return True
-        connection.step(self._wake, _STEP_S)
-        if connection.ready:
-            if not self._drains:
-                self._say_farewell(connection)
-            elif self.connected or self._greet(connection):
-                self._look_for_others(connection)
-                self._drain(connection)
-            if leaving and connection.in_flight + self._waiting == 0:
-                return False
+        with connection.ended_by_errors():
+            connection.step(self._wake, _STEP_S)
+            if connection.ready:
+                if not self._drains:
+                    self._say_farewell(connection)
+                elif self.connected or self._greet(connection):
+                    self._look_for_others(connection)
+                    self._drain(connection)
+                if leaving and connection.in_flight + self._waiting == 0:
+                    return False
         if connection.end is not None:
             self._lose(connection, connection.end)
         elif self.connected:
@@ -202,7 +203,7 @@ class Link:
         topics = self._feed.topics
         # Now, as what the broker retains may arrive after the birth is published.
         self._is_first = not self._born
-        connection.watch(topics.acknowledged, topics.meta, *topics.states())
+        connection.watch(topics)
         if self.mqtt.vehicle_state:
             connection.listen(topics.vehicle, self._take_vehicle_state)
         self._logged.clear()
@@ -283,7 +284,13 @@ class Link:
             frame.trace.published()
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
-        topic = self._feed.topics.event(event.kind, event.camera)
+        try:
+            topic = self._feed.topics.event(event.kind, event.camera)
+        except ValueError as error:
+            # The next ones would wait for it forever.
+            self._log_once(logging.ERROR, f"not published: {error}")
+            feed.acknowledge(event.id)
+            return
         payload = payloads.event(event, self._feed.identity, self.mqtt.payload)
         envelope = self._feed.envelope(self._feed.next_event(topic))
         # What begins and what ends it have the same correlation data.
