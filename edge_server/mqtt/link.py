@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -36,9 +35,10 @@ FAREWELL_S: Final = 0.8
 _STEP_S: Final = 0.5
 # A broker that is unreachable for this long is logged, once; the link keeps trying.
 _SLOW_S: Final = 10.0
-_STABLE_S: Final = 10.0
-_RETRY_S: Final = (0.5, 30.0)
-_REFUSED_S: Final = (30.0, 60.0)
+# Live data is worth no longer pause than this.
+_RETRY_S: Final = (0.5, 5.0)
+# What refuses a device now will mostly do so until somebody changes it.
+_REFUSED_S: Final = (5.0, 60.0)
 # A vehicle's bus repeats its mistake some ten times a second, with another number each time.
 _LEFT_OUT_EVERY_S: Final = 60.0
 
@@ -86,6 +86,7 @@ class Link:
         self._ready_since = 0.0
         self._retry_at = 0.0
         self._backoff = Backoff(*_RETRY_S)
+        self._refusals = Backoff(*_REFUSED_S)
         self._leave_by: float | None = None
         self._farewell: bytes | None = None
         self._drains = True
@@ -328,13 +329,14 @@ class Link:
         if pause_s is not None:
             self._retry_at, self.trouble = now + pause_s, self._feed.contest.text
             return
+        if connection.acknowledged:
+            self._backoff.reset()
+            self._refusals.reset()
         if connection.refused:
-            self._retry_at = now + random.uniform(*_REFUSED_S)  # noqa: S311
+            self._retry_at = now + self._refusals.next_s()
             text = f"{self.address} refuses us: {reason}{self._meanwhile}"
             self._log_once(logging.ERROR, text)
             return
-        if was_connected and now - self._ready_since > _STABLE_S:
-            self._backoff.reset()
         self._retry_at = now + self._backoff.next_s()
         event = "lost" if was_connected else "cannot reach"
         self._log_once(logging.WARNING, f"{event} {self.address}: {reason}{self._meanwhile}")
