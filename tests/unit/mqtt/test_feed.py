@@ -161,6 +161,14 @@ def test_the_json_of_an_event_is_the_proto3_mapping() -> None:
         assert events_pb2.Event.FromString(written) == message
 
 
+@pytest.mark.parametrize("epoch_ns", [0, -1, 10**9, 2**63 - 1])
+def test_an_event_has_a_time_whatever_the_wall_clock_shows(epoch_ns: int) -> None:
+    event = replace(DEPARTURE, epoch_ns=epoch_ns)
+    sent = json_format.Parse(payloads.event(event, IDENTITY), events_pb2.Event())
+    assert sent == events_pb2.Event.FromString(payloads.event(event, IDENTITY, "protobuf"))
+    assert (sent.epoch_ns, sent.time.ToMicroseconds()) == (epoch_ns, epoch_ns // 1000)
+
+
 def test_the_topic_of_an_event_is_that_of_its_camera_or_device() -> None:
     topics = Topics("truck-7")
     assert topics.event("model") == "edge/v1/truck-7/events/model"

@@ -387,6 +387,17 @@ def test_events_of_a_version_without_identities_get_one_that_stays(tmp_path: Pat
     assert opened_again(first, tmp_path).id == first.id
 
 
+def test_ids_need_no_clock_that_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, *map(str, range(300)))
+    events._end()
+    damage(tmp_path / "events.db", 5)
+    monkeypatch.setattr(event_file, "time", SimpleNamespace(time=lambda: 0.0))
+    again = EventLog(tmp_path / "events.db")
+    add(again, "new")
+    assert again.newest == 300 + LOST + 1
+
+
 def test_a_new_log_has_another_identity(tmp_path: Path) -> None:
     assert len({EventLog().id, EventLog().id, EventLog(tmp_path / "events.db").id}) == 3
 
