@@ -390,7 +390,7 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._cameras.validate(stop)
+                self._cameras.validate(stop, self.control.awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise

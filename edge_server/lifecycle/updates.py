@@ -172,8 +172,7 @@ class Updates:
         if tree is None:
             with self._table.lock:
                 return self._table[name].withdraw()
-        if tree.fault:
-            raise ModelConfigError(tree.fault)
+        tree.require_usable()
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
             held = self._store.quarantined_as(copy.digest) or name
