@@ -87,7 +87,7 @@ class LanePipeline:
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
-    process is found, and named, through `DataPlane.longest_run`.
+    process is found, and named, through `DataPlane.oldest_run`.
 
     A frame is taken when it is this camera's turn at the model, see `FairShares`; a frame that is
     too old by then is dropped.

@@ -100,7 +100,7 @@ class PythonInstance:
         self._context = context
         self._arbiter = arbiter
         self._started_s: float | None = None
-        # When the session last looked after the execution; see `InstancePool.longest_run_s`.
+        # When the session last looked after the execution; see `InstancePool.running_since`.
         self.progressed_at = 0.0
         self._model = context.config.name
         self._start = start_message(
