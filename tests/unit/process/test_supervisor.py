@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InternalError, StageStuck
-from edge_server.process.worker import Worker, check_progress
+from edge_server.process.worker import Auxiliary, Worker, check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,3 +78,74 @@ def test_one_that_died_is_named_with_its_error(hanging: Worker) -> None:
 
 def test_with_nobody_to_watch_all_is_well() -> None:
     check_progress([], time.monotonic())
+
+
+class Part:
+    """A part whose present worker a test replaces, and how often it was opened again."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.workers = list(workers)
+        self.reopened = 0
+        self.errors: list[Exception] = []
+
+    def reopen(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.reopened += 1
+        self.workers = [Worker("http", lambda _: None)]
+
+
+def test_an_auxiliary_part_that_hangs_is_closed_and_opened_again(hanging: Worker) -> None:
+    part = Part(hanging)
+    auxiliary = Auxiliary("http", lambda: part.workers, part.reopen)
+    later = time.monotonic() + 11
+    auxiliary.check(later)
+    assert auxiliary.fault == "", "one look proves nothing"
+    auxiliary.check(later)
+    assert auxiliary.fault == "worker lanes-road: no progress for more than 10 s"
+    auxiliary.check(later + 0.5)
+    assert auxiliary.fault, "its reason can be seen"
+    auxiliary.check(later + 2.5)
+    assert (auxiliary.fault, part.reopened) == ("", 1)
+
+
+def test_one_that_died_is_opened_again_as_soon_as_the_system_lets_it() -> None:
+    part = Part(ended("recorder", OSError("gone")))
+    part.errors = [OSError("too many open files"), RuntimeError("can't start new thread")]
+    auxiliary = Auxiliary("recorder", lambda: part.workers, part.reopen)
+    now = time.monotonic()
+    auxiliary.check(now)
+    assert auxiliary.fault == "worker recorder: OSError('gone')"
+    for seconds in (2.5, 8.0):
+        auxiliary.check(now := now + seconds)
+        assert auxiliary.fault
+    auxiliary.check(now + 20)
+    assert (auxiliary.fault, part.reopened) == ("", 1)
+
+
+def test_while_two_threads_of_a_part_hang_no_third_is_started(hanging: Worker) -> None:
+    part = Part(hanging)
+    auxiliary = Auxiliary("http", lambda: part.workers, part.reopen)
+    now = time.monotonic() + 11
+    for seconds in (0.0, 0.0, 2.5):
+        auxiliary.check(now := now + seconds)
+    assert part.reopened == 1
+    other, let_go = threading.Event(), threading.Event()
+
+    def tick(now: float) -> bool:
+        other.set()
+        let_go.wait(LONG_S)
+        return False
+
+    second = Worker("http", tick, deadline_s=10.0)
+    second.start()
+    assert other.wait(LONG_S)
+    part.workers = [second]
+    for seconds in (20.0, 0.0, 100.0, 100.0):
+        auxiliary.check(now := now + seconds)
+    assert part.reopened == 1
+    assert auxiliary.fault
+    let_go.set()
+    second.stop(LONG_S)
+    auxiliary.check(now + 100)
+    assert (auxiliary.fault, part.reopened) == ("", 2)
