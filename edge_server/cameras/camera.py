@@ -368,8 +368,8 @@ class Camera:
         if self.hanging >= MOST_ABANDONED:
             reason = "out_of_service"
             what += (
-                f"; {MOST_ABANDONED} readers hang, and the camera is opened again once one returns; "
-                "if none does, restart the camera, then edge-server"
+                f"; {MOST_ABANDONED} readers hang, and the camera is opened again once one "
+                "returns; if none does, restart the camera, then edge-server"
             )
         self._lose(SourceError(what, reason=reason), now)
 

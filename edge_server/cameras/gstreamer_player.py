@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A driver that does not return from its stop within this hangs; the end of the process waits no
+# A driver that does not return from its stop within this hangs: the end of the process waits no
 # longer for it, and a camera finds that its reader hangs.
 _STOP_S = 2.0
 # Longer than a camera's farewell takes: GStreamer may be within a message of RTSP that has no end.
 _QUICK_STOP_S = 0.5
-# A camera's description has a few kilobytes; other cameras at the same address may stream meanwhile.
+# A camera's description has a few kilobytes; others at the same address may stream beside it.
 _MOST_DESCRIPTION_BYTES = 2**24
 _LOOK_S = 0.1
 

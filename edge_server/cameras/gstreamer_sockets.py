@@ -1,5 +1,8 @@
-"""The connections of GStreamer to one RTSP camera, as GStreamer itself neither bounds what it receives
-within a message of RTSP nor can be interrupted there, and would fill the memory."""
+"""The connections of GStreamer to one RTSP camera.
+
+GStreamer neither bounds a message of RTSP nor can be interrupted within one, and would fill the
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _BYTES_RECEIVED = slice(128, 136)
 class CameraSockets:
     """The TCP connections of this process to one camera that begin after this object is made.
 
-    Another camera at the same address counts as the same one, if it is opened meanwhile.
+    Another camera at the same address counts as the same one, if it is opened later.
 
     Args:
         hosts: the camera's IP addresses.
@@ -69,10 +72,10 @@ class CameraSockets:
 
 def _sockets() -> Iterator[tuple[int, str]]:
     """Yield the descriptor and the kernel's name of every socket of this process."""
-    for entry in os.listdir(_OPEN):
+    for entry in _OPEN.iterdir():
         try:
-            name = os.readlink(_OPEN / entry)
+            name = str(entry.readlink())
         except OSError:  # closed since
             continue
         if name.startswith("socket:"):
-            yield int(entry), name
+            yield int(entry.name), name

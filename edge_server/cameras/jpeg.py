@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _BEGIN = b"\xff\xd8"
 _END, _TABLES, _SCAN, _COMMENT = 0xD9, {0xC4, 0xDB, 0xDD}, 0xDA, 0xFE  # ITU-T T.81, table B.1
-# Baseline, extended and progressive with Huffman codes, which is what cameras write. Arithmetic codes
-# take several times as long.
+# Baseline, extended and progressive with Huffman codes, which is what cameras write. Arithmetic
+# codes take several times as long.
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _IN_HEADER = frozenset({*_FRAMES, *_TABLES, _SCAN, _COMMENT, *range(0xE0, 0xF0)})
 _BETWEEN_SCANS = frozenset({*_TABLES, _SCAN, _COMMENT})

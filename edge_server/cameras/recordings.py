@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -194,7 +195,7 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
         OSError: the file cannot be read.
         ValueError: the file is damaged, incomplete, too large or no image.
     """
-    with open(open_regular(path), "rb") as file:
+    with io.FileIO(open_regular(path)) as file:
         data = file.read(_LARGEST_IMAGE_BYTES + 1)
     if len(data) > _LARGEST_IMAGE_BYTES:
         raise ValueError(f"it is larger than {_LARGEST_IMAGE_BYTES >> 20} MiB")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.cameras.network_probe import (
-    authorization,
     addresses_of,
+    authorization,
     fault_of_response,
     parse_response,
 )

@@ -13,7 +13,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
-from edge_server.errors import SourceError, SourceUriError, StageStuck
+from edge_server.errors import SourceError, SourceUriError
 from edge_server.pixels import Image, PixelFormat
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import check_progress
