@@ -437,7 +437,9 @@ class Daemon:
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
-        workers += [part.worker for part in (self._grpc.self_call, self._reload) if part is not None]
+        workers += [
+            part.worker for part in (self._grpc.self_call, self._reload) if part is not None
+        ]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
         return workers
