@@ -57,6 +57,7 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.awake_time import AwakeTime
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import check_progress
@@ -260,7 +261,6 @@ class Daemon:
             self.events,
             settings.vehicle.width_m,
             may_read=None if tokens is None else tokens.may_read,
-            host_names=settings.http.host_names,
         )
         self._rest = rest
         self._http = HttpServer(http_listeners(settings, rest, sources, page))
@@ -360,16 +360,16 @@ class Daemon:
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
-        late: list[Worker] = []
+        awake = AwakeTime(2 * period_s)
         while not stop.wait(period_s):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
-            now = time.monotonic()
-            late = check_progress(self._workers(), now, late)
+            awake.look(time.monotonic())
+            check_progress(self._workers(), awake)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
-            model, running_s = self.data_plane.longest_run(now)
-            if running_s > MODEL_STUCK_S:
+            model, since = self.data_plane.oldest_run()
+            if awake.since(since) > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
             self._status.report("WATCHDOG=1")
 
@@ -390,7 +390,7 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._cameras.validate(stop)
+                self._cameras.validate(stop, self.control.awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise

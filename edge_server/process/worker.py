@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from edge_server.errors import InternalError, StageStuck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from edge_server.process.awake_time import AwakeTime
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +94,12 @@ class Worker:
     @property
     def limit_s(self) -> float:
         """The current limit for the next progress."""
-        return self._heartbeat[1]
+        return self.heartbeat[1]
+
+    @property
+    def heartbeat(self) -> tuple[float, float]:
+        """`time.monotonic()` of the last progress, and the limit for the next in s."""
+        return self._heartbeat
 
     def stuck(self, now: float) -> bool:
         """Return whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
@@ -121,36 +128,25 @@ class Worker:
             log.exception("worker %s: ended by an error", self.name)
 
 
-def check_progress(
-    workers: Sequence[Worker], now: float, late_before: Collection[Worker] = ()
-) -> list[Worker]:
-    """Return the workers whose tick has passed its deadline; none may be so twice in a row.
-
-    A single look proves nothing: the whole process may have been suspended, and the main loop may
-    be the first to run again.
+def check_progress(workers: Sequence[Worker], awake: AwakeTime) -> None:
+    """Raise where a worker hangs or has died.
 
     Only the main loop calls it, so that no timer thread can feed the watchdog while a stage is
     stuck.
 
     Args:
         workers: all workers whose end or hang must end the process, so that systemd restarts it.
-        now: `time.monotonic()`.
-        late_before: what the previous call returned.
+        awake: of the main loop, which has just looked.
 
     Raises:
-        StageStuck: a worker's tick had passed its deadline before already, or raised this.
+        StageStuck: a worker's tick has passed its deadline, or raised this.
         InternalError: a worker ended by an exception.
     """
-    late = []
     for worker in workers:
         if isinstance(worker.failure, StageStuck):
             raise worker.failure
         if worker.failure is not None:
             raise InternalError(f"worker {worker.name}: {worker.failure!r}")
-        if worker.stuck(now):
-            if worker in late_before:
-                raise StageStuck(
-                    f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
-                )
-            late.append(worker)
-    return late
+        at, limit_s = worker.heartbeat
+        if worker.alive and awake.since(at) > limit_s:
+            raise StageStuck(f"worker {worker.name}: no progress for more than {limit_s:g} s")
