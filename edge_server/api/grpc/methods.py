@@ -232,19 +232,23 @@ def header_text(text: str) -> str:
 
 
 class UnaryCall:
-    """A unary call: its request is cancelled once the call is over; see `Call`."""
+    """A unary call: its request is cancelled once the call is over; see `Call`.
 
-    __slots__ = ("_budget", "_context", "_counted_bytes")
+    Attributes:
+        counted_bytes: until `release`.
+    """
+
+    __slots__ = ("_budget", "_context", "counted_bytes")
 
     def __init__(self, context: grpc.ServicerContext, budget: ByteBudget) -> None:
         self._context = context
         self._budget = budget
-        self._counted_bytes = 0
+        self.counted_bytes = 0
 
     def count(self, size_bytes: int) -> None:
         """Count more bytes until `release`; see `Call`."""
         self._budget.take(size_bytes)
-        self._counted_bytes += size_bytes
+        self.counted_bytes += size_bytes
 
     def __enter__(self) -> UnaryCall:
         return self
@@ -254,9 +258,8 @@ class UnaryCall:
 
     def release(self) -> None:
         """Count nothing more: what was made of the request is no longer needed."""
-        if self._counted_bytes:
-            self._budget.give(self._counted_bytes)
-            self._counted_bytes = 0
+        self._budget.give(self.counted_bytes)
+        self.counted_bytes = 0
 
     @property
     def cancelled(self) -> bool:

@@ -139,7 +139,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             self._requests.failed("grpc", _code_of(error))
             raise
         finally:
-            call.release()
+            if call.counted_bytes:
+                call.release()
         self._requests.responded("grpc", name, began_ns)
         return written
 
