@@ -79,9 +79,10 @@ class CanaryMonitor:
     requests, non-finite responses count only where the request was finite, and a run hangs as one
     whose request the predecessor refuses.
 
-    A version that is only slower, in the same minutes and for the same requests, is not worse: the
-    monitor reports the latency, and the version stays. The team that pushes the model sets its
-    allowed latency, and a busy machine must not take good lanes away.
+    A version that is only slower, in the same minutes and for the same requests, is not worse, be
+    it for all of them or for some: the monitor reports the latency, and the version stays. The team
+    that pushes the model sets its allowed latency, and a busy machine must not take good lanes
+    away.
 
     Args:
         name: the model's name.

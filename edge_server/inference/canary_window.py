@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.inference.mirror import MOST_SAMPLES
 from edge_server.inference.replay import (
     WITHOUT_VERDICT,
     Fault,
@@ -45,11 +46,13 @@ _TOLERATED = {
 }
 # A request is slower that takes more than twice the predecessor's time and this in addition.
 _SLOWER_NS = 2_000_000
-# The minimum number of requests for a comparison of times. A version is slower where this share of
-# its requests is, not slower where at most half are; between the two the canary goes on.
+# The minimum number of requests for a comparison of times. A version is slower altogether where
+# this share of its requests is, and for some where so many more are than chance explains: a busy
+# machine slows either version alike, so three times as many as the predecessor is slower for.
 _LEAST_TIMED = 30
 _SLOWER_SHARE = 0.75
-_UNCLEAR_SHARE = 0.5
+_LEAST_SLOWER = 8
+_BY_CHANCE = 3
 # After this many replays of requests with a fault a version passes without more of them.
 _ENOUGH_REPLAYS = 20
 # A run, or an absence of the model, of this length counts as a hang for any request.
@@ -271,7 +274,7 @@ class WatchedVersion(NamedTuple):
         sampled = mirror.sampled
         if sampled < _LEAST_TIMED:
             return f"its predecessor was given {sampled} of {_LEAST_TIMED} requests so far"
-        if _UNCLEAR_SHARE < _slower_share(mirror.times()) < _SLOWER_SHARE:
+        if sampled < MOST_SAMPLES and 1 < _beyond_chance(mirror.times()) < _LEAST_SLOWER:
             return "whether it is slower than its predecessor is not clear"
         return ""
 
@@ -279,12 +282,16 @@ class WatchedVersion(NamedTuple):
         """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
         times = mirror.times() if mirror is not None and mirror.timed else []
-        if len(times) < _LEAST_TIMED or _slower_share(times) < _SLOWER_SHARE:
+        if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
             return ""
-        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*times, strict=True))
+        slower = [pair for pair in times if _is_slower(*pair)]
+        altogether = len(slower) >= _SLOWER_SHARE * len(times)
+        which = "" if altogether else f" for {len(slower)} of {len(times)} requests"
+        shown = times if altogether else slower
+        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*shown, strict=True))
         return (
-            f"slower than its predecessor: {new_ms:.1f} ms beside {old_ms:.1f} ms, the medians of "
-            f"{len(times)} requests that both were given"
+            f"slower than its predecessor{which}: {new_ms:.1f} ms beside {old_ms:.1f} ms, the "
+            f"medians of {len(shown)} requests that both were given"
         )
 
     def hang(self, awake: AwakeTime) -> str:
@@ -324,9 +331,14 @@ class WatchedVersion(NamedTuple):
         return mirror.shared_failures
 
 
-def _slower_share(times: Sequence[tuple[int, int]]) -> float:
-    slower = sum(new_ns > 2 * old_ns + _SLOWER_NS for new_ns, old_ns in times)
-    return slower / max(1, len(times))
+def _is_slower(new_ns: int, old_ns: int) -> bool:
+    return new_ns > 2 * old_ns + _SLOWER_NS
+
+
+def _beyond_chance(times: Sequence[tuple[int, int]]) -> int:
+    """How many requests the new version was slower for, beside those that chance explains."""
+    slower = sum(_is_slower(new_ns, old_ns) for new_ns, old_ns in times)
+    return slower - _BY_CHANCE * sum(_is_slower(old_ns, new_ns) for new_ns, old_ns in times)
 
 
 def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:

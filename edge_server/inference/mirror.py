@@ -36,7 +36,7 @@ _REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
-_LAST_SAMPLES = 200
+MOST_SAMPLES = 200
 # With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
 
@@ -75,7 +75,7 @@ class Mirror:
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._better: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_FAULTS) for f in Fault}
-        self._samples: deque[_Replayed] = deque(maxlen=_LAST_SAMPLES)
+        self._samples: deque[_Replayed] = deque(maxlen=MOST_SAMPLES)
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:

@@ -98,7 +98,8 @@ class RepositoryLoader:
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
         budget, devices, server_context: see `Build`.
-        canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
+        canary_terms, quarantine, on_rolled_back, on_passed, take_down, interface: see
+            `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
@@ -116,6 +117,7 @@ class RepositoryLoader:
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         canary_terms: CanaryTerms | None = None,
+        quarantine: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         take_down: bool = False,
@@ -133,8 +135,9 @@ class RepositoryLoader:
             table,
             self._build,
             canary_terms,
-            on_rolled_back,
-            on_passed,
+            quarantine=quarantine,
+            on_rolled_back=on_rolled_back,
+            on_passed=on_passed,
             take_down=take_down,
             interface=interface,
         )

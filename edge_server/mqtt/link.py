@@ -236,7 +236,7 @@ class Link:
         if feed.online:
             self._clear_leftovers(connection)
         if self._events is None and feed.events is not None and connection.watched:
-            feed.events.begin(payloads.acknowledged_event(connection.mark))
+            feed.events.begin(payloads.mark_of(connection.mark))
             self._events = feed.events
         events = self._events
         window = min(WINDOW, connection.receive_maximum)
@@ -245,7 +245,7 @@ class Link:
                 self._publish_state(connection, *state)
                 continue
             if events is not None and (mark := events.take_mark()) is not None:
-                connection.publish_state(feed.topics.acknowledged, payloads.acknowledged(mark))
+                connection.publish_state(feed.topics.acknowledged, mark)
                 continue
             room = connection.in_flight - connection.live_in_flight < max(1, window - 1)
             if room and events is not None and (event := events.take()) is not None:

@@ -165,13 +165,27 @@ def require_valid(bench: Bench, directory: Path, at: str) -> str:
     return serves
 
 
+def is_held(directory: Path) -> bool:
+    """Whether the content that the writer put into quarantine is there after a start."""
+    store = ModelStore(directory, boot="1")
+    try:
+        return bool(store.quarantined("0" * 64))
+    finally:
+        store.close()
+
+
 def test_a_process_that_dies_at_any_call_leaves_a_store_that_goes_on(bench: Bench) -> None:
     killed = everywhere(bench, bench.traced, "signal=SIGKILL")
     served = []
     for call, directory, status in killed:
         assert status == -signal.SIGKILL, f"it was not killed at {call.text}"
         served.append(require_valid(bench, directory, call.text))
-    # In the order of the calls: the old model up to one of them, the new one from there on.
+    # In the order of the calls: the quarantine is there from one of them on, and for good.
+    held = [is_held(directory) for _, directory, _ in killed]
+    begun = held.index(True)
+    assert held == [False] * begun + [True] * (len(held) - begun)
+    assert "rename" in bench.traced[begun - 1].text
+    # Likewise the new model, and the old one before.
     commit = served.index("new" * 1000)
     assert served == ["c" * 100] * commit + ["new" * 1000] * (len(served) - commit)
     assert "rename" in bench.traced[commit - 1].text

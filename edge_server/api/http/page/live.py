@@ -118,7 +118,7 @@ class LivePages:
         receiving: asyncio.Task[None],
     ) -> None:
         events = self._sources.events
-        event_id = events.newest - RECENT_EVENTS
+        event_id = 0
         state_due_s = 0.0
         # Before Python 3.12, `wait_for` loses a cancellation that comes as its wait ends.
         while not receiving.done():
