@@ -14,7 +14,7 @@ def main() -> None:
         # there is nothing to stop, and an end as requested is no end by a signal.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(0))
-    from edge_server.cli.main import run_command
+    from edge_server.cli.main import run_command  # noqa: PLC0415 - after the handlers
 
     # A file's name that is not UTF-8 may be printed; stderr is so by itself.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -230,8 +230,8 @@ def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = 
     except _Unusable as fault:
         return ModelTree(name, repository, inode, fault=f"{repository / name}: {fault}")
     except OSError as error:
-        fault = _why(repository / name, error)
-        return ModelTree(name, repository, inode, fault=fault, may_pass=not stays(error))
+        why = _why(repository / name, error)
+        return ModelTree(name, repository, inode, fault=why, may_pass=not stays(error))
     files, directories = tuple(sorted(looking.files)), tuple(sorted(looking.directories))
     return ModelTree(name, repository, inode, files, directories, follows_links=follow_links)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from tests.integration.test_poll import build, network, swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.integration.conftest import Server
 
@@ -68,11 +68,12 @@ def test_what_a_network_file_system_leaves_and_the_clock_of_its_server_are_no_ch
     for folder in (repository, repository / "m", repository / "m" / "1"):
         (folder / ".nfs000000000000a1b200000001").write_bytes(b"open")
     # The next change is loaded, and it is the only one, though it is older than what serves.
-    model = repository / "m" / "1" / "model.onnx"
-    model.unlink()
-    model.write_bytes(network(2))
-    os.utime(model, ns=(0, now_ns - years_ns))
+    older = repository.parent / "older.onnx"
+    older.write_bytes(network(2))
+    os.utime(older, ns=(0, now_ns - years_ns))
+    older.replace(repository / "m" / "1" / "model.onnx")
     assert server.wait_for(2) <= {1}
-    assert server.metric('edge_model_reload_total{result="loaded"}') == loaded + 1
+    name = 'edge_model_reload_total{result="loaded"}'
+    wait_until(lambda: server.metric(name) == loaded + 1, otherwise=lambda: server.log)
     assert server.metric('edge_model_reload_total{result="failed"}') == 0
     assert server.index().keys() == {"m", "other"}

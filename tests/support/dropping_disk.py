@@ -6,12 +6,16 @@ The calls come from `strace -y -xx -s LONG`, so that every string is whole and i
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TRACED = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|openat"
 _CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+)")
 _OF_DESCRIPTOR = {"write", "fsync", "fdatasync"}
+# A descriptor, or a path, or a path below a descriptor.
+_NAMED = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>)?(?:, )?(?:"([^"]*)")?')
 _HEX = re.compile(r"\\x([0-9a-f]{2})")
 
 
@@ -130,15 +134,14 @@ class DroppingDisk:
 def _paths(arguments: str) -> list[str]:
     """Return the paths that a call names, absolute: `AT_FDCWD<here>, "there"` is one."""
     found = []
-    for below, name in re.findall(
-        r'(?:(?:AT_FDCWD|\d+)<([^>]*)>)?(?:, )?(?:"([^"]*)")?', arguments
-    ):
-        below, name = (
-            bytes.fromhex(_HEX.sub(r"\1", each)).decode(errors="replace") if "\\x" in each else each
-            for each in (below, name)
-        )
+    for directory, text in _NAMED.findall(arguments):
+        below, name = _text(directory), _text(text)
         if name.startswith("/") or (name and not below):
             found.append(name)
         elif below:
             found.append(f"{below}/{name}" if name else below)
     return found
+
+
+def _text(shown: str) -> str:
+    return bytes.fromhex(_HEX.sub(r"\1", shown)).decode() if "\\x" in shown else shown

@@ -10,11 +10,13 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.process.threads import (
+    GivenUp,
     Hangs,
     run_parallel,
     run_with_timeout,
     side_by_side,
     start_thread,
+    while_wanted,
 )
 
 if TYPE_CHECKING:
@@ -136,3 +138,24 @@ def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) ->
         if thread.name == "validate-m":
             thread.join(TIMEOUT_S)
     assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text
+
+
+def test_a_wait_for_work_that_is_not_wanted_ends_and_the_work_closes_what_it_holds_later() -> None:
+    began, let_go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def work(_: object) -> None:
+        began.set()
+        let_go.wait(60.0)
+
+    def why_unwanted() -> str:
+        return "a later change came" if began.is_set() else ""
+
+    with while_wanted(why_unwanted):
+        with pytest.raises(GivenUp, match="a later change came"):
+            run_with_timeout("work", work, 60.0, late=closed.set)
+        assert not closed.is_set()
+        let_go.set()
+        assert closed.wait(60.0)
+    # Outside, nothing ends a wait.
+    run_with_timeout("work", lambda _: None, 60.0, late=closed.clear)
+    assert closed.is_set()
