@@ -136,17 +136,19 @@ def _products(count: int) -> onnx.GraphProto:
 class Pushes:
     """Makes models and pushes them, as a person does."""
 
-    def __init__(self, folder: Path, repository: Path) -> None:
+    def __init__(self, folder: Path, repository: Path, products: int) -> None:
+        self._products = products
         self._model = folder / "made" / "m"
         self._repository = repository
         self._numbers = itertools.count(1)
 
     def push(self, kind: str) -> None:
         number = next(self._numbers)
-        options: dict[str, Any] = {
+        options: dict[str, Any] = {"products": self._products}
+        options |= {
             "raises": {"fails_from": HIGHEST / 2},
             "nan": {"nan_from": HIGHEST / 2},
-            "slow": {"products": 5 * PRODUCTS},
+            "slow": {"products": 5 * self._products},
             "tenth": {"slow_from": 0.9 * HIGHEST},
         }.get(kind, {})
         (self._model / "1").mkdir(parents=True, exist_ok=True)
@@ -274,7 +276,9 @@ def main() -> int:
         folder = Path(name)
         repository = folder / "repository"
         repository.mkdir()
-        pushes = Pushes(folder, repository)
+        # A standstill is to meet a run.
+        products = 50 * PRODUCTS if arguments.load == "standstills" else PRODUCTS
+        pushes = Pushes(folder, repository, products)
         pushes.push("good")
         daemon = Daemon(folder, repository, arguments.probation_s)
         try:
