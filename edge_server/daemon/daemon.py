@@ -261,7 +261,6 @@ class Daemon:
             self.events,
             settings.vehicle.width_m,
             may_read=None if tokens is None else tokens.may_read,
-            host_names=settings.http.host_names,
         )
         self._rest = rest
         self._http = HttpServer(http_listeners(settings, rest, sources, page))
@@ -391,7 +390,7 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._cameras.validate(stop)
+                self._cameras.validate(stop, self.control.awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise

@@ -107,6 +107,11 @@ class RepositoryControl:
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
 
+    def awaits(self, name: str) -> bool:
+        """Return False: `start` has tried to load every model of the start."""
+        del name
+        return False
+
     def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load the models of the start, and return the entries of the models that failed.
 

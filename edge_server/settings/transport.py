@@ -83,8 +83,8 @@ class Grpc(Section, frozen=True):
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings, the vehicle's state) are served. Beyond the loopback "everywhere" needs mutual
-            TLS.
+            settings, the vehicle's state, recordings) are served. Beyond the loopback "everywhere"
+            serves them only where clients need tokens or certificates (mutual TLS).
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Responses have no limit.
         max_pending_bytes: of all requests and responses in flight, on TCP, on the socket as many
@@ -147,18 +147,6 @@ class Grpc(Section, frozen=True):
                 "in plain text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or set "
                 "insecure = true (--grpc-insecure) if that is meant"
             )
-        if (
-            self.enabled
-            and self.control == "everywhere"
-            and not self.tls.mutual
-            and not is_loopback(self.host)
-        ):
-            raise ValueError(
-                f'control: "everywhere" on {self.host} lets whoever reaches it load models, which '
-                'may be programs; serve control calls on the Unix socket (control = "unix", '
-                '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
-                "in [grpc.tls], --grpc-use-ssl-mutual=true)"
-            )
         check_header_pattern(self.forward_headers)
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
@@ -196,8 +184,9 @@ class Http(Section, frozen=True):
             handshakes are as many beside them, and one more ends the oldest.
         max_header_bytes: of one request, its first line included.
         forward_headers: as `[grpc]` has it.
-        host_names: by which browsers may call the page, beside the name of this machine and its
-            addresses; any other name may lead a browser here against its user's will.
+        host_names: by which clients may call this device over HTTP, the metrics' port included,
+            beside the name of this machine, `localhost` and addresses; any other name may lead a
+            browser here against its user's will.
     """
 
     enabled: bool = True

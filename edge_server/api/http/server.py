@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.api.access import BrowserRule
 from edge_server.api.admission import ByteBudget
 from edge_server.api.http.encryption import Encryption, bound_handshakes
 from edge_server.board.listening import listener, remedy
@@ -50,6 +51,7 @@ class HttpListener:
         routes: called once, on the server's thread, when the first client connects: whatever it
             imports costs no time before the daemon is ready, and no memory where nobody looks.
         limits: of the connections; the rest of `Http` is for the routes.
+        host_names: see `BrowserRule`.
     """
 
     name: str
@@ -58,6 +60,7 @@ class HttpListener:
     routes: Callable[[], Sequence[BaseRoute]]
     tls: Tls = field(default_factory=Tls)
     limits: Http = field(default_factory=Http)
+    host_names: Sequence[str] = ()
 
 
 def http_listeners(
@@ -81,9 +84,17 @@ def http_listeners(
 
     listeners = []
     if http.enabled:
-        listeners.append(HttpListener("http", http.host, http.port, everything, http.tls, http))
+        listeners.append(
+            HttpListener(
+                "http", http.host, http.port, everything, http.tls, http, http.host_names
+            )
+        )
     if metrics.enabled:
-        listeners.append(HttpListener("metrics", metrics.host, metrics.port, metrics_only))
+        listeners.append(
+            HttpListener(
+                "metrics", metrics.host, metrics.port, metrics_only, host_names=http.host_names
+            )
+        )
     return listeners
 
 
@@ -258,8 +269,8 @@ def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server
         ),
     )
     config = uvicorn.Config(
-        application(each.name, each.routes()),
-        http=partial(BoundedProtocol, limits=bounds),  # type: ignore[arg-type]  # is only called
+        application(each.name, each.routes(), BrowserRule(each.host_names)),
+        http=lambda **made: BoundedProtocol(limits=bounds, **made).reads,  # type: ignore[arg-type]  # is only called
         ws=partial(BoundedWebSocket, limits=bounds),  # type: ignore[arg-type]  # likewise
         ws_max_size=_LONGEST_MESSAGE_BYTES,
         ws_per_message_deflate=False,

@@ -197,7 +197,11 @@ class Recorder:
                         event.mono_ns - round(self._section.before_s * 1e9),
                         event.mono_ns + round(self._section.after_s * 1e9),
                         f"event-{event.kind}-{event.id}",
-                        {"event_id": str(event.id), "event_cause": event.cause},
+                        {
+                            "event_id": str(event.id),
+                            "event_log": event.log,
+                            "event_cause": event.cause,
+                        },
                     )
                 )
         return triggers

@@ -75,7 +75,8 @@ def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
 def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         path = by_method["GET" if request.method == "HEAD" else request.method]
-        headers = dict(request.headers)
+        # Not dict(request.headers), which reads all of them once for each.
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.raw[::-1]}
         if (refused := _refusal(api.rules, path, headers)) is not None:
             return refused
         message = await request.receive()

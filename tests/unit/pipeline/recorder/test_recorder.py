@@ -90,6 +90,7 @@ def test_an_event_s_file_has_the_seconds_before_and_after_it(tmp_path: Path) -> 
     with path.open("rb") as file:
         about = {each.name: each.metadata for each in make_reader(file).iter_metadata()}
     assert about[RECORDING]["event_id"] == "1"
+    assert about[RECORDING]["event_log"] == drive.events.id
     assert about[RECORDING]["event_cause"] == "left"
 
 
