@@ -38,8 +38,13 @@ _LEAVE_S = 3.0
 # For the first frames of live cameras, before the daemon is ready without them.
 _FIRST_FRAMES_S = 2.0
 _WATCH_S = 0.25
-# Only a new process gets a driver back; until then, so many threads may hang.
-MOST_HANGING = 2
+# So many readers may hang, of present and removed cameras: four cameras that are out of service, at
+# once. Each keeps a thread, a device, up to a picture's memory, and perhaps a lock that other
+# readers of the same library wait for. Beyond that the process is not to be trusted.
+MOST_HANGING = 8
+# A camera whose driver only a new process gets back is worth a restart once no other one has given
+# a frame for so long.
+_NO_FRAMES_S = 10.0
 
 
 def source_options(name: str, section: CameraSection) -> SourceOptions:
@@ -256,20 +261,29 @@ class CameraSet:
 
     @property
     def hanging(self) -> int:
-        """Number of readers of removed cameras that hang in their drivers; each keeps a thread and
-        its device."""
-        return sum(camera.hanging for camera in tuple(self._left))
+        """Number of readers that hang in their drivers, those of removed cameras too; each keeps a
+        thread and its device."""
+        cameras = {*(pipeline.camera for pipeline in tuple(self.pipelines)), *tuple(self._left)}
+        return sum(camera.hanging for camera in cameras)
 
     def _watch_over(self, now: float) -> None:
         """Report models that do not respond, while the loops of their cameras wait for them.
 
         Raises:
-            StageStuck: more readers hang than a process may keep.
+            StageStuck: more readers hang than a process may keep, or no camera gives frames and
+                one of them needs a new process.
         """
-        for pipeline in tuple(self.pipelines):
+        pipelines = tuple(self.pipelines)
+        for pipeline in pipelines:
             pipeline.report_silence(now)
         if (hanging := self.hanging) > MOST_HANGING:
-            raise StageStuck(f"{hanging} readers of removed cameras hang in their drivers")
+            raise StageStuck(f"{hanging} readers of cameras hang in their drivers")
+        ages = [pipeline.camera.last_frame_age_s(now) for pipeline in pipelines]
+        if all(age_s is None or age_s > _NO_FRAMES_S for age_s in ages):
+            for pipeline in pipelines:
+                if pipeline.camera.needs_restart:
+                    text = "hangs in its driver, and no other camera gives frames"
+                    raise StageStuck(f"camera {pipeline.camera.name}: {text}")
         self._watch.wait(_WATCH_S)
 
     def _note_hanging(self, closed: Iterable[Camera]) -> None:

@@ -122,6 +122,11 @@ class RepositoryControl:
             return self._loader.load_named(self._load_at_start, stop)
         return self._loader.load_all(stop)
 
+    @property
+    def loads_on_request(self) -> bool:
+        """See `ModelControl.loads_on_request`."""
+        return self._explicit
+
     def load(
         self,
         name: str,

@@ -151,6 +151,11 @@ class PollControl:
         self._scanned_s = time.monotonic()
         return bool(self._settling())
 
+    @property
+    def loads_on_request(self) -> bool:
+        """See `ModelControl.loads_on_request`."""
+        return False
+
     def load(self, name: str, **_: object) -> None:
         """Refuse the request; see `ModelControl.load`."""
         del name

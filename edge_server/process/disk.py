@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,19 @@ def stays(error: OSError, *, mounted: bool = True) -> bool:
             closed, until then.
     """
     return error.errno in _OTHER_KIND or (mounted and error.errno in _ABSENT)
+
+
+def open_regular(path: Path) -> int:
+    """Return the descriptor of a regular file for reading; wait for nobody, as a pipe would.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return descriptor
 
 
 def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:

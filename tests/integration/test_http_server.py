@@ -210,7 +210,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b"H"
             end = time.monotonic() + TIMEOUT_S
-            while server._servers[0].server_state.connections:
+            while server.servers[0].server_state.connections:
                 assert time.monotonic() < end, "the connection stayed open"
                 time.sleep(0.01)
             received = 1
@@ -258,7 +258,7 @@ def test_every_request_of_a_connection_learns_that_its_client_is_gone(
         connection.sendall(b"GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n")
         assert connection.recv(1) == b"H"
     end = time.monotonic() + TIMEOUT_S
-    while server._servers[0].server_state.tasks:
+    while server.servers[0].server_state.tasks:
         assert time.monotonic() < end, "a request goes on for nobody"
         time.sleep(0.01)
     assert "failed" not in caplog.text
@@ -277,7 +277,7 @@ def _open(server: HttpServer, path: bytes) -> socket.socket:
 
 def _wait_until_none_is_open(server: HttpServer) -> None:
     end = time.monotonic() + TIMEOUT_S
-    while server._servers[0].server_state.connections:
+    while server.servers[0].server_state.connections:
         assert time.monotonic() < end, "the connection stayed open"
         time.sleep(0.01)
 

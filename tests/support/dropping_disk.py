@@ -130,7 +130,9 @@ class DroppingDisk:
 def _paths(arguments: str) -> list[str]:
     """Return the paths that a call names, absolute: `AT_FDCWD<here>, "there"` is one."""
     found = []
-    for below, name in re.findall(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>)?(?:, )?(?:"([^"]*)")?', arguments):
+    for below, name in re.findall(
+        r'(?:(?:AT_FDCWD|\d+)<([^>]*)>)?(?:, )?(?:"([^"]*)")?', arguments
+    ):
         below, name = (
             bytes.fromhex(_HEX.sub(r"\1", each)).decode(errors="replace") if "\\x" in each else each
             for each in (below, name)

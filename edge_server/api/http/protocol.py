@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from edge_server.api.admission import ByteBudget
 
-# What a connection may send for one round of the loop: of headers and of WebSockets' frames, each
-# byte costs Python as much as a hundred of a body.
-READ_BYTES = 2048
-_READ_BODY_BYTES = 16 * 1024
+# What one round of the loop reads of a connection: the longest header as a rule. A frame of a
+# WebSocket may have six bytes, and costs Python 15 us.
+_READ_BYTES = 16 * 1024
+_READ_FRAMES_BYTES = 2 * 1024
 _DISCARD_BYTES = 256 * 1024
 # Requests of one connection that are not answered; each costs 13 kB before anything of it runs.
 _MOST_UNANSWERED = 32
@@ -73,11 +73,6 @@ class _Connection(Protocol):
     """What `BoundedReads` reads for."""
 
     @property
-    def most_bytes(self) -> int:
-        """The longest read that it takes now."""
-        ...
-
-    @property
     def holds(self) -> bool:
         """Whether it takes nothing now."""
         ...
@@ -95,14 +90,16 @@ class BoundedReads(asyncio.BufferedProtocol):
 
     Args:
         connection: for what is read.
+        most_bytes: of one read.
         transport: of a connection that is made already.
     """
 
-    def __init__(self, connection: _Connection, transport: Transport | None = None) -> None:
+    def __init__(
+        self, connection: _Connection, most_bytes: int, transport: Transport | None = None
+    ) -> None:
         self._connection = connection
         self._transport = transport
-        self._buffer = memoryview(bytearray(_READ_BODY_BYTES))
-        self._most_bytes = 0
+        self._buffer = memoryview(bytearray(most_bytes))
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # of a stream
         self._transport = transport
@@ -110,13 +107,12 @@ class BoundedReads(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        self._most_bytes = self._connection.most_bytes
-        return self._buffer[: self._most_bytes]
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         transport = self._transport
         self._connection.data_received(bytes(self._buffer[:nbytes]))
-        if nbytes == self._most_bytes and transport is not None and not transport.is_closing():
+        if nbytes == len(self._buffer) and transport is not None and not transport.is_closing():
             transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
 
@@ -150,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.reads = BoundedReads(self)
+        self.reads = BoundedReads(self, _READ_BYTES)
         self._limits = limits
         self._in_header = True
         self._header_bytes = 0  # parsed
@@ -160,10 +156,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._sending: TimerHandle | None = None
         self._reading: TimerHandle | None = None
         self._responded_at = -math.inf  # by the loop's clock
-
-    @property
-    def most_bytes(self) -> int:
-        return READ_BYTES if self._in_header else _READ_BODY_BYTES
 
     @property
     def holds(self) -> bool:
@@ -207,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # The parser keeps a name or a value until it is complete, however long it grows. The
             # last read may have more than the header.
             self._unparsed_bytes += len(data)
-            if self._unparsed_bytes >= self._limits.header_bytes + READ_BYTES:
+            if self._unparsed_bytes >= self._limits.header_bytes + _READ_BYTES:
                 self.cut_off()
                 return
         super().data_received(data)
@@ -307,7 +299,9 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             super().handle_websocket_upgrade()
             made = self.transport.get_protocol()
-            self.transport.set_protocol(BoundedReads(cast("_Connection", made), self.transport))
+            self.transport.set_protocol(
+                BoundedReads(cast("_Connection", made), _READ_FRAMES_BYTES, self.transport)
+            )
         else:
             self.send_400_response("Invalid WebSocket handshake.")
 

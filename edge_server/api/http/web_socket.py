@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from edge_server.api.http.protocol import READ_BYTES
-
 if TYPE_CHECKING:
     import asyncio
     from asyncio import TimerHandle
@@ -35,10 +33,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._limits = limits
         self._reading: TimerHandle | None = None
         self._ending: TimerHandle | None = None
-
-    @property
-    def most_bytes(self) -> int:
-        return READ_BYTES
 
     @property
     def holds(self) -> bool:

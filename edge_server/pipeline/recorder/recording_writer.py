@@ -67,7 +67,7 @@ class RecordingWriter:
 
     Args:
         section: mode and times.
-        files: where; closed at the end.
+        files: where.
         identity: of this device.
         ring: what there is to write.
         clock_ns: as `time.monotonic_ns`.
@@ -274,4 +274,3 @@ class RecordingWriter:
             if reply is not None:
                 reply.fault = "it stops"
                 reply.done.set()
-        self._files.close()

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.errors import InternalError, StageStuck
 from edge_server.process.awake_time import AwakeTime
-from edge_server.process.worker import Worker, check_progress
+from edge_server.process.worker import Auxiliary, Worker, check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,3 +87,78 @@ def test_one_that_died_is_named_with_its_error(hanging: Worker) -> None:
 
 def test_with_nobody_to_watch_all_is_well() -> None:
     check_progress([], looking(0.0))
+
+
+class Part:
+    """A part whose present worker a test replaces, and how often it was opened again."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.workers = list(workers)
+        self.reopened = 0
+        self.errors: list[Exception] = []
+
+    def reopen(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.reopened += 1
+        self.workers = [Worker("http", lambda _: None)]
+
+
+class MainLoop:
+    """One that looks at an auxiliary part, and between two looks is never asleep."""
+
+    def __init__(self, auxiliary: Auxiliary) -> None:
+        self._auxiliary = auxiliary
+        self._awake = AwakeTime(inf)
+        self._now = time.monotonic()
+        self._awake.look(self._now)
+
+    def look(self, *after_s: float) -> str:
+        """Look after each of these pauses; the part's fault then."""
+        for seconds in after_s:
+            self._now += seconds
+            self._awake.look(self._now)
+            self._auxiliary.check(self._now, self._awake)
+        return self._auxiliary.fault
+
+
+def test_an_auxiliary_part_that_hangs_is_closed_and_opened_again(hanging: Worker) -> None:
+    part = Part(hanging)
+    loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
+    assert loop.look(9) == ""
+    assert loop.look(2) == "worker lanes-road: no progress for more than 10 s"
+    assert loop.look(0.5), "its reason can be seen"
+    assert (loop.look(2), part.reopened) == ("", 1)
+
+
+def test_one_that_died_is_opened_again_as_soon_as_the_system_lets_it() -> None:
+    part = Part(ended("recorder", OSError("gone")))
+    part.errors = [OSError("too many open files"), RuntimeError("can't start new thread")]
+    loop = MainLoop(Auxiliary("recorder", lambda: part.workers, part.reopen))
+    assert loop.look(0) == "worker recorder: OSError('gone')"
+    for seconds in (2.5, 8.0):
+        assert loop.look(seconds)
+    assert (loop.look(20), part.reopened) == ("", 1)
+
+
+def test_while_two_threads_of_a_part_hang_no_third_is_started(hanging: Worker) -> None:
+    part = Part(hanging)
+    loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
+    loop.look(11, 2.5)
+    assert part.reopened == 1
+    other, let_go = threading.Event(), threading.Event()
+
+    def tick(now: float) -> bool:
+        other.set()
+        let_go.wait(LONG_S)
+        return False
+
+    second = Worker("http", tick, deadline_s=10.0)
+    second.start()
+    assert other.wait(LONG_S)
+    part.workers = [second]
+    assert loop.look(20, 100, 100)
+    assert part.reopened == 1
+    let_go.set()
+    second.stop(LONG_S)
+    assert (loop.look(100), part.reopened) == ("", 2)
