@@ -136,19 +136,17 @@ def _products(count: int) -> onnx.GraphProto:
 class Pushes:
     """Makes models and pushes them, as a person does."""
 
-    def __init__(self, folder: Path, repository: Path, products: int) -> None:
-        self._products = products
+    def __init__(self, folder: Path, repository: Path) -> None:
         self._model = folder / "made" / "m"
         self._repository = repository
         self._numbers = itertools.count(1)
 
     def push(self, kind: str) -> None:
         number = next(self._numbers)
-        options: dict[str, Any] = {"products": self._products}
-        options |= {
+        options: dict[str, Any] = {
             "raises": {"fails_from": HIGHEST / 2},
             "nan": {"nan_from": HIGHEST / 2},
-            "slow": {"products": 5 * self._products},
+            "slow": {"products": 5 * PRODUCTS},
             "tenth": {"slow_from": 0.9 * HIGHEST},
         }.get(kind, {})
         (self._model / "1").mkdir(parents=True, exist_ok=True)
@@ -276,9 +274,7 @@ def main() -> int:
         folder = Path(name)
         repository = folder / "repository"
         repository.mkdir()
-        # A standstill is to meet a run.
-        products = 10 * PRODUCTS if arguments.load == "standstills" else PRODUCTS
-        pushes = Pushes(folder, repository, products)
+        pushes = Pushes(folder, repository)
         pushes.push("good")
         daemon = Daemon(folder, repository, arguments.probation_s)
         try:

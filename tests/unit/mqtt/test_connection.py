@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-
-import pytest
+from typing import TYPE_CHECKING
 
 from edge_server.mqtt import connection as connection_module
-from edge_server.mqtt.broker import Mqtt
 from edge_server.mqtt.connection import ACKNOWLEDGE_S, Connection
+from edge_server.settings import Mqtt
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_standstill_of_the_process_is_no_missing_acknowledgement(
