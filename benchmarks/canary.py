@@ -252,7 +252,7 @@ class Campaign:
             if left and Ends.of(self._daemon.log).published > before.published:
                 left -= 1
                 self._daemon.stand_still(self._random.uniform(1, 2))
-                time.sleep(self._random.uniform(0, 0.5))
+                time.sleep(self._random.uniform(0, 0.2))
             time.sleep(0.05)
         self.ends[kind][end] += 1
         self.took_s[kind].append(time.monotonic() - began)

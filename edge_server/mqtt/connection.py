@@ -27,6 +27,7 @@ from edge_server.mqtt.broker import (
     transport_of,
 )
 from edge_server.mqtt.payloads import content_type
+from edge_server.process.awake_time import AwakeTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +46,8 @@ LIVE_EXPIRY_S: Final = 1
 KEEPALIVE_S: Final = 5
 # Keepalive does not notice a broker that answers pings and acknowledges nothing.
 ACKNOWLEDGE_S: Final = 3.0
+# `step` is called at least so often.
+_LONGEST_STEP_S = 1.0
 # For TCP and again for TLS.
 CONNECT_TIMEOUT_S: Final = 3.0
 
@@ -127,6 +130,7 @@ class Connection:
         self._on_live_sent = on_live_sent
         self._packet_limit_bytes: int | None = None
         self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
+        self._awake = AwakeTime(_LONGEST_STEP_S)
         self._of_events: dict[int, Callable[[], None]] = {}
         self._denied: set[str] = set()
         self._client = client = paho.Client(
@@ -304,8 +308,9 @@ class Connection:
         self._ended("closed by us")
 
     def _check_acknowledgements(self) -> None:
+        self._awake.look(time.monotonic())
         for topic, sent_at in self._unacknowledged.values():
-            if time.monotonic() - sent_at > ACKNOWLEDGE_S:
+            if self._awake.since(sent_at) > ACKNOWLEDGE_S:
                 self._ended(f"{topic} not acknowledged for {ACKNOWLEDGE_S:g} s")
             return  # the first is the oldest
 

@@ -102,9 +102,11 @@ class World:
         (directory / str(version) / "add").write_text(str(add))
         assert self.loader.load(name) == {}
 
-    def load_ensemble(self, *members: str, name: str = "e") -> None:
-        """From `x` through `members`, one after the other, to `y`."""
-        tensors = ["x", *(f"t{i}" for i in range(1, len(members))), "y"]
+    def load_ensemble(self, *members: str, name: str = "e", ends: str = "xy") -> None:
+        """From `x` through `members`, one after the other, to `y`; with the ends `ab` it can be a
+        member itself."""
+        first, last = ends
+        tensors = [first, *(f"t{i}" for i in range(1, len(members))), last]
         steps = "".join(
             f'step {{ model_name: "{member}" model_version: -1 '
             f'input_map {{ key: "a" value: "{source}" }} '
@@ -113,8 +115,8 @@ class World:
         )
         self.write_model(
             name,
-            'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } output { '
-            f'name: "y" data_type: TYPE_FP32 dims: 1 }} ensemble_scheduling {{ {steps} }}',
+            f'platform: "ensemble" input {{ name: "{first}" data_type: TYPE_FP32 dims: 1 }} output '
+            f'{{ name: "{last}" data_type: TYPE_FP32 dims: 1 }} ensemble_scheduling {{ {steps} }}',
         )
         assert self.loader.load(name) == {}
 
@@ -377,6 +379,59 @@ def test_of_an_ensemble_in_an_ensemble_the_member_goes_back(world: World) -> Non
     world.ask_ensemble_until_back()
     assert world.told() == ["m"]
     assert world.ask("e") == np.float32(3e38)
+
+
+@pytest.fixture
+def nested(world: World) -> World:
+    """`e` of `outer` and `last`, `outer` of `inner` and `n`, `inner` of `m`."""
+    for name, add in (("m", 1), ("n", 10), ("last", 100)):
+        world.load_model(name, add)
+    world.load_ensemble("m", name="inner", ends="ab")
+    world.load_ensemble("inner", "n", name="outer", ends="ab")
+    world.load_ensemble("outer", "last")
+    assert world.ask("e") == 111
+    return world
+
+
+ENSEMBLES = ("inner", "outer", "e")
+
+
+def test_three_ensembles_deep_the_member_alone_goes_back(nested: World) -> None:
+    nested.load_model("m", NAN)
+    assert all(nested.on_trial(name) for name in ENSEMBLES)
+    nested.ask_ensemble_until_back()
+    assert nested.told() == ["m"]
+    assert nested.ask("e") == 111
+    assert not any(nested.on_trial(name) for name in ENSEMBLES)
+    nested.loader.close(TIMEOUT_S)
+    assert nested.told() == ["m"]
+
+
+def test_of_members_that_changed_at_different_depths_the_good_one_stays(nested: World) -> None:
+    nested.load_model("m", 2)
+    nested.load_model("last", 200)
+    nested.load_model("n", NAN)
+    nested.ask_ensemble_until_back()
+    assert nested.told() == ["n"]
+    assert nested.ask("e") == 212
+    assert all(nested.on_trial(name) for name in ("m", "last", *ENSEMBLES))
+    # They are still held against what passed before all of it.
+    nested.back.clear()
+    nested.load_model("m", NAN)
+    nested.ask_ensemble_until_back()
+    assert nested.told() == ["n", "m"]
+    assert nested.ask("e") == 211
+
+
+def test_an_ensemble_inside_another_that_changes_in_part_goes_back_alone(nested: World) -> None:
+    """Its new step is of a model that served before; another member is new, and good."""
+    nested.load_model("bad", 3e38)
+    nested.load_model("m", 2)
+    nested.load_ensemble("bad", "bad", name="inner", ends="ab")
+    nested.ask_ensemble_until_back()
+    assert nested.told() == ["inner"]
+    assert nested.ask("e") == 112
+    assert nested.on_trial("m")
 
 
 def test_where_two_members_are_new_both_go_back_in_one_step(world: World) -> None:
