@@ -71,9 +71,7 @@ def page() -> Iterator[Page]:
     with sync_playwright() as playwright:
         # Names that a stranger's name server leads here.
         rules = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", rules]
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
         yield browser.new_page()
         browser.close()
 

@@ -85,9 +85,7 @@ def http_listeners(
     listeners = []
     if http.enabled:
         listeners.append(
-            HttpListener(
-                "http", http.host, http.port, everything, http.tls, http, http.host_names
-            )
+            HttpListener("http", http.host, http.port, everything, http.tls, http, http.host_names)
         )
     if metrics.enabled:
         listeners.append(

@@ -219,7 +219,6 @@ def test_control_beyond_the_loopback_has_no_effect_without_certificates_or_token
     grpc = {"host": "192.168.1.2", "socket": "/run/s", **control}
     known = {"tls": {**files, "enabled": True}} if "tls" in trust else trust
 
-
     def notes(settings: dict[str, Any], **others: Any) -> list[str]:
         found = read_settings(None, {"grpc": settings, **others}).without_effect()
         return [line for line in found if line.startswith("grpc.control")]
