@@ -152,7 +152,7 @@ class AccessRules:
 
 
 class BrowserRule:
-    """Which requests of browsers a listener serves: those of its own pages, under a name of its own.
+    """Which requests of browsers a listener serves: those of its own pages, by a name it has.
 
     A page of another site may send requests here that it cannot read, and they would take effect.
     Or it has its own name point here (DNS rebinding): then it could read everything, and its

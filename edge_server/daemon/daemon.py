@@ -64,11 +64,12 @@ from edge_server.process.worker import Auxiliary, check_progress
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
+    from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.worker import Worker
     from edge_server.settings import Settings
 
@@ -264,14 +265,7 @@ class Daemon:
         )
         self._rest = rest
         self._http = HttpServer(http_listeners(settings, rest, sources, page))
-        # What hostile clients, or a disk, may bring down; lanes go on without them.
-        self._auxiliary = {
-            HTTP_CLOSED: Auxiliary("http", lambda: [self._http.worker], self._http.reopen)
-        }
-        if recorder is not None:
-            self._auxiliary[NOT_RECORDED] = Auxiliary(
-                "recorder", lambda: recorder.workers, recorder.reopen
-            )
+        self._auxiliary = self._auxiliary_parts(recorder)
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -426,6 +420,14 @@ class Daemon:
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
+
+    def _auxiliary_parts(self, recorder: Recorder | None) -> Mapping[str, Auxiliary]:
+        """Return what hostile clients, or a disk, may bring down, by the reason's word."""
+        http = self._http
+        parts = {HTTP_CLOSED: Auxiliary("http", lambda: [http.worker], http.reopen)}
+        if recorder is not None:
+            parts[NOT_RECORDED] = Auxiliary("recorder", lambda: recorder.workers, recorder.reopen)
+        return parts
 
     def _faults(self) -> list[str]:
         """Return which auxiliary parts do not work, and why."""

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from support.waiting import wait_until
 
 from edge_server.api.http import web_socket
 from edge_server.api.http.call import HttpCall
@@ -51,6 +53,15 @@ async def _slow(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
+# What the next request of `/hang` waits for, on the loop's thread.
+_HANGS: list[threading.Event] = []
+
+
+async def _hang(_: Request) -> Response:
+    _HANGS.pop().wait(TIMEOUT_S)
+    return Response()
+
+
 async def _talk(socket: WebSocket) -> None:
     """Send what nobody reads until the client is gone; `/talk?once` refuses it instead."""
     await socket.accept()
@@ -73,6 +84,7 @@ def _routes() -> Sequence[BaseRoute]:
         Route("/length", _echo, methods=["POST"]),
         Route("/fault", _fail),
         Route("/slow", _slow),
+        Route("/hang", _hang),
         WebSocketRoute("/talk", _talk),
         WebSocketRoute("/listen", _listen),
     ]
@@ -170,8 +182,9 @@ def test_a_slow_client_is_cut_off_although_it_sends(serve: Callable[..., HttpSer
 
 @pytest.mark.parametrize(
     "header",
-    [b"A: " + b"x" * (1 << 20), b"A: b\r\n" * 10_000, b""],
-    ids=["a long value", "many", "a long first line"],
+    # Of the third, names and values alone would fit.
+    [b"A: " + b"x" * (1 << 20), b"A: b\r\n" * 10_000, b"A:\r\n" * 14_000 + b"\r\n", b""],
+    ids=["a long value", "many", "many empty ones", "a long first line"],
 )
 def test_a_header_is_bounded(serve: Callable[..., HttpServer], header: bytes) -> None:
     server = serve()
@@ -456,3 +469,76 @@ assert not {"uvicorn", "starlette"} & set(sys.modules)
 assert not server.worker.alive
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+
+
+def test_a_read_has_a_few_hundred_frames_of_a_websocket_at_most(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve()
+    with _open(server, b"/listen") as connection:
+        # Of a client that writes them faster than they are parsed; the route takes the first one.
+        (found,) = server.servers[0].server_state.connections
+        messages: Any = found.queue
+        connection.setblocking(False)
+        frames = b"\x82\x80\0\0\0\0" * 20_000
+        with suppress(BlockingIOError):
+            connection.send(frames)
+        wait_until(lambda: messages.qsize() or connection.fileno() < 0 or not found.connections)
+        assert messages.qsize() <= 2048 // 6
+
+
+def test_a_connection_with_too_many_unanswered_requests_is_cut_off_and_others_go_on(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve()
+    with _connect(server) as greedy:
+        greedy.sendall(b"GET /slow HTTP/1.1\r\n\r\n" * 1000)
+        with suppress(ConnectionError):
+            received = itertools.takewhile(bool, (greedy.recv(65536) for _ in range(1000)))
+            assert len(list(received)) < 1000, "the connection stayed open"
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+    with _connect(server) as patient:
+        patient.sendall(b"POST /length HTTP/1.1\r\nContent-Length: 1\r\n\r\nx" * 30)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 30:
+            part = patient.recv(65536)
+            assert part, answers
+            answers += part
+
+
+def test_a_loop_that_hangs_ends_and_another_one_serves_the_same_port(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve()
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+    hanging, port, let_go = server.worker, server.port_of("http"), threading.Event()
+    with _connect(server) as held:
+        _HANGS.append(let_go)
+        held.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
+        wait_until(lambda: not _HANGS)
+        server.reopen()
+        assert server.worker is not hanging
+        assert server.port_of("http") == port
+        assert _call(server, "POST", "/length", b"abcd") == (200, b"4")
+        let_go.set()
+        # The loop that hung ends with its connections.
+        wait_until(lambda: not hanging.alive)
+        assert hanging.failure is None
+        held.settimeout(TIMEOUT_S)
+        with suppress(ConnectionError):
+            while held.recv(4096):
+                pass
+    assert _call(server, "POST", "/length", b"abcde") == (200, b"5")
+
+
+def test_a_loop_that_died_is_replaced(serve: Callable[..., HttpServer]) -> None:
+    server = serve()
+    died = server.worker
+    died._tick = _die
+    wait_until(lambda: died.failure is not None and not died.alive)
+    server.reopen()
+    assert _call(server, "POST", "/length", b"abc") == (200, b"3")
+
+
+def _die(_: float) -> bool:
+    raise ZeroDivisionError("unforeseen")

@@ -84,7 +84,7 @@ def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _tell(pages: LivePages) -> Callable[[Request], Awaitable[Response]]:
-    """Return what tells a page why its socket would be refused: of a socket, no browser tells it."""
+    """Return what tells a page why its socket would be refused; of a socket no browser does."""
 
     async def tell(request: Request) -> Response:
         refusal = pages.refusal(request)
