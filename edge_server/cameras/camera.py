@@ -22,6 +22,7 @@ from edge_server.cameras.source import (
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStates
 from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.awake_time import AwakeTime
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Camera:
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
         self._reader_since = 0.0
+        self._awake = AwakeTime(LONGEST_WAIT_S)
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
@@ -233,6 +235,7 @@ class Camera:
             The seconds until the next deadline; 0 where there is something to do at once.
         """
         with self._changed:
+            self._awake.look(now)
             if self._reader is not None and self._reader.done:
                 self._reader = None
             reader = self._reader
@@ -251,10 +254,10 @@ class Camera:
                     first=self._inspection.last_arrival is None,
                     period_s=self._inspection.period_s,
                 )
-                if now - call.since > limit_s:
+                if self._awake.since(call.since) > limit_s:
                     self._abandon(reader, call, now)
                     return 0.0
-            return LONGEST_WAIT_S if reader.leaving else self._check_silence(now)
+            return LONGEST_WAIT_S if reader.leaving else self._check_silence()
 
     def _tick(self, now: float) -> bool:
         del now
@@ -346,17 +349,17 @@ class Camera:
             self._lose(error, now)
         return self._reader
 
-    def _check_silence(self, now: float) -> float:
+    def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
         arrival = self._inspection.last_arrival
         if arrival is None:
             return LONGEST_WAIT_S
         limit_s = self._limits.silence(self._inspection.period_s)
-        left_s = arrival + limit_s - now
+        left_s = limit_s - self._awake.since(arrival)
         if left_s < 0 and self.status.arriving:
             text = f"no frame for more than {limit_s:.2g} s"
             self._set(CameraState.STALLED, "stalled", text)
-        return left_s if left_s >= 0 else LONGEST_WAIT_S
+        return min(left_s, LONGEST_WAIT_S) if left_s >= 0 else LONGEST_WAIT_S
 
     def _abandon(self, reader: Reader, call: DriverCall, now: float) -> None:
         what = f"the driver has not returned from {call.name} for {now - call.since:.1f} s"

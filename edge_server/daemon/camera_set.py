@@ -161,8 +161,14 @@ class CameraSet:
         for pipeline in self.pipelines:
             self._open(pipeline.camera)
 
-    def validate(self, stop: threading.Event) -> None:
+    def validate(
+        self, stop: threading.Event, awaits: Callable[[str], bool] = lambda _: False
+    ) -> None:
         """Run a frame through each camera's model, and open the cameras; end early at `stop`.
+
+        Args:
+            stop: ends the validation.
+            awaits: returns whether a model is still to be loaded; its cameras start with it.
 
         Raises:
             SettingsError, Unavailable: see `LanePipeline.validate`.
@@ -171,6 +177,10 @@ class CameraSet:
         for pipeline in self.pipelines:
             if stop.is_set():
                 return
+            pipeline.awaits_model = awaits(pipeline.model)
+            if pipeline.awaits_model:
+                log.info("camera %s: waits for its model, %s", pipeline.camera.name, pipeline.model)
+                continue
             pipeline.validate()
             # All at once, as each may take its time or be absent.
             self._open(pipeline.camera, wait_s=0.0)
@@ -178,11 +188,13 @@ class CameraSet:
         for pipeline in self.pipelines:
             if stop.is_set():
                 return
-            self._open(pipeline.camera, wait_s=max(0.0, until - time.monotonic()))
+            if not pipeline.awaits_model:
+                self._open(pipeline.camera, wait_s=max(0.0, until - time.monotonic()))
 
     def start(self) -> None:
         for pipeline in self.pipelines:
-            pipeline.camera.start()
+            if not pipeline.awaits_model:
+                pipeline.camera.start()
             pipeline.worker.start()
         self._watch.start()
 
