@@ -7,17 +7,26 @@ distribution's bindings are.
 from __future__ import annotations
 
 import json
+import resource
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
+import numpy as np
 import pytest
 from mosquitto import Mosquitto, Subscriber
 
 from edge_server.cameras.readers import gstreamer_missing
+from edge_server.cameras.source import open_source
+from edge_server.cameras.source_uri import SourceOptions
+from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -306,6 +315,65 @@ def test_jpegs_over_http_stall_break_and_return(
     camera.start()
     running.wait_for_lanes()
     running.wait_for_state("ok")
+
+
+def test_a_jpeg_that_is_too_much_work_costs_its_camera_alone(
+    appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
+) -> None:
+    camera = live_cameras.mjpeg()
+    running = appliance({"front": camera.uri(), "rear": live_cameras.mjpeg().uri()})
+    running.wait_for_lanes()
+    running.wait_for_lanes("rear")
+    # 200 kB, and 1.6 billion px to decode.
+    plain = np.full((4368, 7680, 3), 90, np.uint8)
+    jpeg = cv2.imencode(".jpg", plain, (cv2.IMWRITE_JPEG_PROGRESSIVE, 1))[1].tobytes()
+    camera.instead = jpeg[:-2] + 39 * jpeg[jpeg.rindex(b"\xff\xda") : -2] + b"\xff\xd9"
+    running.wait_for_invalid("corrupt")
+    running.drive(30, "rear")
+    camera.instead = b""
+    running.wait_for_lanes()
+    running.wait_for_state("ok")
+
+
+def test_a_message_of_rtsp_without_end_takes_little_memory(reader: str) -> None:
+    header = b"RTSP/1.0 200 OK\r\nCSeq: 1\r\n"
+    length = b"Content-Type: application/sdp\r\nContent-Length: 2000000000\r\n\r\nv=0\r\n"
+    for head, more in ((header, b"X: " + b"x" * 60_000 + b"\r\n"), (header + length, length)):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with served(head, 1000 * more) as port, pytest.raises(SourceError):
+            open_source(
+                f"rtsp://127.0.0.1:{port}/x",
+                options=SourceOptions(reader=reader),  # type: ignore[arg-type]  # one of both
+            )
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown_kib < 600 * 1024
+
+
+@contextmanager
+def served(head: bytes, then: bytes) -> Iterator[int]:
+    """Answer each client with `head`, and `then` for as long as it reads; return the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(client: socket.socket) -> None:
+            with suppress(OSError), client:
+                client.recv(4096)
+                client.sendall(head)
+                while True:
+                    client.sendall(then)
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    client = listener.accept()[0]
+                    threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @pytest.mark.long

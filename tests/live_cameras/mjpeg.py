@@ -30,6 +30,7 @@ class MjpegCamera:
     Attributes:
         damage: of each JPEG that is sent from now on: its second half is missing (`truncated`),
             bytes of its scan are changed (`corrupt`), or it is no JPEG at all (`no_jpeg`).
+        instead: what is sent in place of each JPEG; empty where they are sent.
         content_length: whether the parts say their length, which not every camera does.
         connections: number of clients that came.
     """
@@ -40,6 +41,7 @@ class MjpegCamera:
         (self.port,) = free_ports(1)
         self.fps = fps
         self.damage: Damage = ""
+        self.instead = b""
         self.content_length = True
         self.connections = 0
         self._picture = picture
@@ -150,7 +152,7 @@ class MjpegCamera:
         due = time.monotonic()
         while self._listener is listener:
             self._flowing.wait()
-            jpeg = self._damaged(self._picture())
+            jpeg = self.instead or self._damaged(self._picture())
             length = b"Content-Length: %d\r\n" % len(jpeg) if self.content_length else b""
             head = b"--" + _BOUNDARY + b"\r\nContent-Type: image/jpeg\r\n" + length + b"\r\n"
             client.sendall(head + jpeg + b"\r\n")
