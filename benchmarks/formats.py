@@ -8,6 +8,7 @@ by one client over gRPC. Environments: `.venv-pytorch` and so on, as scripts/tes
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import sys
@@ -33,7 +34,11 @@ _ONE_THREAD = {
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["openvino", "pytorch", "tensorflow", "paddle"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument(
+        "formats", nargs="*", default=["openvino", "pytorch", "tensorflow", "paddle"]
+    )
+    chosen = parser.parse_args().formats
     print(f"{'format':12} {'ready s':>8} {'memory MB':>10} {'median ms':>10} {'p95 ms':>8}")
     for backend in chosen:
         with tempfile.TemporaryDirectory() as folder:

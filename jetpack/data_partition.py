@@ -95,7 +95,9 @@ def _data_partition() -> ET.Element:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("layout", type=Path, metavar="IN.xml")
     parser.add_argument("out", type=Path, metavar="OUT.xml")

@@ -1,11 +1,8 @@
-"""docs/asyncapi.json: every topic of a device as AsyncAPI 3, made from `Topics` and the protos.
-
-asyncapi.py             write it
-asyncapi.py --check     exit 1 if the committed one differs
-"""
+"""docs/asyncapi.json: every topic of a device as AsyncAPI 3, made from `Topics` and the protos."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -142,7 +139,8 @@ _STATES: dict[str, dict[str, Any]] = {
     "Acknowledged": _object(
         "The newest event that the broker has acknowledged: what the device needs to know of a "
         "broker that comes back.",
-        event={"type": "string", "pattern": "^[0-9]{1,20}$"},
+        event={"type": "string", "pattern": "^[0-9]{1,15}$"},
+        log={**_TEXT, "description": "The identity of the event's log."},
     ),
     "ModelState": _object(
         "Whether a model serves.",
@@ -271,13 +269,15 @@ def _schemas() -> dict[str, Any]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="1 where the committed one differs")
+    check = parser.parse_args().check
     text = json.dumps(document(), indent=1) + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if FILE.read_text() != text:
-            print(f"{FILE} is not current; run scripts/asyncapi.py", file=sys.stderr)
-            return 1
-        return 0
-    FILE.write_text(text)
+    if not check:
+        FILE.write_text(text)
+    elif FILE.read_text() != text:
+        print(f"{FILE} is not current; run scripts/asyncapi.py", file=sys.stderr)
+        return 1
     return 0
 
 

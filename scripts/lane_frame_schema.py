@@ -1,15 +1,13 @@
 """The JSON Schemas of messages on MQTT, made from `edge/lanes/v1/lanes.proto` and `health.proto`.
 
-    lane_frame_schema.py lane_frame|health
-
 A message is the proto3 JSON mapping with every field present that is not optional; what the types
 of the proto cannot express stands in the tables here.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
@@ -153,4 +151,6 @@ def _field(field: Field, narrower: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     schemas = {"lane_frame": lane_frame_schema, "health": health_schema}
-    print(json.dumps(schemas[sys.argv[1]](), indent=1))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("message", choices=schemas)
+    print(json.dumps(schemas[parser.parse_args().message](), indent=1))

@@ -236,7 +236,7 @@ def exit_codes_page() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     PAGES.mkdir(exist_ok=True)

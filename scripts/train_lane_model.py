@@ -33,7 +33,9 @@ LATENCY_THREADS = 2
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     source = parser.add_argument_group("what to learn from, beside rendered roads")
     source.add_argument(

@@ -186,11 +186,12 @@ def _python() -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
     before = PAGE.read_text()
     made = before.partition(BEGIN)[0] + BEGIN + "\n" + tables() + "\n"
-    if not parser.parse_args().check:
+    if not check:
         PAGE.write_text(made)
     elif made != before:
         sys.exit("docs/triton.md is not current: run scripts/triton_table.py")

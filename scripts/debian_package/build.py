@@ -73,7 +73,10 @@ def build_package(target: Target, out: Path, revision: str, compression: str, ep
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="build_deb", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="build_deb",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--target", metavar="TARGET", help=f"here (default), {', '.join(TARGETS)}")
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=CHECKOUT / "dist")

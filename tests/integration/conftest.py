@@ -34,7 +34,7 @@ from edge_server.cameras.source import open_source
 from tests.integration.settings_drive import Drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 TIMEOUT_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
@@ -82,9 +82,12 @@ def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
 
 
 class Process:
-    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it."""
+    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    `within` is a command that runs the daemon in its own place, such as `unshare --mount`.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, within: Sequence[str] = ()) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = folder / "notify"
         address.unlink(missing_ok=True)  # of one that was started before
@@ -96,6 +99,7 @@ class Process:
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [
+                    *within,
                     sys.executable,
                     "-m",
                     "edge_server",
@@ -147,8 +151,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Starts the daemon with these arguments and waits until it says READY."""
     started: list[Process] = []
 
-    def start_process(*arguments: str) -> Process:
-        process = Process(tmp_path, *arguments)
+    def start_process(*arguments: str, within: Sequence[str] = ()) -> Process:
+        process = Process(tmp_path, *arguments, within=within)
         started.append(process)
         process.wait_for("READY=1")
         return process
@@ -262,12 +266,13 @@ def serve(
     """Starts a daemon that follows `tmp_path/repository`; its copies are in `tmp_path/store`."""
     repository = tmp_path / "repository"
 
-    def make(*arguments: str) -> Server:
+    def make(*arguments: str, within: Sequence[str] = ()) -> Server:
         process = start(
             *POLL,
             f"--model-repository={repository}",
             f"--repository-copies={tmp_path / 'store'}",
             *arguments,
+            within=within,
         )
         return Server(process, client(process), repository)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import re
 import signal
 import threading
-import time
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -298,7 +298,7 @@ class InProcess:
     def occupy(self) -> None:
         """Returns when a long run is under way."""
         self.ask("long", LONG)
-        wait_until(lambda: self.loaded.scheduler.longest_run_s(time.monotonic()))
+        wait_until(lambda: self.loaded.scheduler.running_since() < math.inf)
 
     def answers(self, count: int) -> list[tuple[str, ResponseCallback]]:
         return [self.answered.get(timeout=TIMEOUT_S) for _ in range(count)]

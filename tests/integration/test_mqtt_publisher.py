@@ -27,6 +27,8 @@ from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher
+from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.events import Event
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import Mqtt
 
@@ -562,6 +564,31 @@ def test_two_with_one_client_id_do_not_fight_for_ever(mosquitto: Mosquitto, log:
     finally:
         for publisher in both:
             publisher.stop()
+
+
+def test_two_machines_with_one_name_hide_no_event_of_each_other(mosquitto: Mosquitto) -> None:
+    logs = [EventLog(), EventLog()]
+    for log, count in zip(logs, (3, 30), strict=True):
+        for _ in range(count):
+            log.put(Event("model", "instant", "served", "", 1, 2, model="m"))
+        log._end()
+    with listening(mosquitto, f"{ROOT}/events/#") as inbox:
+        for _ in range(2):
+            for number, log in enumerate(logs):
+                log.put(Event("model", "instant", "served", "", 1, 2, model="m"))
+                log._end()
+                identity = replace(IDENTITY, client_id=f"edge-{number}")
+                publisher = Publisher(Mqtt(mosquitto.host, mosquitto.port), identity, events=log)
+                publisher.start()
+                publisher.publish_online()
+                last = {"log": log.id, "id": str(log.newest)}
+                inbox.wait_for(with_fields("events/model", **last))
+                publisher.stop()
+        found = [json.loads(message.payload) for message in inbox.matching(lambda _: True)]
+    for log in logs:
+        assert {int(each["id"]) for each in found if each["log"] == log.id} == {
+            each.id for each in log.after(0)
+        }
 
 
 def test_two_machines_with_one_name_are_named_by_both(mosquitto: Mosquitto, log: Received) -> None:

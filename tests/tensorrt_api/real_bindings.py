@@ -9,6 +9,7 @@ libraries for them to be imported with, asks each in a process of its own, and c
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -181,6 +182,9 @@ def _libraries(major: int, source: Path, folder: Path) -> Path:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--write", action="store_true", help="what was found, beside this file")
+    write = parser.parse_args().write
     folder = HERE.parent.parent / "build" / "tensorrt_bindings"
     found = names() if NAMES.exists() else {version: {} for version in VERSIONS}
     renewed = dict(found)
@@ -191,7 +195,7 @@ def main() -> int:
             print(f"TensorRT {version}: not looked at: {error}", file=sys.stderr)
         else:
             print(f"TensorRT {version}: {len(renewed[version])} classes", file=sys.stderr)
-    if "--write" in sys.argv:
+    if write:
         NAMES.write_text(written(renewed))
         return 0
     return 0 if renewed == found else 1

@@ -163,11 +163,13 @@ def test_a_torn_event_log_is_read_as_far_as_it_goes_or_set_aside(
             (folder / each).write_bytes(data if each == name else content)
         log = EventLog(folder / "events.db")
         ids = [event.id for event in log.after(0)]
-        assert ids == list(range(1, len(ids) + 1))
+        assert ids == sorted({*ids} & {*range(1, 41)}), "none is made up, or comes twice"
         counts.add(len(ids))
         log.put(Event("camera", "instant", "lost", "", 0, 0))
         log._tick(0.0)
-        assert log.newest == len(ids) + 1
+        # An empty file is a new log; what a torn journal had was perhaps never published.
+        known = 40 if name == "events.db" and data else max(ids, default=0)
+        assert log.newest > known, "an id was given again"
         log._end()
         shutil.rmtree(folder)
     assert 0 in counts, "nothing was torn"
