@@ -42,13 +42,17 @@ make_venv() {
     echo "$wanted" >"$stamp"
 }
 
+# What the tests of the training scripts need beside PyTorch.
+with_training=train,onnxruntime,gstreamer-tests
+
 # make_framework_venv FRAMEWORK: .venv-FRAMEWORK with that extra, on a Python that the framework has a
 # wheel for. PyPI's PyTorch for PCs brings gigabytes of CUDA, so there it is the release for the CPU,
 # from where pip looks for wheels already or from PyTorch's own index.
 make_framework_venv() {
     local python version index torch=torch==2.13.0+cpu
     if [ "$1" != pytorch ] || [ "$(uname -m)" != x86_64 ]; then
-        make_venv ".venv-$1" "$(find_python 3.12 || any_python)" "$1"
+        make_venv ".venv-$1" "$(find_python 3.12 || any_python)" \
+            "$1$([ "$1" != pytorch ] || echo ",$with_training")"
         return
     fi
     [ -e .venv-pytorch/.installed ] && return
@@ -60,7 +64,7 @@ make_framework_venv() {
             "$python" -m venv .venv-pytorch
             .venv-pytorch/bin/python -m pip install --quiet ${index:+--extra-index-url "$index"} \
                 "$torch" >&2
-            make_venv .venv-pytorch "$python" pytorch
+            make_venv .venv-pytorch "$python" "pytorch,$with_training"
             return
         done
     done

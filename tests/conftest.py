@@ -36,6 +36,19 @@ settings.register_profile("deep", settings.get_profile("quick"), max_examples=10
 settings.load_profile("quick")
 
 
+# By marker: campaigns, and what boots systemd and installs packages in it.
+TIMEOUTS_S = {"long": 3600, "paired": 600}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what takes longer more than the usual time."""
+    for item in items:
+        for marker, timeout_s in TIMEOUTS_S.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.timeout(timeout_s))
+                break
+
+
 def pytest_collection_finish() -> None:
     """Leave thousands of collected tests out of every later garbage collection."""
     gc.collect()

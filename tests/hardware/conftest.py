@@ -2,7 +2,8 @@
 
     python -m pytest -m hardware tests/hardware
 
-Only numpy, OpenCV, msgspec, tritonclient and pytest are needed beside the driver and pycuda.
+Only numpy, OpenCV, msgspec, tritonclient, pytest and pytest-timeout are needed beside driver and
+pycuda.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.hardware
+TIMEOUT_S = 900
+
+pytestmark = [pytest.mark.hardware, pytest.mark.timeout(TIMEOUT_S)]
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "laneDetect_model"
-TIMEOUT_S = 900
 
 
 @pytest.fixture

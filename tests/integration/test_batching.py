@@ -1,11 +1,13 @@
-"""Dynamic batching as clients meet it: a real daemon, a real ONNX model, a stock client."""
+"""Dynamic batching as clients meet it: a real daemon, a real model, a stock client."""
 
 from __future__ import annotations
 
 import math
 import queue
+import re
+import signal
 import threading
-import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +15,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
@@ -85,11 +88,42 @@ def times(value: int) -> list[triton.InferInput]:
     return [tensor]
 
 
-class Asking:
-    """Requests in flight of one client, in the order in which they are answered."""
+GATED = """
+backend: "python"
+max_batch_size: 8
+input { name: "times" data_type: TYPE_INT64 dims: 1 }
+output { name: "rows" data_type: TYPE_INT64 dims: 1 }
+"""
+GATED_PY = """
+import pathlib, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
 
-    def __init__(self, server: triton.InferenceServerClient) -> None:
+class TritonPythonModel:
+    def execute(self, requests):
+        times = [pb_utils.get_input_tensor_by_name(r, "times").as_numpy() for r in requests]
+        if max(map(np.max, times)) > 0:
+            print("the long run has begun", flush=True)
+            while not pathlib.Path("@gate").exists():
+                time.sleep(0.01)
+        rows = pb_utils.Tensor("rows", np.array([[len(requests)]], np.int64))
+        return [pb_utils.InferenceResponse([rows]) for _ in requests]
+"""
+
+
+class Asking:
+    """Requests in flight of one client, in the order in which they are answered.
+
+    Args:
+        gate: of the model that can be held; the file whose making lets its run go on.
+    """
+
+    def __init__(
+        self, process: Process, server: triton.InferenceServerClient, gate: Path | None = None
+    ) -> None:
+        self._process = process
         self._server = server
+        self._gate = gate
         self._answered: queue.Queue[tuple[str, object]] = queue.Queue()
         # The connection stands, so that what is asked from now on comes in order and soon.
         server.infer("counting", times(NO_TIME))
@@ -101,84 +135,120 @@ class Asking:
         self._server.async_infer("counting", times(value), callback=answered, request_id=name)
 
     def occupy(self) -> None:
-        """Ask for a long run, and give it time to begin: nobody outside can see that it has."""
+        """Return when a run has begun that lasts until `let_go`."""
         self.ask("long", LONG)
-        time.sleep(0.2)
+        log = self._process.log
+        wait_until(lambda: "the long run has begun" in log.read_text(), otherwise=log.read_text)
+
+    def wait_for_line(self, count: int) -> None:
+        """Return when so many requests wait behind the run."""
+        wait_until(lambda: self.waiting() == count, otherwise=lambda: f"{self.waiting()} wait")
+
+    def waiting(self) -> int:
+        url = f"http://127.0.0.1:{self._process.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
+            found = re.search(
+                r'^nv_inference_pending_request_count{model="counting".* (\d+)',
+                page.read().decode(),
+                re.MULTILINE,
+            )
+        assert found is not None
+        return int(found[1])
+
+    def let_go(self) -> None:
+        assert self._gate is not None
+        self._gate.touch()
 
     def next(self) -> tuple[str, object]:
         """Who is answered next, and with how many rows it ran, or its error."""
         return self._answered.get(timeout=TIMEOUT_S)
 
 
-def test_what_comes_while_the_model_runs_runs_together(
+@pytest.fixture
+def gated(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     tmp_path: Path,
+) -> Callable[..., tuple[Process, Asking]]:
+    """Starts a daemon with the model that can be held."""
+
+    def make(batching: str = "") -> tuple[Process, Asking]:
+        directory = tmp_path / "models" / "counting"
+        (directory / "1").mkdir(parents=True)
+        gates = tmp_path / "gates"
+        gates.mkdir()
+        (directory / "1" / "model.py").write_text(GATED_PY.replace("@gate", str(gates / "open")))
+        (directory / "config.pbtxt").write_text(f"{GATED} dynamic_batching {{ {batching} }}")
+        config = tmp_path / "config.toml"
+        config.write_text(
+            f'[repository]\npaths = ["{tmp_path}/models"]\n[python]\nreadable = ["{gates}"]\n'
+        )
+        process = start("--config", str(config))
+        return process, Asking(process, client(process), gates / "open")
+
+    return make
+
+
+def test_what_comes_while_the_model_runs_runs_together(
+    gated: Callable[..., tuple[Process, Asking]],
 ) -> None:
-    write_model(tmp_path / "models")
-    asking = Asking(client(start("--model-repository", str(tmp_path / "models"))))
+    _, asking = gated()
     asking.occupy()
     for number in range(8):
         asking.ask(f"short {number}", NO_TIME)
+    asking.wait_for_line(8)
+    asking.let_go()
     answers = dict(asking.next() for _ in range(9))
     assert answers.pop("long") == 1
     assert set(answers.values()) == {8}
 
 
-def test_a_full_line_is_said_at_once(
-    start: Callable[..., Process],
-    client: Callable[..., triton.InferenceServerClient],
-    tmp_path: Path,
-) -> None:
-    write_model(tmp_path / "models", "default_queue_policy { max_queue_size: 2 }")
-    asking = Asking(client(start("--model-repository", str(tmp_path / "models"))))
+def test_a_full_line_is_said_at_once(gated: Callable[..., tuple[Process, Asking]]) -> None:
+    _, asking = gated("default_queue_policy { max_queue_size: 2 }")
     asking.occupy()
     for number in range(5):
         asking.ask(f"short {number}", NO_TIME)
     # The refusals overtake the run that is under way.
-    answers = [asking.next() for _ in range(6)]
-    for name, error in answers[:3]:
+    for _ in range(3):
+        name, error = asking.next()
         assert isinstance(error, InferenceServerException)
         assert error.status() == "StatusCode.UNAVAILABLE"
         assert error.message() == f"[request id: {name}] Exceeds maximum queue size"
-    assert sorted(str(rows) for _, rows in answers[3:]) == ["1", "2", "2"]
+    asking.let_go()
+    assert sorted(str(asking.next()[1]) for _ in range(3)) == ["1", "2", "2"]
 
 
 def test_a_time_limit_is_kept_in_tritons_words(
-    start: Callable[..., Process],
-    client: Callable[..., triton.InferenceServerClient],
-    tmp_path: Path,
+    gated: Callable[..., tuple[Process, Asking]],
 ) -> None:
-    write_model(
-        tmp_path / "models", "default_queue_policy { default_timeout_microseconds: 200000 }"
-    )
-    asking = Asking(client(start("--model-repository", str(tmp_path / "models"))))
+    _, asking = gated("default_queue_policy { default_timeout_microseconds: 200000 }")
     asking.occupy()
     asking.ask("short", NO_TIME)
-    answers = dict(asking.next() for _ in range(2))
-    assert answers["long"] == 1
-    error = answers["short"]
+    name, error = asking.next()
+    assert name == "short"
     assert isinstance(error, InferenceServerException)
     assert (error.status(), error.message()) == (
         "StatusCode.UNAVAILABLE",
         "Request timeout expired",
     )
+    asking.let_go()
+    assert asking.next() == ("long", 1)
 
 
-def test_sigterm_lets_those_in_the_line_run(
-    start: Callable[..., Process],
-    client: Callable[..., triton.InferenceServerClient],
-    tmp_path: Path,
-) -> None:
-    write_model(tmp_path / "models")
-    process = start("--model-repository", str(tmp_path / "models"))
-    asking = Asking(client(process))
-    # Short enough for the daemon's grace.
-    for _ in range(4):
-        asking.ask("short", LONG // 8)
-    time.sleep(0.2)
-    assert process.terminate() == 0
-    assert all(isinstance(asking.next()[1], int) for _ in range(4))
+def test_sigterm_lets_those_in_the_line_run(gated: Callable[..., tuple[Process, Asking]]) -> None:
+    process, asking = gated()
+    asking.occupy()
+    for number in range(3):
+        asking.ask(f"short {number}", NO_TIME)
+    asking.wait_for_line(3)
+    process.popen.send_signal(signal.SIGTERM)
+    process.wait_for("STOPPING=1")
+    asking.let_go()
+    assert process.popen.wait(TIMEOUT_S) == 0
+    assert dict(asking.next() for _ in range(4)) == {
+        "long": 1,
+        **{f"short {number}": 3 for number in range(3)},
+    }
 
 
 def test_sigterm_ends_the_daemon_even_while_a_batch_hangs(
@@ -188,12 +258,18 @@ def test_sigterm_ends_the_daemon_even_while_a_batch_hangs(
 ) -> None:
     write_model(tmp_path / "models")
     process = start("--model-repository", str(tmp_path / "models"))
-    asking = Asking(client(process))
-    for name in ("hangs", "waits"):
-        asking.ask(name, 2**40)
-    time.sleep(0.2)
+    asking = Asking(process, client(process))
+    asked = 0
+
+    def one_waits() -> bool:
+        # What comes at once with the first may run with it; then the next one waits.
+        nonlocal asked
+        asking.ask(str(asked := asked + 1), 2**40)
+        return asked > 1 and asking.waiting() > 0
+
+    wait_until(one_waits)
     assert process.terminate() == 0
-    assert all(isinstance(asking.next()[1], InferenceServerException) for _ in range(2))
+    assert all(isinstance(asking.next()[1], InferenceServerException) for _ in range(asked))
 
 
 class Caller:
@@ -222,10 +298,7 @@ class InProcess:
     def occupy(self) -> None:
         """Returns when a long run is under way."""
         self.ask("long", LONG)
-        until = time.monotonic() + TIMEOUT_S
-        while self.loaded.scheduler.running_since() == math.inf:
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        wait_until(lambda: self.loaded.scheduler.running_since() < math.inf)
 
     def answers(self, count: int) -> list[tuple[str, ResponseCallback]]:
         return [self.answered.get(timeout=TIMEOUT_S) for _ in range(count)]

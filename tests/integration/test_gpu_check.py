@@ -248,17 +248,18 @@ def test_a_tensorrt_that_refuses_is_quoted(simulated_libcuda: SimulatedGpu, tmp_
     assert {goal["met"] for goal in section["goals"]} == {False}
 
 
-@pytest.mark.skipif(
-    any(map(importlib.util.find_spec, ("tensorrt", "tensorrt_rtx_bindings"))),
-    reason="there is a TensorRT here",
-)
 def test_without_any_tensorrt_the_section_says_so(
     simulated_libcuda: SimulatedGpu, tmp_path: Path
 ) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('tensorrt', 'tensorrt_rtx', 'tensorrt_rtx_bindings'):\n"
+        "    sys.modules[name] = None\n"
+    )
     # The script itself stands in for pycuda, and for nothing that is not there.
     environment = {
         **simulated_libcuda.environment("compute=90,integrated=0"),
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "PYTHONPATH": str(tmp_path),
     }
     section = tensorrt_section(environment, tmp_path, code=1)
     assert section["outcome"] == "not possible here"

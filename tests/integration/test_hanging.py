@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def test_sigterm_lets_requests_in_flight_finish(
 
     asking = threading.Thread(target=ask_until_refused)
     asking.start()
-    while len(answered) < 3:
-        assert process.popen.poll() is None
+    wait_until(lambda: len(answered) >= 3 or process.popen.poll() is not None)
     assert process.terminate() == 0
     asking.join(TIMEOUT_S)
     errors = [a for a in answered if isinstance(a, InferenceServerException)]

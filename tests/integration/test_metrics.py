@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def test_a_camera_and_its_lanes_are_counted(
         f"--camera=front=file://{tmp_path}/road?loop=true&fps=20",
         f"--mqtt=127.0.0.1:{mosquitto.port}",  # type: ignore[attr-defined]
     )
+    count = "edge_end_to_end_latency_seconds_count", "front"
+    wait_until(lambda: count in scrape(process))
     found = scrape(process)
-    while ("edge_end_to_end_latency_seconds_count", "front") not in found:
-        found = scrape(process)
     assert found["edge_frames_total", "front"] > 0
     assert found["edge_camera_up", "front"] == 1
     assert found["edge_stage_latency_seconds_sum", "front"] > 0

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -230,15 +229,14 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     assert unit["StatusText"].startswith("serving 1 model,")
 
 
-def test_the_service_outlives_a_child_that_the_kernel_kills_for_memory(active: Unit) -> None:
-    # That kill itself needs control groups of version 2, which not every machine has.
+def test_systemd_keeps_the_service_where_a_child_is_killed_for_memory(active: Unit) -> None:
+    # The unit's policy alone: the kill needs control groups of version 2, which not all have.
     assert active["OOMPolicy"] == "continue"
 
 
-def test_stop_is_clean_and_quick(active: Unit) -> None:
-    begun = time.monotonic()
+def test_stop_is_clean_and_within_the_units_time(active: Unit) -> None:
     active.container.do("systemctl", "stop", "edge-server")
-    assert time.monotonic() - begun < 5
+    # Past TimeoutStopSec= the result is "timeout".
     assert active["ActiveState"] == "inactive"
     assert active["Result"] == "success"
     assert active["ExecMainStatus"] == "0"
@@ -529,15 +527,14 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
             with pytest.raises(StageStuck, match="lanes-road"):
                 daemon.run(stop)
         finally:
-            begun = time.monotonic()
             daemon.stop()
-            took_s = time.monotonic() - begun
+            # The restart is systemd's; here nobody waits for what hangs.
+            still_hangs = daemon.pipelines[0].worker.alive
             let_go.set()
             give_up.cancel()
         systemd.setblocking(False)
         told = [message.partition("\n")[0] for message in iter(lambda: _received(systemd), "")]
-    # The restart is systemd's; here nobody waits for what hangs.
-    assert took_s < 2
+    assert still_hangs
     assert told[0] == "READY=1"
     assert told[-1] == "STOPPING=1"
     assert set(told[1:-1]) == {"WATCHDOG=1"}

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -96,8 +96,7 @@ def under_load(served: Served, expected: np.ndarray, meanwhile: Callable[[], Non
     ]
     for thread in threads:
         thread.start()
-    while len(answered) < CLIENTS * REQUESTS // 3:
-        time.sleep(0.001)
+    wait_until(lambda: len(answered) >= CLIENTS * REQUESTS // 3)
     meanwhile()
     for thread in threads:
         thread.join()

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.api.call_threads import CallThreads
 from tests.unit.inference.threads import no_more_threads
@@ -58,9 +59,7 @@ def begun(threads: CallThreads) -> Call:
 
 
 def wait_idle(threads: CallThreads, count: int) -> None:
-    end = threading.Event()
-    while len(threads._idle) < count:
-        assert not end.wait(0.001)
+    wait_until(lambda: len(threads._idle) >= count)
 
 
 def test_one_caller_after_another_needs_one_thread(threads: CallThreads) -> None:
@@ -136,10 +135,7 @@ def test_after_the_shutdown_what_was_taken_ends_and_nothing_more_is_taken() -> N
         threads.submit(lambda: None)
     call.end()
     waiting.end()
-    until = time.monotonic() + TIMEOUT_S
-    while any(thread.name == "shut_down_0" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    wait_until(lambda: not any(each.name == "shut_down_0" for each in threading.enumerate()))
 
 
 def test_a_calls_thread_knows_when_the_call_was_received() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import (
     Cancelled,
@@ -232,8 +233,8 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
     assert producer.step.acquire(timeout=TIMEOUT_S)
     caller.cancelled = True
     slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]  # e is loaded
-    while not slots._held:
-        assert not responses.over.is_set()
+    wait_until(lambda: slots._held)
+    assert not responses.over.is_set()
     slots.drop_dead()
     assert [type(response) for response in responses.wait()] == [Cancelled]
     producer.join(TIMEOUT_S)

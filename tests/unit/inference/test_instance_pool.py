@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import text_format
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
@@ -117,8 +118,7 @@ def test_urgent_callers_go_before_those_callers_that_came_first() -> None:
     with lent(pool, urgent=False, deadline=None):
         threads = [take(f"client {n}", urgent=False) for n in range(3)]
         threads.append(take("camera", urgent=True))
-        while pool._urgent_waiting == 0:
-            assert threads[-1].is_alive()
+        wait_until(lambda: pool.waiting() == len(threads))
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert served[0] == "camera"
@@ -140,8 +140,7 @@ def test_callers_who_wait_beside_urgent_ones_get_every_fourth_run() -> None:
         ]
         for thread in threads:
             thread.start()
-        while pool.waiting() < len(threads):
-            assert threads[-1].is_alive()
+        wait_until(lambda: pool.waiting() == len(threads))
     for thread in threads:
         thread.join(TIMEOUT_S)
     camera, client = ["camera"], ["client"]
@@ -271,8 +270,7 @@ def test_a_caller_that_waits_for_an_instance_or_its_resources_is_counted() -> No
         for thread in threads:
             thread.start()
         # One for the resource, two for an instance.
-        while pool.waiting() < 3:
-            assert threads[-1].is_alive()
+        wait_until(lambda: pool.waiting() == 3)
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert pool.waiting() == 0

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit, Share
@@ -62,8 +63,7 @@ class Taker:
         self.got: Share | None = None
         self._thread = threading.Thread(target=self._take, args=(limit, shares))
         self._thread.start()
-        while len(limit._waiters) == before and self._thread.is_alive():
-            time.sleep(0.001)
+        wait_until(lambda: len(limit._waiters) > before or not self._thread.is_alive())
 
     def _take(self, limit: RateLimiter, shares: tuple[Share, ...]) -> None:
         self.got = limit.take(shares, time.monotonic() + TIMEOUT_S)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms
@@ -198,8 +198,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
                 with contextlib.suppress(InternalError):
                     assert not np.isfinite(world.ask(name, value=value))
     canary = [world.monitor(name) for name in "me"]
-    while any(trial.is_comparing for trial in canary):
-        time.sleep(0.01)
+    wait_until(lambda: not any(trial.is_comparing for trial in canary))
     assert [trial.fault() for trial in canary] == ["", ""]
     assert world.told() == []
     assert world.closed() == [1, 1]

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import Cancelled, Unavailable
 from edge_server.lifecycle.model_locks import ModelLocks
@@ -56,14 +57,16 @@ def holds(
 
 def waits(model_locks: ModelLocks, pool: ThreadPoolExecutor, name: str, within: str = "") -> Worker:
     worker = Worker(model_locks, pool, name, within=within)
-    with model_locks._changed:
-        # It is told of itself as everybody who begins to wait is: under this lock.
-        while not any(
-            hold.names == {name} and hold not in model_locks._held.values()
-            for hold in model_locks._all
-        ):
-            model_locks._changed.wait(0.01)
-            assert not worker.future.done()
+
+    def is_waiting() -> bool:
+        with model_locks._changed:
+            return any(
+                hold.names == {name} and hold not in model_locks._held.values()
+                for hold in model_locks._all
+            )
+
+    wait_until(is_waiting)
+    assert not worker.future.done()
     return worker
 
 

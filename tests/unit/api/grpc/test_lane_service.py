@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.api.admission import Admission
 from edge_server.api.grpc.lane_service import LaneServicer, LaneSources, too_many_lane_streams
@@ -196,11 +197,9 @@ def test_without_an_id_only_events_from_now_on_come(service: Service) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    while not service.gate._open_streams and thread.is_alive():
-        thread.join(0.001)  # the stream's beginning is what "now" is
+    wait_until(lambda: service.gate._open_streams)  # the stream's beginning is what "now" is
     newest = service.put_event()
-    while not found and thread.is_alive():
-        thread.join(0.001)
+    wait_until(lambda: found)
     context.leave()
     thread.join(WAIT_S)
     assert not thread.is_alive(), "a client that left ends its stream"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
@@ -373,8 +374,7 @@ def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
     go_on.set()
     for _ in range(taken):
         assert done.acquire(timeout=TIMEOUT_S)
-    while not threads.run(done.release):
-        pass
+    wait_until(lambda: threads.run(done.release))
     assert done.acquire(timeout=TIMEOUT_S)
     threads.close()
 
