@@ -95,7 +95,7 @@ esac
 """,
 }
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 
 @pytest.fixture(scope="module")
