@@ -5,14 +5,16 @@
 A daemon follows a repository; clients send requests all the time, and one sends what no version
 makes sense of: NaN, infinity, numbers too large, and one that makes every version fail. Meanwhile
 busy loops run, three of 4 s with 4 s between them (`bursts`), or one on each core without end
-(`continuous`); `both` changes from one to the other with every push.
+(`continuous`); `both` changes from one to the other with every push. With `standstills` the daemon
+is stopped for 1 to 2 s, eight times after each push.
 
-A good model must stay, and must not be called slow. Of the bad ones, a quarter each,
+A good model must stay, and must not be called slow. Of the bad ones, a fifth each,
 
 - `raises` fails for half of the requests, `nan` responds to half of them with NaN, though they are
   finite: both serve until that is noticed, and must go back;
 - `golden` responds otherwise than its recorded pair, and must never serve;
-- `slow` takes five times as long, must be reported as slower, and stays.
+- `slow` takes five times as long, and `tenth` 25 times for a tenth of the requests: they must be
+  reported as slower, and stay.
 
 The exit code is 1 where one of them ended otherwise.
 """
@@ -55,7 +57,9 @@ NAN_FROM = 1e30
 NONSENSE = (np.nan, np.inf, -np.inf, 3e38, 2e6)
 SIDE = 256
 PRODUCTS = 4
-KINDS = ("raises", "nan", "golden", "slow")
+LOADS = ("both", "bursts", "continuous", "standstills", "none")
+KINDS = ("raises", "nan", "golden")
+STANDSTILLS = 8
 
 
 def network(
@@ -64,8 +68,10 @@ def network(
     products: int = PRODUCTS,
     fails_from: float = FAILS_FROM,
     nan_from: float = NAN_FROM,
+    slow_from: float = FAILS_FROM,
 ) -> bytes:
-    """y = x + number, after so many matrix products; it fails, or gives NaN, above those x."""
+    """y = x + number, after so many matrix products; above those x it fails, gives NaN, or makes 25
+    times as many."""
     constants = {
         "number": np.array([number], np.float32),
         "ones": np.ones((SIDE, SIDE), np.float32),
@@ -76,6 +82,10 @@ def network(
         "one": np.array([1], np.float32),
         "five": np.array([5], np.int64),
         "two": np.zeros(2, np.float32),
+        "slow": np.array([slow_from], np.float32),
+        "once": np.array([1], np.int64),
+        "more": np.array([25 - 1], np.int64),
+        "on": np.array(True),
     }
     nodes = [
         # Of two elements the sixth is wanted where x is too large.
@@ -88,8 +98,12 @@ def network(
         helper.make_node("Min", ["root", "zero"], ["no_root"]),
         helper.make_node("Min", ["x", "one"], ["small"]),
         helper.make_node("Mul", ["ones", "small"], ["p0"]),
-        *(helper.make_node("MatMul", [f"p{i}", "weights"], [f"p{i + 1}"]) for i in range(products)),
-        helper.make_node("ReduceMean", [f"p{products}"], ["mean"], keepdims=0),
+        helper.make_node("Greater", ["x", "slow"], ["is_slow"]),
+        helper.make_node("Cast", ["is_slow"], ["slow_int"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["slow_int", "more"], ["more_rounds"]),
+        helper.make_node("Add", ["more_rounds", "once"], ["rounds"]),
+        helper.make_node("Loop", ["rounds", "on", "p0"], ["p"], body=_products(products)),
+        helper.make_node("ReduceMean", ["p"], ["mean"], keepdims=0),
         helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
         helper.make_node("Sum", ["x", "number", "gathered", "no_root", "nothing"], ["y"]),
     ]
@@ -98,6 +112,25 @@ def network(
     graph = helper.make_graph(nodes, "g", io[:1], io[1:], tensors)
     opsets = [helper.make_opsetid("", 17)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+def _products(count: int) -> onnx.GraphProto:
+    """The body of the loop: so many matrix products."""
+    nodes = [
+        helper.make_node("Identity", ["go_on"], ["goes_on"]),
+        *(helper.make_node("MatMul", [f"q{i}", "weights"], [f"q{i + 1}"]) for i in range(count)),
+    ]
+    matrix = [SIDE, SIDE]
+    inputs = [
+        helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("q0", TensorProto.FLOAT, matrix),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info(f"q{count}", TensorProto.FLOAT, matrix),
+    ]
+    return helper.make_graph(nodes, "body", inputs, outputs)
 
 
 class Pushes:
@@ -114,6 +147,7 @@ class Pushes:
             "raises": {"fails_from": HIGHEST / 2},
             "nan": {"nan_from": HIGHEST / 2},
             "slow": {"products": 5 * PRODUCTS},
+            "tenth": {"slow_from": 0.9 * HIGHEST},
         }.get(kind, {})
         (self._model / "1").mkdir(parents=True, exist_ok=True)
         (self._model / "golden").mkdir(exist_ok=True)
@@ -134,6 +168,7 @@ class Ends:
     back: int
     refused: int
     slower: int
+    published: int
 
     @staticmethod
     def of(log: Path) -> Ends:
@@ -143,6 +178,7 @@ class Ends:
             text.count("model m: rolled back"),
             text.count("model m: serves on as it was, loading it anew failed"),
             text.count("slower than its predecessor"),
+            text.count("model m: READY"),
         )
 
     def since(self, before: Ends) -> str:
@@ -195,7 +231,10 @@ class Campaign:
         self.took_s: defaultdict[str, list[float]] = defaultdict(list)
         self._daemon = daemon
         self._pushes = pushes
-        self._loads = {"both": (1, 2), "bursts": (1,), "continuous": (2,), "none": (0,)}[load]
+        loads = {"both": (1, 2), "bursts": (1,), "continuous": (2,)}
+        self._loads = loads.get(load, (0,))
+        self._standstills = STANDSTILLS if load == "standstills" else 0
+        self._random = random.Random(7)  # noqa: S311 - the same standstills each time
         self._bursts = bursts
         self._count = 0
 
@@ -205,10 +244,15 @@ class Campaign:
         before = Ends.of(self._daemon.log)
         began = time.monotonic()
         self._pushes.push(kind)
+        left = self._standstills
         while not (end := Ends.of(self._daemon.log).since(before)):
             if time.monotonic() - began > TIMEOUT_S:
                 end = "no end"
                 break
+            if left and Ends.of(self._daemon.log).published > before.published:
+                left -= 1
+                self._daemon.stand_still(self._random.uniform(1, 2))
+                time.sleep(self._random.uniform(0, 0.5))
             time.sleep(0.05)
         self.ends[kind][end] += 1
         self.took_s[kind].append(time.monotonic() - began)
@@ -221,7 +265,7 @@ def main() -> int:
     parser.add_argument("--good", type=int, default=100)
     parser.add_argument("--bad", type=int, default=100)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--load", choices=("both", "bursts", "continuous", "none"), default="both")
+    parser.add_argument("--load", choices=LOADS, default=LOADS[0])
     parser.add_argument("--probation-s", type=float, default=1.0)
     arguments = parser.parse_args()
     context = get_context("spawn")
@@ -236,7 +280,7 @@ def main() -> int:
         try:
             daemon.wait_ready()
             busy = max(3, os.cpu_count() or 1)
-            for _ in range(busy if arguments.load != "none" else 0):
+            for _ in range(0 if arguments.load in ("standstills", "none") else busy):
                 context.Process(target=burn, args=(bursts, over), daemon=True).start()
             pipes = []
             for number in range(arguments.clients + 1):
@@ -250,8 +294,8 @@ def main() -> int:
                 campaign.go("good")
             for number in range(arguments.bad):
                 # Those that are slow take long: they come last.
-                slow = number >= arguments.bad * 3 // 4
-                kind = "slow" if slow else KINDS[number % 3]
+                slow = number >= arguments.bad * 3 // 5
+                kind = ("slow", "tenth")[number % 2] if slow else KINDS[number % 3]
                 if campaign.go(kind) == "reported slower":
                     # The next one is compared with the usual pace again.
                     campaign.go("back")
@@ -278,6 +322,7 @@ def report(campaign: Campaign, counts: list[Counter[str]]) -> int:
         "nan": "rolled back",
         "golden": "refused",
         "slow": "reported slower",
+        "tenth": "reported slower",
     }
     return int(any(set(ends) != {wanted[kind]} for kind, ends in campaign.ends.items()))
 

@@ -20,6 +20,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -218,6 +219,12 @@ class Daemon:
 
     def descriptors(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self._process.pid}/fd").iterdir())
+
+    def stand_still(self, seconds: float) -> None:
+        """Stop the process as a whole, and let it go on."""
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         self._process.terminate()

@@ -111,7 +111,7 @@ class SourceError(EdgeServerError):
 
     Attributes:
         reason: one word for a program: `unavailable`, `unauthorized`, `not_found`, `no_decoder`,
-            `lost`, `stalled`, `corrupt`, `changed`, `stuck`.
+            `lost`, `stalled`, `corrupt`, `changed`, `stuck`, `out_of_service`.
     """
 
     def __init__(self, *texts: object, reason: str = "lost") -> None:

@@ -139,7 +139,8 @@ _STATES: dict[str, dict[str, Any]] = {
     "Acknowledged": _object(
         "The newest event that the broker has acknowledged: what the device needs to know of a "
         "broker that comes back.",
-        event={"type": "string", "pattern": "^[0-9]{1,20}$"},
+        event={"type": "string", "pattern": "^[0-9]{1,15}$"},
+        log={**_TEXT, "description": "The identity of the event's log."},
     ),
     "ModelState": _object(
         "Whether a model serves.",

@@ -1,11 +1,15 @@
-"""AccessRules: which calls each listener allows, checked in one place for every method."""
+"""Which calls each listener allows: AccessRules for every method, BrowserRule for every path."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import socket
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from edge_server.settings.sections import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -101,18 +105,14 @@ class AccessRules:
     def of(cls, settings: Grpc, *, unix: bool, tokens: Tokens | None = None) -> AccessRules:
         """Return the rules of gRPC's TCP side, or of the Unix socket, whose files' permissions say
         who may call: it needs no tokens."""
-        return cls(
-            _control_refusal(settings, unix=unix),
-            _restrictions(settings.restricted),
-            None if unix else tokens,
-        )
+        control = _control_refusal(settings, None if unix else settings, tokens, "grpc")
+        return cls(control, _restrictions(settings.restricted), None if unix else tokens)
 
     @classmethod
     def of_http(cls, settings: Http, grpc: Grpc, tokens: Tokens | None = None) -> AccessRules:
         """Return the rules of HTTP, which serves control calls where gRPC's TCP side does."""
-        return cls(
-            _control_refusal(grpc, unix=False), _restrictions(settings.restricted), tokens, "API"
-        )
+        control = _control_refusal(grpc, settings, tokens, "http")
+        return cls(control, _restrictions(settings.restricted), tokens, "API")
 
     @property
     def refuse_any(self) -> bool:
@@ -151,11 +151,83 @@ class AccessRules:
         return f"{name} {self.control_refusal}" if self.control_refusal else ""
 
 
-def _control_refusal(settings: Grpc, *, unix: bool) -> str:
-    if settings.control == "off":
+class BrowserRule:
+    """Which requests of browsers a listener serves: those of its own pages, under a name of its own.
+
+    A page of another site may send requests here that it cannot read, and they would take effect.
+    Or it has its own name point here (DNS rebinding): then it could read everything, and its
+    requests come with that name as their host. Clients that are no browsers send neither `Origin`
+    nor `Sec-Fetch-Site`.
+
+    Args:
+        host_names: by which this device may be called, beside its own, `localhost` and addresses.
+    """
+
+    def __init__(self, host_names: Iterable[str] = ()) -> None:
+        self._names = frozenset(("localhost", *(name.lower() for name in host_names)))
+
+    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Return why a request with these headers, their names in lower case, is refused; empty if
+        it is allowed."""
+        hosts, origins, sent = [], [], {}
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value.decode("latin-1").lower())
+            elif name == b"origin":
+                origins.append(value.decode("latin-1").lower())
+            elif name.startswith(b"sec-fetch-"):
+                sent[name] = value
+        # No browser leaves out the host, or sends two.
+        for host in hosts:
+            if not self._is_own(_without_port(host)):
+                return (
+                    f"this device is not called {_without_port(host)[:256]!r} here; use its "
+                    "address, or name it in http.host_names"
+                )
+        if any(origin.partition("://")[2] != host for origin in origins for host in hosts or [""]):
+            return "another site's page may neither read nor change anything here"
+        if sent.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none") and not (
+            # A link to the page, which opens in a window that the other site cannot read.
+            method == "GET"
+            and sent.get(b"sec-fetch-mode") == b"navigate"
+            and sent.get(b"sec-fetch-dest") == b"document"
+        ):
+            return "another site's page may neither read nor change anything here"
+        return ""
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            own = socket.gethostname().lower()  # may be set after the daemon has started
+            return name in (own, f"{own}.local")
+        # No name server has led a browser to an address.
+        return True
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() and not name.endswith(":") else host
+
+
+def _control_refusal(
+    grpc: Grpc, listener: Grpc | Http | None, tokens: Tokens | None, section: str
+) -> str:
+    """Return why `listener`, None is the Unix socket, refuses control calls; "" if it does not."""
+    if grpc.control == "off":
         return 'is a control call, and those are off (grpc.control = "off")'
-    if settings.control == "unix" and not unix:
-        return f"is a control call; those are served on the Unix socket {settings.socket}"
+    if listener is None:
+        return ""
+    if grpc.control == "unix":
+        return f"is a control call; those are served on the Unix socket {grpc.socket}"
+    if tokens is None and not listener.tls.mutual and not is_loopback(listener.host):
+        return (
+            f"is a control call; beyond the loopback ({section}.host = {listener.host!r}) those "
+            "need tokens ([access] tokens_file) or client certificates (mutual in "
+            f"[{section}.tls]), and without them are served on the Unix socket (grpc.socket) alone"
+        )
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Unavailable
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.errors import EdgeServerError
+    from edge_server.requests import Cancellation
 
 MIB = 1024 * 1024
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
@@ -124,8 +125,23 @@ class Admission:
             self._changed.wait_for(lambda: not self.inside and not self._open_streams, timeout_s)
 
 
+if TYPE_CHECKING:
+
+    class Call(Cancellation, Protocol):
+        """A request on its way, as the door knows it that it came through."""
+
+        def count(self, size_bytes: int) -> None:
+            """Count what is about to be made of the request, until the call no longer needs it.
+
+            Raises:
+                Unavailable: see `ByteBudget.take`.
+            """
+            ...
+
+
 class ByteBudget:
-    """Counts the bytes of the messages in flight.
+    """Counts the bytes that callers make the server hold: requests, what is parsed from them, and
+    responses.
 
     A request that is alone is always accepted: only the limit on one message bounds it.
 

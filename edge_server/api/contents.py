@@ -175,13 +175,26 @@ def to_raw(array: NDArray[Any]) -> bytes | memoryview:
     """Return a tensor's bytes in the protocol's layout: a view on a large one if numpy's layout is
     the same."""
     if array.dtype.hasobject:
-        parts: list[bytes] = []
-        for element in array.reshape(-1):
-            parts += (len(element).to_bytes(4, "little"), element)
-        return b"".join(parts)
+        return joined(array.reshape(-1))
     if array.nbytes < _COPIED_BELOW_BYTES:
         return array.tobytes()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def joined(elements: NDArray[Any] | Sequence[bytes]) -> bytes | memoryview:
+    """Return BYTES elements one after the other, each behind its length; one copy.
+
+    The objects of the lengths exist for a part of the elements at a time.
+    """
+    whole = bytearray()
+    for start in range(0, len(elements), _VALUES_AT_ONCE):
+        parts: list[bytes] = []
+        for element in elements[start : start + _VALUES_AT_ONCE]:
+            parts += (len(element).to_bytes(4, "little"), element)
+        if len(elements) <= _VALUES_AT_ONCE:
+            return b"".join(parts)
+        whole += b"".join(parts)
+    return memoryview(whole)
 
 
 def _decode_bytes(declared: Declared, raw: bytes | memoryview) -> NDArray[np.object_]:

@@ -10,8 +10,11 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.api.parameters import typed_value
 from edge_server.errors import InvalidRequest, Unavailable, Unsupported
 from edge_server.inference.control import NOT_ALLOWED, path_in_model
+from edge_server.model_config.parse import MAX_CONFIG_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_server.inference.control import ModelControl
     from edge_server.inference.tracing.tracer import Tracer
     from edge_server.process.logs import LogSwitches
@@ -34,6 +37,17 @@ _LOG_FORMATS = ("default", "ISO8601")
 _LOG_NAMES = ("log_file", *_LOG_BOOLEANS, "log_verbose_level", "log_format")
 
 
+def loading(control: ModelControl | None) -> ModelControl:
+    """Return `control`; called before a request, which may carry many bytes, is parsed.
+
+    Raises:
+        Unavailable: its mode loads no model on request.
+    """
+    if control is None or not control.loads_on_request:
+        raise Unavailable(NOT_ALLOWED)
+    return control
+
+
 def load_model(
     control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
 ) -> None:
@@ -48,11 +62,36 @@ def load_model(
     for key, value in request.parameters.items():
         where = f"load parameter '{key}'"
         if key == "config":
+            refuse_long_config(value.ByteSize())
             config = typed_value(value, where, "string_param")
         else:
             path = path_in_model(key)
             files[path] = typed_value(value, where, "bytes_param")
-    name = request.model_name.strip()
+    load_files(control, request.model_name, config, files, cancellation)
+
+
+def refuse_long_config(size_bytes: int) -> None:
+    """Raises: InvalidRequest: it is too long for a model's configuration."""
+    if size_bytes > 2 * MAX_CONFIG_BYTES:
+        raise InvalidRequest(
+            f"load parameter 'config' has {size_bytes} bytes; a model configuration has at most "
+            f"{MAX_CONFIG_BYTES}"
+        )
+
+
+def load_files(
+    control: ModelControl | None,
+    name: str,
+    config: str | None,
+    files: Mapping[str, bytes],
+    cancellation: Cancellation | None = None,
+) -> None:
+    """Load a model, from the repository or from `files`; returns after the load.
+
+    Raises:
+        EdgeServerError: see `ModelControl.load`, or the name is invalid (Triton's texts).
+    """
+    name = name.strip()
     if not name:
         raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
     if name == ".." or "/" in name:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.api.contents import Declared, from_contents, from_raw, to_raw
 from edge_server.api.parameters import (
     RequestParameters,
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.api.admission import Call
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Cancellation
 
 _NO_PARAMETERS = RequestParameters()
-# Each string is a separate Python object of some fifty bytes even when it is short.
 _MOST_STRINGS = 2**20
+# Each string is a Python object beside its bytes, and has two places in lists.
+_STRING_BYTES = 64
+_STRINGS_COUNTED_FROM = COUNTED_FROM_BYTES // _STRING_BYTES
 _NO_CLASSES = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
 # Each class is a separate text; a dense output requested in full would be millions of texts.
 _MOST_CLASSES = 65536
@@ -107,7 +110,7 @@ def to_infer_request(
     message: Any,
     raw: Sequence[bytes | memoryview],
     timeout_s: float | None = None,
-    cancellation: Cancellation | None = None,
+    call: Call | None = None,
     shared_memory: SharedMemory | None = None,
     *,
     config: ModelConfig | None = None,
@@ -120,6 +123,7 @@ def to_infer_request(
         message: the `ModelInferRequest` without its raw contents, which may be large.
         raw: the raw contents; the tensors are views on them.
         timeout_s: seconds until the caller's deadline; None is never.
+        call: cancels the request, and counts its strings; None does neither.
         shared_memory: the regions that tensors may refer to; None refuses them.
         config: of the model, which the request is checked against before its tensors are
             converted; None leaves that check to `Snapshot.infer`.
@@ -127,7 +131,7 @@ def to_infer_request(
     Raises:
         InvalidRequest, NotFound: tensors or parameters contradict each other, or the form of an
             output is invalid (Triton's texts).
-        Unavailable: the budget has no room for the tensors in shared memory.
+        Unavailable: the budget has no room for the strings, or the tensors in shared memory.
         Unsupported: the request uses shared memory, which is off.
     """
     parameters = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
@@ -154,6 +158,8 @@ def to_infer_request(
                     f"{declared.prefix}with input '{name}' for model '{model}' the request has "
                     f"{strings} strings, at most {_MOST_STRINGS} are read; send large data as UINT8"
                 )
+            if call is not None and declared.count >= _STRINGS_COUNTED_FROM:
+                call.count(_STRING_BYTES * declared.count)
         place = _place(tensor, shared_memory) if tensor.parameters else None
         if place is None:
             array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
@@ -173,7 +179,7 @@ def to_infer_request(
         timeout_us=parameters.timeout_us,
         sequence=parameters.sequence,
         parameters=parameters.custom,
-        cancellation=cancellation,
+        cancellation=call,
     )
     return request, output_forms(outputs, config, shared_memory)
 

@@ -104,11 +104,16 @@ class Disk:
     free_bytes: int
 
 
+def nearest_directory(directory: Path) -> Path:
+    """Return `directory`, or the nearest ancestor that exists: what is made later stands there."""
+    while not is_directory(directory) and directory != directory.parent:
+        directory = directory.parent
+    return directory
+
+
 def read_disk(directory: Path, account: Account) -> Disk | None:
     """Return the disk of `directory`; None where the file system does not report it."""
-    stands = directory
-    while not is_directory(stands) and stands != stands.parent:
-        stands = stands.parent
+    stands = nearest_directory(directory)
     try:
         numbers = os.statvfs(stands)
     except OSError:

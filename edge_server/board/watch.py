@@ -14,7 +14,7 @@ from edge_server.board.wall_clock import ClockState, ClockWatch
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ THROTTLED = "throttled"
 OVER_CURRENT = "over_current"
 UNDERVOLTAGE = "undervoltage"
 REASONS = (THROTTLED, OVER_CURRENT, UNDERVOLTAGE)
+# Of parts of the daemon; lanes go on without them.
 NOT_RECORDED = "not_recorded"
+HTTP_CLOSED = "http_closed"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class BoardCondition:
     """What is wrong with the board now, for the messages that leave it.
 
     Attributes:
-        reasons: each a word of `REASONS`, `not_recorded` or `clock_unsynchronized`, a colon, and
-            what else a person wants to know.
+        reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
+            a colon, and what else a person wants to know.
         clock: how far the wall clock can be believed.
         clock_steps: how often the wall clock was set since the daemon started.
     """
@@ -67,7 +69,8 @@ class BoardWatch:
         clock: follows the wall clock.
         read: reads the facts.
         now_s: the monotonic clock.
-        recording: returns why nothing is recorded that shall be; "" where that is not so.
+        parts: returns which parts of the daemon do not work, and why: reasons as those of
+            `BoardCondition`.
     """
 
     def __init__(
@@ -77,13 +80,13 @@ class BoardWatch:
         *,
         read: Callable[[Path], BoardFacts] = read_board_facts,
         now_s: Callable[[], float] = time.monotonic,
-        recording: Callable[[], str] = str,
+        parts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._root = root
         self._clock = ClockWatch(root) if clock is None else clock
         self._read = read
         self._now_s = now_s
-        self._recording = recording
+        self._parts = parts
         self._worker = Worker("board", self._tick)
         self._sample: _Sample | None = None
         self._seen: dict[str, tuple[float, str]] = {}  # word: when it was seen last, the details
@@ -115,9 +118,7 @@ class BoardWatch:
         """What is wrong with the board; cheap enough for every frame."""
         sample, clock = self._recent, self._clock
         reasons = () if sample is None else sample.reasons
-        if failure := self._recording():
-            reasons = (*reasons, f"{NOT_RECORDED}: {failure}")
-        return BoardCondition((*reasons, *clock.reasons), clock.state, clock.steps)
+        return BoardCondition((*reasons, *self._parts(), *clock.reasons), clock.state, clock.steps)
 
     def check(self) -> None:
         """Look at the clock, and log where a read of the board hangs; for the main loop, which

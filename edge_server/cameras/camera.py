@@ -14,13 +14,15 @@ from edge_server.cameras.reader import LIVE, RECORDED, DriverCall, Reader
 from edge_server.cameras.reopening import Reopening
 from edge_server.cameras.source import (
     SourceKind,
+    is_device,
     is_live,
     open_source,
     watch_source,
 )
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStates
-from edge_server.errors import SourceError, SourceUriError, StageStuck
+from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.awake_time import AwakeTime
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # The longest interval between two checks of the deadlines.
 LONGEST_WAIT_S = 0.25
+# Each keeps a thread, its source, and a picture that is being decoded.
+MOST_ABANDONED = 2
 
 
 class Camera:
@@ -43,8 +47,8 @@ class Camera:
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
     frames stop, the state says so within `Limits`, and the source is opened again after delays that
     double, or as soon as it is there again where that can be seen; frame ids continue. A reader
-    that hangs in a driver is abandoned and replaced. A second one that hangs while the first still
-    does ends the worker with StageStuck.
+    that hangs in a driver is abandoned and replaced. While `MOST_ABANDONED` of them hang, the
+    camera is out of service: it is opened again once one of them returns.
 
     Attributes:
         captured: number of frames that the source has delivered, dropped ones included.
@@ -102,6 +106,7 @@ class Camera:
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
         self._reader_since = 0.0
+        self._awake = AwakeTime(LONGEST_WAIT_S)
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
@@ -147,8 +152,10 @@ class Camera:
         self.worker.stop(timeout_s)
         if not self.worker.alive:
             self._on_end()
-        if self._reader is not None:
-            self._reader.stop(max(0.0, until - time.monotonic()))
+        reader = self._reader
+        if reader is not None:
+            reader.stop(max(0.0, until - time.monotonic()))
+            self._abandoned.append(reader)
 
     def next_frame(self, timeout_s: float) -> Frame | None:
         """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
@@ -200,9 +207,14 @@ class Camera:
 
     @property
     def hanging(self) -> int:
-        """Number of its readers that were left and have not closed their source yet."""
-        readers = [*self._abandoned, *([self._reader] if self._reader is not None else [])]
-        return sum(reader.leaving and not reader.done for reader in readers)
+        """Number of its abandoned readers whose calls have not returned; after `stop`, also of
+        the last one."""
+        return sum(not reader.done for reader in tuple(self._abandoned))
+
+    @property
+    def needs_restart(self) -> bool:
+        """The camera is out of service, and only a new process gets its driver back."""
+        return self.hanging >= MOST_ABANDONED and is_device(self.source_uri, self._kinds)
 
     @property
     def ended(self) -> bool:
@@ -221,15 +233,15 @@ class Camera:
 
         Returns:
             The seconds until the next deadline; 0 where there is something to do at once.
-
-        Raises:
-            StageStuck: a second reader hangs in a driver while another one still does.
         """
         with self._changed:
+            self._awake.look(now)
             if self._reader is not None and self._reader.done:
                 self._reader = None
             reader = self._reader
             if reader is None:
+                if self.hanging >= MOST_ABANDONED:
+                    return LONGEST_WAIT_S
                 if not self._reopening.is_due(now):
                     return self._reopening.wait_s(now)
                 self._start_reader(now)
@@ -242,10 +254,10 @@ class Camera:
                     first=self._inspection.last_arrival is None,
                     period_s=self._inspection.period_s,
                 )
-                if now - call.since > limit_s:
+                if self._awake.since(call.since) > limit_s:
                     self._abandon(reader, call, now)
                     return 0.0
-            return LONGEST_WAIT_S if reader.leaving else self._check_silence(now)
+            return LONGEST_WAIT_S if reader.leaving else self._check_silence()
 
     def _tick(self, now: float) -> bool:
         del now
@@ -337,28 +349,32 @@ class Camera:
             self._lose(error, now)
         return self._reader
 
-    def _check_silence(self, now: float) -> float:
+    def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
         arrival = self._inspection.last_arrival
         if arrival is None:
             return LONGEST_WAIT_S
         limit_s = self._limits.silence(self._inspection.period_s)
-        left_s = arrival + limit_s - now
+        left_s = limit_s - self._awake.since(arrival)
         if left_s < 0 and self.status.arriving:
             text = f"no frame for more than {limit_s:.2g} s"
             self._set(CameraState.STALLED, "stalled", text)
-        return left_s if left_s >= 0 else LONGEST_WAIT_S
+        return min(left_s, LONGEST_WAIT_S) if left_s >= 0 else LONGEST_WAIT_S
 
     def _abandon(self, reader: Reader, call: DriverCall, now: float) -> None:
         what = f"the driver has not returned from {call.name} for {now - call.since:.1f} s"
         first = call.name == "read" and self._inspection.last_arrival is None
+        reason = "no_frames" if first else "stuck"
         reader.leave()
         self._reader = None
-        self._lose(SourceError(what, reason="no_frames" if first else "stuck"), now)
-        self._abandoned = [each for each in self._abandoned if not each.done]
-        self._abandoned.append(reader)
-        if len(self._abandoned) > 1:
-            raise StageStuck(f"camera {self.name}: two readers hang at once; {what}")
+        self._abandoned = [*(each for each in self._abandoned if not each.done), reader]
+        if self.hanging >= MOST_ABANDONED:
+            reason = "out_of_service"
+            what += (
+                f"; {MOST_ABANDONED} readers hang, and the camera is opened again once one "
+                "returns; if none does, restart the camera, then edge-server"
+            )
+        self._lose(SourceError(what, reason=reason), now)
 
     def _lose(self, error: Exception, now: float) -> None:
         """Plan the next attempt to open the source, and say why it is needed."""

@@ -35,6 +35,19 @@ CATCH_UP_S = 0.25
 CaptureClock = Literal["arrival", "sensor", "rtp", "ntp"]
 
 
+class PictureTooLarge(ValueError):
+    """A picture has more than `LARGEST_PX`."""
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise PictureTooLarge for a picture that no camera sends, before memory is taken for it."""
+    if width * height > LARGEST_PX:
+        raise PictureTooLarge(
+            f"its images are {width} x {height}, more than {LARGEST_PX >> 20} megapixels; set a "
+            "lower resolution in the camera"
+        )
+
+
 class UsefulSize:
     """The smallest picture of a camera that loses nothing for its model; safe from any thread.
 

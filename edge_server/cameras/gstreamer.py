@@ -33,7 +33,7 @@ from edge_server.cameras.gstreamer_pipelines import (
 )
 from edge_server.cameras.gstreamer_player import GstreamerPlayer, offered_caps, registry_has
 from edge_server.cameras.gstreamer_source import GstreamerSource
-from edge_server.cameras.network_probe import PORTS, find_fault
+from edge_server.cameras.network_probe import PORTS, addresses_of, find_fault
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.log_limits import log_once
 from edge_server.process.masking import masked
@@ -112,7 +112,8 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> FrameSource:
     try:
         pipeline = pipeline_of(uri, options, registry_has, _caps_of_device)
         log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)
-        player = GstreamerPlayer(pipeline, options.matrix, options.range)
+        hosts = addresses_of(uri) if uri.scheme.startswith("rtsp") else ()
+        player = GstreamerPlayer(pipeline, options.matrix, options.range, hosts)
     except SourceUriError:
         raise
     except SourceError as error:

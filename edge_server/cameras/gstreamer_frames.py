@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edge_server.cameras.frame import LARGEST_PX
+from edge_server.cameras.frame import PictureTooLarge, check_size
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
@@ -192,12 +192,10 @@ def _layout_of(
             reason="corrupt",
         )
     width, height = info.width, info.height
-    if width * height > LARGEST_PX:
-        raise SourceError(
-            f"its images are {width} x {height}, more than {LARGEST_PX >> 20} megapixels; set a "
-            "lower resolution in the camera",
-            reason="unavailable",
-        )
+    try:
+        check_size(width, height)
+    except PictureTooLarge as error:
+        raise SourceError(str(error), reason="unavailable") from None
     if pixel_format not in (PixelFormat.BGR, PixelFormat.GREY):
         # A last odd row or column has half a chroma sample, and no model needs it.
         width &= ~1

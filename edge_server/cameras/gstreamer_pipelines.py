@@ -53,12 +53,16 @@ _DECODERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CODEC_NAMES: Mapping[str, str] = MappingProxyType(
     {"H264": "H.264", "H265": "H.265", "JPEG": "JPEG"}
 )
+# Of 8K, upright too. A decoder takes memory for up to 17 pictures of the size that a stream claims.
+_SIZES = "width=(int)[1,8192],height=(int)[1,8192]"
 # From RTP packets to what a decoder takes. Cameras may send SPS and PPS in the SDP only, and
 # NVIDIA's decoder wants them in the stream: config-interval=-1 puts them before every key frame.
 _DEPAYLOADERS: Mapping[str, str] = MappingProxyType(
     {
-        "H264": f"rtph264depay name={DEPAYLOADER} ! h264parse config-interval=-1",
-        "H265": f"rtph265depay name={DEPAYLOADER} ! h265parse config-interval=-1",
+        "H264": f"rtph264depay name={DEPAYLOADER} ! h264parse config-interval=-1 "
+        f"! video/x-h264,{_SIZES}",
+        "H265": f"rtph265depay name={DEPAYLOADER} ! h265parse config-interval=-1 "
+        f"! video/x-h265,{_SIZES}",
         "JPEG": f"rtpjpegdepay name={DEPAYLOADER}",
     }
 )
@@ -198,7 +202,8 @@ def rtsp_pipeline(
             raise SourceError(
                 f"the camera sends {codec}; set it to one of {known}", reason="no_decoder"
             )
-        _need(has, *(part.split()[0] for part in packets.split(" ! ")))
+        elements = [part.split()[0] for part in packets.split(" ! ")]
+        _need(has, *(name for name in elements if "/" not in name))
         return f"{packets} ! {decoder(codec, has)} ! {_converter(has)} ! {SINK}"
 
     return CameraPipeline(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge_server.cameras.gstreamer_faults import BusMessage
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
+from edge_server.cameras.gstreamer_sockets import CameraSockets
+from edge_server.cameras.jpeg import size_of_jpeg
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from edge_server.cameras.gstreamer_frames import PulledFrame
     from edge_server.cameras.gstreamer_pipelines import CameraPipeline
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A driver that does not return from its stop within this keeps its thread; everything else goes on.
+# A driver that does not return from its stop within this hangs: the end of the process waits no
+# longer for it, and a camera finds that its reader hangs.
 _STOP_S = 2.0
-
-# Drivers fill a JPEG's buffer up.
-_JPEG_PADDING = 64
+# Longer than a camera's farewell takes: GStreamer may be within a message of RTSP that has no end.
+_QUICK_STOP_S = 0.5
+# A camera's description has a few kilobytes; others at the same address may stream beside it.
+_MOST_DESCRIPTION_BYTES = 2**24
+_LOOK_S = 0.1
 
 
 class Player(Protocol):
@@ -56,7 +61,7 @@ class Player(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop the pipeline, after a bounded time; frames stay valid."""
+        """Stop the pipeline, and wait as long as its driver takes; frames stay valid."""
         ...
 
 
@@ -91,6 +96,7 @@ class GstreamerPlayer:
         pipeline: what to run.
         matrix: overrides the matrix in the caps.
         range_: likewise the range.
+        hosts: IP addresses of an RTSP camera.
 
     Raises:
         SourceError: the text is no pipeline.
@@ -101,8 +107,11 @@ class GstreamerPlayer:
         pipeline: CameraPipeline,
         matrix: ColourMatrix | None = None,
         range_: ColourRange | None = None,
+        hosts: Collection[str] = (),
     ) -> None:
         self._api = load_gstreamer()
+        self._sockets = CameraSockets(hosts)
+        self._looked = time.monotonic()
         gst = self._api.gst
         self.arrived = 0
         self.damaged = 0
@@ -134,7 +143,7 @@ class GstreamerPlayer:
             self._watch_images()
         # Python must not end while a pipeline runs: its threads would crash the process.
         self._stop = weakref.finalize(
-            self, _stop, self._pipeline, gst.State.NULL, self._bus, self._undo
+            self, _stop, self._pipeline, gst.State.NULL, self._bus, self._undo, self._sockets
         )
         change = self._pipeline.set_state(gst.State.PAUSED)
         self.live = change == gst.StateChangeReturn.NO_PREROLL
@@ -147,6 +156,7 @@ class GstreamerPlayer:
         if self._sink is None:
             # Until the camera has described its streams.
             time.sleep(min(timeout_s, 0.005))
+            self._check_description()
             return None
         sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
         return None if sample is None else self._samples.read(sample)
@@ -162,11 +172,25 @@ class GstreamerPlayer:
 
     def close(self) -> None:
         self._sink = None
-        self._stop()
+        if self._stop.detach() is not None:
+            null = self._api.gst.State.NULL
+            _stop(self._pipeline, null, self._bus, self._undo, self._sockets, wait=True)
+
+    def _check_description(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if self._sockets.received_bytes() > _MOST_DESCRIPTION_BYTES:
+            self._failure = SourceError(
+                f"the camera describes its streams in more than {_MOST_DESCRIPTION_BYTES >> 20} "
+                "MiB; restart the camera",
+                reason="unavailable",
+            )
 
     def _watch_images(self) -> None:
-        """Count encoded images; drop JPEGs without a begin or an end: decoders make half an image
-        of them, and report nothing. USB cameras send some, most of all first.
+        """Count encoded images; drop the JPEGs that `size_of_jpeg` refuses: decoders make half an
+        image of them, and report nothing. USB cameras send some, most of all first.
 
         The probes run on threads of GStreamer, each counter on one.
         """
@@ -178,13 +202,13 @@ class GstreamerPlayer:
 
         def look(_pad: Any, info: Any) -> Any:
             buffer = info.get_buffer()
-            begin = buffer.extract_dup(0, 2)
-            end = buffer.extract_dup(max(0, buffer.get_size() - _JPEG_PADDING), _JPEG_PADDING)
             self.arrived += alone
-            if begin == b"\xff\xd8" and b"\xff\xd9" in end:
-                return result.OK
-            self.damaged += 1
-            return result.DROP
+            try:
+                size_of_jpeg(buffer.extract_dup(0, buffer.get_size()))
+            except ValueError:
+                self.damaged += 1
+                return result.DROP
+            return result.OK
 
         depayloader = self._pipeline.get_by_name(DEPAYLOADER)
         decoder = self._pipeline.get_by_name(JPEG_DECODER)
@@ -242,7 +266,15 @@ class GstreamerPlayer:
         self._sink = branch.get_by_name("frames")
 
 
-def _stop(pipeline: Any, null: Any, bus: Any, undo: list[Callable[[], None]]) -> None:
+def _stop(
+    pipeline: Any,
+    null: Any,
+    bus: Any,
+    undo: list[Callable[[], None]],
+    sockets: CameraSockets,
+    *,
+    wait: bool = False,
+) -> None:
     def stop() -> None:
         pipeline.set_state(null)
         # A stream may have been linked until now.
@@ -254,9 +286,14 @@ def _stop(pipeline: Any, null: Any, bus: Any, undo: list[Callable[[], None]]) ->
     # A driver may never return from its stop, Argus among them.
     thread = threading.Thread(target=stop, name="camera-close", daemon=True)
     thread.start()
-    thread.join(_STOP_S)
+    thread.join(_QUICK_STOP_S)
+    if thread.is_alive():
+        sockets.shut_down()
+        thread.join(_STOP_S)
     if thread.is_alive():
         log.error("gstreamer: a pipeline does not stop; its driver hangs, and keeps the device")
+        if wait:
+            thread.join()
 
 
 def _parsed(parse: Callable[..., Any], text: str, *arguments: Any) -> Any:

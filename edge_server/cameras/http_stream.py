@@ -8,8 +8,9 @@ import re
 import select
 import time
 from email.message import Message
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 from edge_server.cameras.network_probe import (
     Response,
@@ -70,10 +71,17 @@ def open_stream(
     Raises:
         SourceError: there is no such stream; the text names the cause and the next step.
     """
-    authorized, at = "", uri
+    authorized, at, here = "", uri, False
     for _ in range(2 * _MOST_REDIRECTS):
         try:
-            stream = _HttpStream(connect(at, until), at, authorized, until)
+            connection = connect(at, until)
+            if at is uri:
+                here = _leads_here(connection)
+            elif _leads_here(connection) and not here:
+                # What listens here trusts this device more than it trusts a camera.
+                connection.close()
+                raise _no_stream(uri, "redirects to this device itself")
+            stream = _HttpStream(connection, at, authorized, until)
         except OSError as error:
             raise connection_fault(at, error) from error
         except http.client.HTTPException:
@@ -99,10 +107,7 @@ def open_stream(
                 authorized = f"Authorization: {header}\r\n"
                 continue
         raise _refusal(uri, credentials, response)
-    raise SourceError(
-        f"{uri.label}: the camera redirects again and again; look up the path of its MJPEG stream",
-        reason="not_found",
-    )
+    raise _no_stream(uri, "redirects again and again")
 
 
 def _redirected(
@@ -110,18 +115,29 @@ def _redirected(
 ) -> tuple[SourceUri, Credentials | None]:
     """Return where `place` leads to; another host gets no password."""
     try:
-        # It is shown to people: without control characters.
-        to = parse_source_uri(urljoin(at.address(), place)) if place.isprintable() else None
+        place = urljoin(at.address(), place)
+        # It is shown to people: without control characters. A password would be a secret of ours.
+        known = place.isprintable() and "@" not in urlsplit(place).netloc
+        to = parse_source_uri(place) if known else None
     except (SourceError, ValueError):
         to = None
     if to is None or to.scheme not in {"http", "https"} or not to.host:
-        raise SourceError(
-            f"{uri.label}: the camera redirects to what is no http:// address; look up the path of "
-            "its MJPEG stream in its manual",
-            reason="not_found",
-        )
+        raise _no_stream(uri, "redirects to what is no http:// address")
     same = (to.host, to.scheme) in {(at.host, at.scheme), (at.host, "https")}
-    return to, to.credentials or (credentials if same else None)
+    return to, credentials if same else None
+
+
+def _leads_here(connection: socket.socket) -> bool:
+    """Return whether the other end of `connection` is on this device."""
+    peer = connection.getpeername()[0]
+    return peer == connection.getsockname()[0] or ip_address(peer.partition("%")[0]).is_loopback
+
+
+def _no_stream(uri: SourceUri, what: str) -> SourceError:
+    return SourceError(
+        f"{uri.label}: the camera {what}; look up the path of its MJPEG stream in its manual",
+        reason="not_found",
+    )
 
 
 def _refusal(

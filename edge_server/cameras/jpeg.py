@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.frame import LARGEST_PX, UsefulSize
+from edge_server.cameras.frame import LARGEST_PX, PictureTooLarge, UsefulSize, check_size
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.pixels import Image
 
-_BEGIN, _END = b"\xff\xd8", b"\xff\xd9"
-# A header segment with the size: every SOF, baseline and progressive (ITU-T T.81, table B.1).
-_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SCAN_MARKER = 0xDA
-# Cameras write about ten segments before the picture, and no fill bytes. Each one more takes time,
-# in which a reader seems to hang.
+_BEGIN = b"\xff\xd8"
+_END, _TABLES, _SCAN, _COMMENT = 0xD9, {0xC4, 0xDB, 0xDD}, 0xDA, 0xFE  # ITU-T T.81, table B.1
+# Baseline, extended and progressive with Huffman codes, which is what cameras write. Arithmetic
+# codes take several times as long.
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
+_IN_HEADER = frozenset({*_FRAMES, *_TABLES, _SCAN, _COMMENT, *range(0xE0, 0xF0)})
+_BETWEEN_SCANS = frozenset({*_TABLES, _SCAN, _COMMENT})
+# In a scan, 0xFF is followed by 0 or a restart marker; more of them may fill the space between two
+# segments. libjpeg looks for the next segment in the same way.
+_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
+# Cameras write about ten segments before the picture. Each one more takes time, in which a reader
+# seems to hang.
 _MOST_SEGMENTS = 1000
-# Progressive encoders write about ten scans; each costs as much as a pass over the whole picture,
-# whatever its length.
-_MOST_SCANS = 50
-_SCAN = b"\xff\xda"
-# In a scan, 0xFF is followed by 0, a restart marker, or what begins the next scan. Anything else
-# ends the picture, as it should or not. Drivers fill a JPEG's buffer up behind it.
-_LAST_MARKER = re.compile(rb"\xff[^\x00\xc4\xd0-\xd7\xda\xdb\xdd\xfe\xff]")
+# Each scan costs a pass over the whole picture, whatever its length. Progressive encoders write
+# about ten, of pictures of which this allows 26 megapixels.
+_MOST_SCANNED_PX = 8 * LARGEST_PX
 # libjpeg's inverse transform gives a picture of 1/2, 1/4 or 1/8 at once.
 _SCALED = {
     1: cv2.IMREAD_COLOR,
@@ -42,55 +44,44 @@ _SCALED = {
 _DIVISORS = tuple(_SCALED)
 
 
-class JpegHeader(NamedTuple):
-    """What the header of a JPEG says.
+def size_of_jpeg(data: bytes) -> tuple[int, int]:
+    """Return the width and height in px of a JPEG that is whole and may be decoded.
 
-    Attributes:
-        width, height: in px.
-        scan_at: where the entropy-coded data begins.
+    libjpeg fills the rest of a damaged picture with grey, and says so on stderr alone; and a few
+    kilobytes may keep it busy for minutes. Drivers fill a JPEG's buffer up behind its end.
+
+    Raises:
+        ValueError: `data` is damaged, or is more work than the picture of a camera.
+        PictureTooLarge: it has more than `LARGEST_PX`.
     """
-
-    width: int
-    height: int
-    scan_at: int
-
-
-def read_header(data: bytes) -> JpegHeader | None:
-    """Return the header of `data`; None where it is no JPEG, ends within its header, or has more
-    segments than any camera writes."""
-    if data[:2] != _BEGIN:
-        return None
-    at, size = 2, (0, 0)
+    width = height = scans = 0
+    found = _MARKER.search(data, len(_BEGIN)) if data.startswith(_BEGIN) else None
     for _ in range(_MOST_SEGMENTS):
-        if at + 4 > len(data) or data[at] != 0xFF:
-            break
-        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker == 0xFF:  # fill bytes
-            at += 1
-            continue
-        if marker in _FRAME_MARKERS and at + 9 <= len(data):
-            height = int.from_bytes(data[at + 5 : at + 7], "big")
-            size = int.from_bytes(data[at + 7 : at + 9], "big"), height
-        at += 2 + max(length, 2)
-        if marker == _SCAN_MARKER:
-            return JpegHeader(*size, at) if min(size) and at <= len(data) else None
-    return None
-
-
-def damage_of(data: bytes, header: JpegHeader | None) -> str:
-    """Return why `data` is not a whole JPEG; "" where nothing shows that it is not.
-
-    libjpeg fills the rest of a damaged picture with grey, and says so on stderr alone.
-    """
-    if header is None:
-        return "it has no JPEG header"
-    last = _LAST_MARKER.search(data, header.scan_at)
-    if last is None:
-        return "its end is missing"
-    if last[0] != _END:
-        return "something else begins in the middle of it"
-    many = data.count(_SCAN, header.scan_at, last.start()) >= _MOST_SCANS
-    return f"it has more than {_MOST_SCANS} scans" if many else ""
+        if found is None:
+            raise ValueError("its end is missing" if scans else "it has no JPEG header")
+        marker, at = found[1][0], found.end()
+        if marker == _END and scans:
+            check_size(width, height)
+            if scans * width * height > _MOST_SCANNED_PX:
+                raise ValueError(
+                    f"it has {scans} scans of {width} x {height}, more work than the picture of a "
+                    "camera"
+                )
+            return width, height
+        if marker not in (_BETWEEN_SCANS if scans else _IN_HEADER):
+            raise ValueError(
+                "something else begins in the middle of it"
+                if scans
+                else "its JPEG header has what no camera writes"
+            )
+        scans += marker == _SCAN
+        if marker in _FRAMES:
+            height = int.from_bytes(data[at + 3 : at + 5], "big")
+            width = int.from_bytes(data[at + 5 : at + 7], "big")
+        if marker == _SCAN and not width * height:
+            raise ValueError("it has no JPEG header")
+        found = _MARKER.search(data, at + int.from_bytes(data[at : at + 2], "big"))
+    raise ValueError(f"it has more than {_MOST_SEGMENTS} segments")
 
 
 class JpegDecoder:
@@ -116,17 +107,13 @@ class JpegDecoder:
         Raises:
             SourceError: the picture is larger than `LARGEST_PX`.
         """
-        header = read_header(data)
-        self.damage = damage_of(data, header)
-        if header is None or self.damage:
+        try:
+            width, height = size_of_jpeg(data)
+        except PictureTooLarge as error:
+            raise SourceError(f"{self._label}: {error}", reason="unavailable") from None
+        except ValueError as error:
+            self.damage = str(error)
             return None
-        width, height = header.width, header.height
-        if width * height > LARGEST_PX:
-            raise SourceError(
-                f"{self._label}: its images are {width} x {height}, more than "
-                f"{LARGEST_PX >> 20} megapixels; set a lower resolution in the camera",
-                reason="unavailable",
-            )
         divisor = self._useful.divisor(width, height, _DIVISORS)
         flags = _SCALED[divisor] | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)

@@ -9,10 +9,7 @@ its pictures in px (`width`, `height`; the JPEGs may be smaller) and its calibra
 
 from __future__ import annotations
 
-import errno
 import io
-import os
-import stat
 import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +25,7 @@ from mcap.stream_reader import StreamReader, breakup_chunk
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import LARGEST_PX
 from edge_server.errors import SourceError
+from edge_server.process.disk import open_regular
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ class Records:
         """
         schemas: dict[int, Schema] = {}
         channels: dict[int, Channel] = {}
-        with _open(self._path) as file:
+        with _BoundedFile(io.FileIO(open_regular(self._path))) as file:
             try:
                 for record in _unpacked_records(file):
                     match record:
@@ -190,20 +188,6 @@ class _BoundedFile(io.BufferedReader):
         return super().read(size)
 
 
-def _open(path: Path) -> _BoundedFile:
-    """Open `path`, and wait for nobody: a pipe would have its writer's pace.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = _BoundedFile(io.FileIO(descriptor))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    return file
-
-
 def _unpacked_records(file: _BoundedFile) -> Iterator[McapRecord]:
     """Yield the records of a file, those within chunks too.
 
@@ -265,7 +249,7 @@ def _lz4(chunk: Chunk) -> bytes:
 
 def _channels_of_summary(path: Path) -> Mapping[int, Channel] | None:
     """Return the channels that the end of a file lists; None where it has no such end."""
-    with _open(path) as file:
+    with _BoundedFile(io.FileIO(open_regular(path))) as file:
         try:
             summary = make_reader(file).get_summary()
         except (*_DAMAGE, OSError):  # a seek to where a damaged footer points

@@ -52,14 +52,14 @@ class Response(NamedTuple):
         return re.findall(rf"(?im)^{name}:[ \t]*(.*?)\r?$", self.head)
 
 
-def check_name(uri: SourceUri, timeout_s: float = _NAME_S) -> None:
-    """Look up the host of `uri`, which a reader would do without a limit.
+def addresses_of(uri: SourceUri, timeout_s: float = _NAME_S) -> frozenset[str]:
+    """Return the IP addresses of the host of `uri`, which a reader would look up without a limit.
 
     Raises:
         SourceError: the name is not known, or the name service does not respond.
     """
     try:
-        _addresses(uri, timeout_s)
+        return frozenset(address[0] for *_, address in _addresses(uri, timeout_s))
     except OSError as error:
         raise connection_fault(uri, error) from error
 

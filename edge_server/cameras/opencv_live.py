@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 import cv2
 
-from edge_server.cameras.frame import LARGEST_PX
+from edge_server.cameras.frame import PictureTooLarge, check_size
 from edge_server.cameras.gstreamer_modes import V4L2_FORMATS, best_mode
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
-from edge_server.cameras.network_probe import check_name, find_fault
+from edge_server.cameras.network_probe import addresses_of, find_fault
 from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
 from edge_server.cameras.opencv_source import OpenCvSource
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
@@ -68,7 +68,7 @@ def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
 def _open_rtsp(
     uri: SourceUri, credentials: Credentials | None, decoder: JpegDecoder
 ) -> FrameSource:
-    check_name(uri)
+    addresses_of(uri)
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
@@ -83,15 +83,15 @@ def _open_rtsp(
     if not capture.isOpened():
         capture.release()
         raise find_fault(uri, credentials)
-    size = capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
-    if size[0] * size[1] > LARGEST_PX:
+    width, height = (
+        int(capture.get(each)) for each in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+    )
+    try:
         # A later image is scaled to this size, by a decoder that unpacks one at a time.
+        check_size(width, height)
+    except PictureTooLarge as error:
         capture.release()
-        raise SourceError(
-            f"{uri.label}: its images are {size[0]:.0f} x {size[1]:.0f}, more than "
-            f"{LARGEST_PX >> 20} megapixels; set a lower resolution in the camera",
-            reason="unavailable",
-        )
+        raise SourceError(f"{uri.label}: {error}", reason="unavailable") from None
     is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
     decode = decoder if is_jpeg else None
     try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
+
+from edge_server.cameras.frame import LARGEST_PX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +27,9 @@ _FFMPEG_OPTIONS = {"rtsp_transport": "tcp"}
 # No frames to guess the rate of a camera from: opening takes 0.6 s, not 1.9 s. Without them that of
 # an MPEG transport stream is twice what it is.
 _OF_CAMERAS = {"fpsprobesize": "0"}
+# The largest piece of memory that FFmpeg takes at once: a picture of 32 bits a px. Descriptions and
+# sizes that a camera or a file only claims, up to 2 GB, are refused.
+_FFMPEG_MOST_BYTES = 4 * LARGEST_PX + 2**20
 # OpenCV reads the options before it opens anything.
 _OPTIONS_READ_S = 1.0
 # The V4L2 backend waits in whole seconds, 10 by default.
@@ -123,10 +130,19 @@ def settle_opencv() -> None:
     }
     if any(os.environ.get(key) != value for key, value in wanted.items()):
         os.environ.update(wanted)
+    _bound_ffmpeg()
     if hasattr(cv2, "setLogLevel"):  # before OpenCV 5
         cv2.setLogLevel(_OPENCV_SILENT)
     else:
         cv2.utils.logging.setLogLevel(_OPENCV_SILENT)
+
+
+@lru_cache(maxsize=1)
+def _bound_ffmpeg() -> None:
+    """Set FFmpeg's own limit of an allocation; OpenCV has no option for it."""
+    maps = Path("/proc/self/maps").read_text("utf-8", "replace")
+    for path in {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libavutil" in line}:
+        ctypes.CDLL(path).av_max_alloc(ctypes.c_size_t(_FFMPEG_MOST_BYTES))
 
 
 def opencv_report() -> dict[str, Any]:

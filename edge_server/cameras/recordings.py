@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS, Recording
+from edge_server.cameras.frame import (
+    FASTEST_FPS,
+    IMAGE_SUFFIXES,
+    SLOWEST_FPS,
+    PictureTooLarge,
+    Recording,
+    check_size,
+)
+from edge_server.cameras.jpeg import size_of_jpeg
 from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
 from edge_server.errors import SourceError
+from edge_server.process.disk import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -27,6 +38,7 @@ FOLDER_FPS = 10.0
 VIDEO_FPS = 25.0
 # Larger files are no image of a camera, and could fill the memory.
 _LARGEST_IMAGE_BYTES = 2**28
+_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 # A camera takes 4 s to open, or not to.
 _TURN_S = 5.0
 # FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
@@ -129,9 +141,21 @@ def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
     except UnicodeEncodeError:
         # OpenCV's bindings would read from a null pointer.
         raise SourceError(f"{path}: the name is not UTF-8; rename it") from None
+    try:
+        os.close(open_regular(path))
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be played: {error.strerror}") from error
     capture = cv2.VideoCapture(str(path))
     image = None
     if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:
+        try:
+            check_size(
+                int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)),
+                int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)),
+            )
+        except PictureTooLarge as error:
+            capture.release()
+            raise SourceError(f"{path}: {error}") from None
         image = capture.read()[1]
     if image is None:
         capture.release()
@@ -171,32 +195,24 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
         OSError: the file cannot be read.
         ValueError: the file is damaged, incomplete, too large or no image.
     """
-    if path.stat().st_size > _LARGEST_IMAGE_BYTES:
+    with io.FileIO(open_regular(path)) as file:
+        data = file.read(_LARGEST_IMAGE_BYTES + 1)
+    if len(data) > _LARGEST_IMAGE_BYTES:
         raise ValueError(f"it is larger than {_LARGEST_IMAGE_BYTES >> 20} MiB")
-    data = path.read_bytes()
-    if data[:2] == b"\xff\xd8" and not _jpeg_is_complete(data):
-        raise ValueError("the JPEG is cut off")
+    # OpenCV would take any other format by its first bytes, whatever the file's name.
+    if data.startswith(_PNG):
+        size = data[len(_PNG) :]  # of the first chunk, its name, width and height
+        check_size(int.from_bytes(size[:4], "big"), int.from_bytes(size[4:8], "big"))
+    else:
+        size_of_jpeg(data)
     try:
         buffer = np.frombuffer(data, np.uint8)
         image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)
-    except cv2.error as error:  # empty, or larger than OpenCV's limit
+    except cv2.error as error:
         raise ValueError(error.err) from error
     if image is None:
         raise ValueError("it is damaged or no image")
     return image
-
-
-def _jpeg_is_complete(data: bytes) -> bool:
-    """Return whether the scan has an end marker; OpenCV 4.8 decodes a scan without one and reports
-    no error.
-
-    The walk skips the segments before the scan by their lengths (ITU-T T.81, B.1.1.4), as a segment
-    may hold a thumbnail with its own end marker.
-    """
-    at = 2
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return data.find(b"\xff\xd9", at) >= 0
 
 
 def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.uint8]:

@@ -44,12 +44,14 @@ class SourceKind:
         open: opens a source of this kind, or raises SourceError.
         live: the source is a device, which may be absent now and return later; an absent recording
             is an error.
+        device: its driver runs on this machine, and only a new process gets one that hangs back.
         check: raises SourceUriError where a URI of this kind can never be opened on any machine.
         watch: looks whether a lost device is there again; None where only opening it shows that.
     """
 
     open: Callable[[SourceUri, SourceOptions], FrameSource]
     live: bool
+    device: bool = False
     check: Callable[[SourceUri], None] = lambda _: None
     watch: Callable[[SourceUri], ReturnWatch] | None = None
 
@@ -93,6 +95,15 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
         SourceUriError: the URI is wrong.
     """
     return _kind_of(parse_source_uri(uri), kinds).live
+
+
+def is_device(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
+    """Return whether `uri` is read through a driver of this machine.
+
+    Raises:
+        SourceUriError: the URI is wrong.
+    """
+    return _kind_of(parse_source_uri(uri), kinds).device
 
 
 def watch_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> ReturnWatch | None:
@@ -274,13 +285,15 @@ def _check_network(uri: SourceUri) -> None:
 
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
-        "csi": SourceKind(_open_live, live=True, check=_check_csi),
-        "v4l2": SourceKind(_open_live, live=True, check=_check_v4l2, watch=watch_device),
+        "csi": SourceKind(_open_live, live=True, device=True, check=_check_csi),
+        "v4l2": SourceKind(
+            _open_live, live=True, device=True, check=_check_v4l2, watch=watch_device
+        ),
         "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
         "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
         "http": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
         "https": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
-        "gst": SourceKind(_open_live, live=True),
+        "gst": SourceKind(_open_live, live=True, device=True),
         "file": SourceKind(_open_file, live=False),
         "mcap": SourceKind(_open_mcap, live=False, check=_check_mcap),
         "synthetic": SourceKind(_open_synthetic, live=False),

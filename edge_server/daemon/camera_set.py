@@ -38,8 +38,13 @@ _LEAVE_S = 3.0
 # For the first frames of live cameras, before the daemon is ready without them.
 _FIRST_FRAMES_S = 2.0
 _WATCH_S = 0.25
-# Only a new process gets a driver back; until then, so many threads may hang.
-MOST_HANGING = 2
+# So many readers may hang, of present and removed cameras: four cameras that are out of service, at
+# once. Each keeps a thread, a device, up to a picture's memory, and perhaps a lock that other
+# readers of the same library wait for. Beyond that the process is not to be trusted.
+MOST_HANGING = 8
+# A camera whose driver only a new process gets back is worth a restart once no other one has given
+# a frame for so long.
+_NO_FRAMES_S = 10.0
 
 
 def source_options(name: str, section: CameraSection) -> SourceOptions:
@@ -156,8 +161,14 @@ class CameraSet:
         for pipeline in self.pipelines:
             self._open(pipeline.camera)
 
-    def validate(self, stop: threading.Event) -> None:
+    def validate(
+        self, stop: threading.Event, awaits: Callable[[str], bool] = lambda _: False
+    ) -> None:
         """Run a frame through each camera's model, and open the cameras; end early at `stop`.
+
+        Args:
+            stop: ends the validation.
+            awaits: returns whether a model is still to be loaded; its cameras start with it.
 
         Raises:
             SettingsError, Unavailable: see `LanePipeline.validate`.
@@ -166,6 +177,10 @@ class CameraSet:
         for pipeline in self.pipelines:
             if stop.is_set():
                 return
+            pipeline.awaits_model = awaits(pipeline.model)
+            if pipeline.awaits_model:
+                log.info("camera %s: waits for its model, %s", pipeline.camera.name, pipeline.model)
+                continue
             pipeline.validate()
             # All at once, as each may take its time or be absent.
             self._open(pipeline.camera, wait_s=0.0)
@@ -173,11 +188,13 @@ class CameraSet:
         for pipeline in self.pipelines:
             if stop.is_set():
                 return
-            self._open(pipeline.camera, wait_s=max(0.0, until - time.monotonic()))
+            if not pipeline.awaits_model:
+                self._open(pipeline.camera, wait_s=max(0.0, until - time.monotonic()))
 
     def start(self) -> None:
         for pipeline in self.pipelines:
-            pipeline.camera.start()
+            if not pipeline.awaits_model:
+                pipeline.camera.start()
             pipeline.worker.start()
         self._watch.start()
 
@@ -244,20 +261,29 @@ class CameraSet:
 
     @property
     def hanging(self) -> int:
-        """Number of readers of removed cameras that hang in their drivers; each keeps a thread and
-        its device."""
-        return sum(camera.hanging for camera in tuple(self._left))
+        """Number of readers that hang in their drivers, those of removed cameras too; each keeps a
+        thread and its device."""
+        cameras = {*(pipeline.camera for pipeline in tuple(self.pipelines)), *tuple(self._left)}
+        return sum(camera.hanging for camera in cameras)
 
     def _watch_over(self, now: float) -> None:
         """Report models that do not respond, while the loops of their cameras wait for them.
 
         Raises:
-            StageStuck: more readers hang than a process may keep.
+            StageStuck: more readers hang than a process may keep, or no camera gives frames and
+                one of them needs a new process.
         """
-        for pipeline in tuple(self.pipelines):
+        pipelines = tuple(self.pipelines)
+        for pipeline in pipelines:
             pipeline.report_silence(now)
         if (hanging := self.hanging) > MOST_HANGING:
-            raise StageStuck(f"{hanging} readers of removed cameras hang in their drivers")
+            raise StageStuck(f"{hanging} readers of cameras hang in their drivers")
+        ages = [pipeline.camera.last_frame_age_s(now) for pipeline in pipelines]
+        if all(age_s is None or age_s > _NO_FRAMES_S for age_s in ages):
+            for pipeline in pipelines:
+                if pipeline.camera.needs_restart:
+                    text = "hangs in its driver, and no other camera gives frames"
+                    raise StageStuck(f"camera {pipeline.camera.name}: {text}")
         self._watch.wait(_WATCH_S)
 
     def _note_hanging(self, closed: Iterable[Camera]) -> None:

@@ -25,7 +25,7 @@ from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.wall_clock import ClockWatch
-from edge_server.board.watch import BoardWatch
+from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, BoardWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -57,9 +57,10 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.awake_time import AwakeTime
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.worker import check_progress
+from edge_server.process.worker import Auxiliary, check_progress
 
 if TYPE_CHECKING:
     import threading
@@ -183,7 +184,7 @@ class Daemon:
 
         self._board = board = BoardWatch(
             clock=ClockWatch(required=settings.device.clock == "synchronized"),
-            recording=lambda: "" if self._recorder is None else self._recorder.failure,
+            parts=self._faults,
         )
 
         def calibration_of_camera(name: str) -> Calibration | None:
@@ -260,10 +261,17 @@ class Daemon:
             self.events,
             settings.vehicle.width_m,
             may_read=None if tokens is None else tokens.may_read,
-            host_names=settings.http.host_names,
         )
         self._rest = rest
         self._http = HttpServer(http_listeners(settings, rest, sources, page))
+        # What hostile clients, or a disk, may bring down; lanes go on without them.
+        self._auxiliary = {
+            HTTP_CLOSED: Auxiliary("http", lambda: [self._http.worker], self._http.reopen)
+        }
+        if recorder is not None:
+            self._auxiliary[NOT_RECORDED] = Auxiliary(
+                "recorder", lambda: recorder.workers, recorder.reopen
+            )
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -357,19 +365,21 @@ class Daemon:
             DeviceLost: a GPU is broken, on any thread; only a new process recovers.
             StageStuck: a worker or a model hangs, or gRPC does not respond; only a new process
                 recovers.
-            InternalError: a worker died.
+            InternalError: a worker died. One of `Auxiliary` is started again.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
-        late: list[Worker] = []
+        awake = AwakeTime(2 * period_s)
         while not stop.wait(period_s):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
-            now = time.monotonic()
-            late = check_progress(self._workers(), now, late)
+            awake.look(now := time.monotonic())
+            check_progress(self._workers(), awake)
+            for auxiliary in self._auxiliary.values():
+                auxiliary.check(now, awake)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
-            model, running_s = self.data_plane.longest_run(now)
-            if running_s > MODEL_STUCK_S:
+            model, since = self.data_plane.oldest_run()
+            if awake.since(since) > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
             self._status.report("WATCHDOG=1")
 
@@ -390,7 +400,7 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._cameras.validate(stop)
+                self._cameras.validate(stop, self.control.awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise
@@ -417,13 +427,19 @@ class Daemon:
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
 
+    def _faults(self) -> list[str]:
+        """Return which auxiliary parts do not work, and why."""
+        found = [f"{word}: {each.fault}" for word, each in self._auxiliary.items() if each.fault]
+        if not found and self._recorder is not None and self._recorder.failure:
+            found.append(f"{NOT_RECORDED}: {self._recorder.failure}")
+        return found
+
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
         workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
-        parts = (self._http, self._grpc.self_call, self._reload)
-        workers += [part.worker for part in parts if part is not None]
-        if self._recorder is not None:
-            workers += self._recorder.workers
+        workers += [
+            part.worker for part in (self._grpc.self_call, self._reload) if part is not None
+        ]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
         return workers

@@ -60,6 +60,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
             (
                 *("enabled", "host", "port", "insecure", "socket", "control", "restricted"),
                 *("max_message_bytes", "max_connections", "max_streams", "max_infer_streams"),
+                "max_decompressed_bytes",
                 "max_metadata_bytes",
                 *("handshake_timeout_ms", "idle_timeout_ms", "max_connection_age_ms"),
                 *("max_connection_age_grace_ms", "keepalive_time_ms", "keepalive_timeout_ms"),

@@ -193,6 +193,7 @@ def following_control(
         server_context=LiveModels(registry),
         budget=budget,
         canary_terms=terms if settings.probation_requests else None,
+        quarantine=deployments.quarantine,
         on_rolled_back=deployments.rolled_back,
         on_passed=deployments.passed,
         signatures=signatures,

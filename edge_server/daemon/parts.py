@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.installation import missing
+from edge_server.board.resources import nearest_directory
 from edge_server.daemon.model_parts import store_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.tracing.otlp import SpanSender
@@ -113,11 +114,11 @@ def directories_of(settings: Settings) -> list[Path]:
 
 
 def free_space(directories: Sequence[Path]) -> dict[str, int]:
-    """Return the free space of the directories that exist."""
+    """Return the free space of each directory, or of where it would be made."""
     found = {}
     for directory in directories:
         with suppress(OSError):
-            found[str(directory)] = free_bytes(directory)
+            found[str(directory)] = free_bytes(nearest_directory(directory))
     return found
 
 

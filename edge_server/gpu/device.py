@@ -114,6 +114,8 @@ class Device:
         # The primary context: TensorRT, ONNX Runtime and torch work in it too.
         self._context = device.retain_primary_context()
         self._closed = False
+        # Boxes of `hold`, by their id: `close` empties those that no finalizer has emptied yet.
+        self._held: dict[int, list[Any]] = {}
         self._freeing = _Freeing(self)
 
     def __str__(self) -> str:
@@ -175,7 +177,7 @@ class Device:
             self._freeing.free(function, pointer)
 
     def hold(self, owner: object, thing: Any) -> list[Any]:
-        """Keep pycuda's `thing` until `owner` is garbage-collected, on any thread.
+        """Keep pycuda's `thing` until `owner` is garbage-collected, on any thread, or `close`.
 
         pycuda frees on the thread that retained the context, or where the context is current;
         elsewhere the object leaks, with a warning. So `thing` is released where the context is
@@ -185,15 +187,17 @@ class Device:
             A list that holds `thing`; `let_go` empties it.
         """
         box = [thing]
+        self._held[id(box)] = box
         weakref.finalize(owner, self.let_go, box).atexit = False
         return box
 
     def let_go(self, box: list[Any]) -> None:
         """Release the object that `hold` keeps; a second call does nothing."""
+        self._held.pop(id(box), None)
         if not box:
             return
         if self._closed:
-            # CUDA has freed everything in the context together with it.
+            # Abandoned: CUDA frees everything in the context together with it.
             box.clear()
             return
         # The memory of a lost device cannot be freed, and need not be.
@@ -206,24 +210,34 @@ class Device:
 
         A thread that ends with a context on pycuda's own stack ends the whole process.
         """
-        self._closed = True
         with suppress(self.driver.Error):
             self._context.detach()
+        self._closed = True
         # The call removes detached contexts from pycuda's stack.
         self.driver.Context.get_current()
 
     def close(self) -> None:
-        """Release the primary context, outside of `current`; no object made in it may be used
-        afterwards."""
-        if not self._closed:
-            self._closed = True
-            self._freeing.close()
-            with suppress(self.driver.Error):
-                # pycuda detaches on one thread only, and where the context is current.
-                self._context.push()
-                self._context.detach()
-                # pycuda drops the context, but leaves it on the driver's own stack.
-                self.libcuda.pop_context()
+        """Free what is held, then release the primary context, outside of `current`; no object made
+        in it may be used afterwards."""
+        if self._closed:
+            return
+        self._freeing.close()
+        try:
+            self._context.push()
+        except self.driver.Error:
+            self.abandon()
+            return
+        # Before the context goes: an owner that a garbage collection on another thread drops later
+        # finds an empty box, whatever that thread's context is.
+        for box in list(self._held.values()):
+            box.clear()
+        self._held.clear()
+        self._closed = True
+        with suppress(self.driver.Error):
+            # pycuda detaches on one thread only, and where the context is current.
+            self._context.detach()
+            # pycuda drops the context, but leaves it on the driver's own stack.
+            self.libcuda.pop_context()
 
 
 class _Current:
@@ -270,7 +284,12 @@ class _Current:
                 if error is None:
                     error, ours = pop_error, pop_failure
         if ours is not None:
-            raise ours from error
+            try:
+                raise ours from error
+            finally:
+                # Its traceback holds this frame: a cycle would keep the callers' streams and memory
+                # until the garbage collector runs, on whichever thread that is.
+                del ours, error
 
     def _ours(self, error: BaseException) -> EdgeServerError:
         return self._device.failure(str(error), self._doing)

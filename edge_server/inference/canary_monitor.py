@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from edge_server.inference.canary_window import (
     HANGS_S,
     LEAST_FOR_P99,
+    UNDECIDED_S,
     WatchedScheduler,
     WatchedVersion,
     fault_shares,
 )
 from edge_server.inference.mirror import Mirror
 from edge_server.inference.replay import ReplayTarget
+from edge_server.process.awake_time import AwakeTime
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -64,19 +66,23 @@ class CanaryMonitor:
     failures that only the predecessor has; when its responses with infinities or NaN exceed 1 % and
     three times likewise. A version is also worse when a run takes more than 1 s and ten times as
     long as the predecessor needs for the same request (times the rows that its batch may have), and
-    when its model is away for 1 s while the predecessor is not.
+    when its model is away for 1 s while the predecessor is not. A standstill of the whole process
+    counts for neither (see `AwakeTime`). A request that the predecessor refuses or fails at shows
+    nothing of its time: the run hangs after 5 s and 30 times the predecessor's p99, or after 30 s.
+    So long may the model be away after a request that the predecessor failed at.
 
     A request that is cancelled, misses its deadline or finds the queue full counts neither as good
     nor as bad.
 
     Requests of a model that keeps state, is decoupled or has another interface than its predecessor
     cannot be replayed: for these the shares are compared with those of the predecessor's own first
-    requests, non-finite responses count only where the request was finite, and a run hangs after
-    5 s at the earliest.
+    requests, non-finite responses count only where the request was finite, and a run hangs as one
+    whose request the predecessor refuses.
 
-    A version that is only slower, in the same minutes and for the same requests, is not worse: the
-    monitor reports the latency, and the version stays. The team that pushes the model sets its
-    allowed latency, and a busy machine must not take good lanes away.
+    A version that is only slower, in the same minutes and for the same requests, is not worse, be
+    it for all of them or for some: the monitor reports the latency, and the version stays. The team
+    that pushes the model sets its allowed latency, and a busy machine must not take good lanes
+    away.
 
     Args:
         name: the model's name.
@@ -106,8 +112,9 @@ class CanaryMonitor:
         self._news = ""
         self.watched: list[WatchedVersion] = []
         self._began_s = math.inf
-        # Condition → when it began.
-        self._since_s: dict[str, float] = {}
+        self._awake = AwakeTime(2 * _CHECK_S)
+        # Version → since when it is away, and the failures of its predecessor that excuse it.
+        self._away_since: dict[int, tuple[float, int]] = {}
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._over = False
@@ -154,6 +161,7 @@ class CanaryMonitor:
     def begin(self, now: float) -> None:
         """Start the canary's clock at `now` (`time.monotonic()`)."""
         self._began_s = now
+        self._awake.look(now)
 
     def stop(self) -> None:
         """Prevent any verdict after this returns; the callback of an earlier one may still run."""
@@ -167,7 +175,8 @@ class CanaryMonitor:
 
     def look(self, now: float) -> bool:
         """Give the verdict that is due at `now`; True while there is none."""
-        reason = self.fault() or self._hang(now) or self._absence(now)
+        self._awake.look(now)
+        reason = self.fault() or self._hang() or self._absence(now)
         requests = sum(each.scheduler.seen.total() for each in self.watched)
         # Requests of all versions count together: single versions may get few.
         seconds = now - self._began_s
@@ -238,20 +247,21 @@ class CanaryMonitor:
             self._on_news(news)
             self._news = news
 
-    def _hang(self, now: float) -> str:
-        hang = next((text for each in self.watched if (text := each.hang(now))), "")
-        # A hang must show in two checks, so that a standstill of the whole machine is none.
-        return hang if self._lasts_s("hang", now, there=bool(hang)) >= _CHECK_S else ""
+    def _hang(self) -> str:
+        return next((text for each in self.watched if (text := each.hang(self._awake))), "")
 
     def _absence(self, now: float) -> str:
-        reason = next((text for each in self.watched if (text := each.absence())), "")
-        if self._lasts_s("absence", now, there=bool(reason)) < HANGS_S:
-            return ""
-        return f"away for more than {HANGS_S:g} s: {reason}"
-
-    def _lasts_s(self, condition: str, now: float, *, there: bool) -> float:
-        """How long the condition has held, from check to check."""
-        if not there:
-            self._since_s.pop(condition, None)
-            return 0.0
-        return now - self._since_s.setdefault(condition, now)
+        for each in self.watched:
+            version, reason = each.model.version, each.absence()
+            if not reason:
+                self._away_since.pop(version, None)
+                continue
+            excuses = each.excuses()
+            since, known = self._away_since.get(version, (now, -1))
+            if known != excuses:
+                since = now
+                self._away_since[version] = now, excuses
+            limit_s = UNDECIDED_S if excuses else HANGS_S
+            if self._awake.since(since) >= limit_s:
+                return f"away for more than {limit_s:g} s: {reason}"
+        return ""

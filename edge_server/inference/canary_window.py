@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.inference.mirror import MOST_SAMPLES
 from edge_server.inference.replay import (
     WITHOUT_VERDICT,
     Fault,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from edge_server.inference.mirror import Mirror
     from edge_server.inference.snapshot import LoadedModel, Scheduler, Snapshot
     from edge_server.model_config.config import ModelConfig
+    from edge_server.process.awake_time import AwakeTime
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
@@ -43,19 +46,25 @@ _TOLERATED = {
 }
 # A request is slower that takes more than twice the predecessor's time and this in addition.
 _SLOWER_NS = 2_000_000
-# The minimum number of requests for a comparison of times. A version is slower where this share of
-# its requests is, not slower where at most half are; between the two the canary goes on.
+# The minimum number of requests for a comparison of times. A version is slower altogether where
+# this share of its requests is, and for some where so many more are than chance explains: a busy
+# machine slows either version alike, so three times as many as the predecessor is slower for.
 _LEAST_TIMED = 30
 _SLOWER_SHARE = 0.75
-_UNCLEAR_SHARE = 0.5
+_LEAST_SLOWER = 8
+_BY_CHANCE = 3
 # After this many replays of requests with a fault a version passes without more of them.
 _ENOUGH_REPLAYS = 20
 # A run, or an absence of the model, of this length counts as a hang for any request.
 HANGS_S = 1.0
-# Without a replay on the predecessor, a run hangs when it exceeds both this (more than a busy
-# machine needs) and 30 times the predecessor's p99, taken over at least so many requests.
+# Where the predecessor has no response to the same request, a run hangs when it exceeds both this
+# (more than a busy machine needs) and 30 times the predecessor's p99, taken over at least so many
+# requests.
 _HANGS_UNCOMPARED_S = 5.0
 LEAST_FOR_P99 = 50
+# Whatever is known of the predecessor, a run, or an absence, that lasts so long is the version's
+# fault: the supervisor would end the process for it a little later, and not the version.
+UNDECIDED_S = MODEL_STUCK_S / 2
 # How many sequences with non-finite inputs are remembered.
 _MOST_SPOILT = 1024
 
@@ -64,7 +73,7 @@ class WatchedScheduler(SchedulerWrapper):
     """Passes requests on to `scheduler` and counts their responses, until `end`.
 
     Until then responses are on the host, where they can be checked. A `mirror` gets the requests
-    whose response has a fault and a sample of the others. Without a mirror, a non-finite response
+    whose response has a fault and a sample of the others. A non-finite response
     counts only where the request, and with it its sequence, held finite numbers alone.
 
     Args:
@@ -160,12 +169,14 @@ class WatchedScheduler(SchedulerWrapper):
         if isinstance(response, WITHOUT_VERDICT):
             return
         mirror = self._mirror
+        if fault is Fault.NOT_FINITE and not all_finite(request):
+            # Such a response to inputs that are not finite is no fault of the version.
+            self._count(None)
+            return
         if mirror is None or not mirror.comparable:
             if isinstance(response, InvalidRequest):
                 # Only the predecessor could show that the request was not at fault.
                 return
-            if fault is Fault.NOT_FINITE and not all_finite(request):
-                fault = None
         elif fault is not None:
             mirror.compare(request, fault)
         elif isinstance(response, InferResponse) and mirror.wants_sample():
@@ -263,7 +274,7 @@ class WatchedVersion(NamedTuple):
         sampled = mirror.sampled
         if sampled < _LEAST_TIMED:
             return f"its predecessor was given {sampled} of {_LEAST_TIMED} requests so far"
-        if _UNCLEAR_SHARE < _slower_share(mirror.times()) < _SLOWER_SHARE:
+        if sampled < MOST_SAMPLES and 1 < _beyond_chance(mirror.times()) < _LEAST_SLOWER:
             return "whether it is slower than its predecessor is not clear"
         return ""
 
@@ -271,27 +282,34 @@ class WatchedVersion(NamedTuple):
         """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
         times = mirror.times() if mirror is not None and mirror.timed else []
-        if len(times) < _LEAST_TIMED or _slower_share(times) < _SLOWER_SHARE:
+        if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
             return ""
-        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*times, strict=True))
+        slower = [pair for pair in times if _is_slower(*pair)]
+        altogether = len(slower) >= _SLOWER_SHARE * len(times)
+        which = "" if altogether else f" for {len(slower)} of {len(times)} requests"
+        shown = times if altogether else slower
+        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*shown, strict=True))
         return (
-            f"slower than its predecessor: {new_ms:.1f} ms beside {old_ms:.1f} ms, the medians of "
-            f"{len(times)} requests that both were given"
+            f"slower than its predecessor{which}: {new_ms:.1f} ms beside {old_ms:.1f} ms, the "
+            f"medians of {len(shown)} requests that both were given"
         )
 
-    def hang(self, now: float) -> str:
-        """The run that hangs; on the monitor's thread, which replays the request at once."""
-        run_s = self.scheduler.longest_run_s(now)
+    def hang(self, awake: AwakeTime) -> str:
+        """The run that hangs; on the monitor's thread, which replays the request at once.
+
+        Args:
+            awake: of the monitor, which has just looked.
+        """
+        run_s = awake.since(self.scheduler.running_since())
+        if run_s < HANGS_S:
+            return ""
         mirror, oldest = self.compared, self.scheduler.oldest()
-        least_s = math.inf
-        if mirror is None:
-            if self.hangs_s:
-                least_s = max(_HANGS_UNCOMPARED_S, self.hangs_s)
-        elif run_s >= HANGS_S and oldest is not None:
-            old_s = mirror.time_s(oldest)
-            if old_s is not None:
-                # The run may be a batch, of which the predecessor replayed a single request.
-                least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s)
+        old_s = None if mirror is None or oldest is None else mirror.time_s(oldest)
+        if mirror is None or old_s is None:
+            least_s = min(UNDECIDED_S, max(_HANGS_UNCOMPARED_S, self.hangs_s or math.inf))
+        else:
+            # The run may be a batch, of which the predecessor replayed a single request.
+            least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s)
         if run_s < least_s:
             return ""
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
@@ -301,15 +319,26 @@ class WatchedVersion(NamedTuple):
         reason, mirror = self.model.not_ready_reason(), self.compared
         if not reason or mirror is None:
             return reason
-        better, replayed = mirror.better(Fault.FAILED)
-        # A request that also ends the predecessor's process is the caller's fault.
-        callers_fault = not better if replayed else mirror.is_comparing
-        return "" if callers_fault or mirror.target.not_ready_reason() else reason
+        waits = mirror.is_comparing and not mirror.better(Fault.FAILED)[1]
+        return "" if waits or mirror.target.not_ready_reason() else reason
+
+    def excuses(self) -> int:
+        """How many requests have failed on the predecessor likewise, so that the caller may be at
+        fault for the absence; 0 where the predecessor responded well to another one."""
+        mirror = self.compared
+        if mirror is None or mirror.better(Fault.FAILED)[0]:
+            return 0
+        return mirror.shared_failures
 
 
-def _slower_share(times: Sequence[tuple[int, int]]) -> float:
-    slower = sum(new_ns > 2 * old_ns + _SLOWER_NS for new_ns, old_ns in times)
-    return slower / max(1, len(times))
+def _is_slower(new_ns: int, old_ns: int) -> bool:
+    return new_ns > 2 * old_ns + _SLOWER_NS
+
+
+def _beyond_chance(times: Sequence[tuple[int, int]]) -> int:
+    """How many requests the new version was slower for, beside those that chance explains."""
+    slower = sum(_is_slower(new_ns, old_ns) for new_ns, old_ns in times)
+    return slower - _BY_CHANCE * sum(_is_slower(old_ns, new_ns) for new_ns, old_ns in times)
 
 
 def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:

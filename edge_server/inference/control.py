@@ -26,6 +26,11 @@ _FILE = "file:"
 class ModelControl(Protocol):
     """Loads and unloads models on request, where the control mode allows it."""
 
+    @property
+    def loads_on_request(self) -> bool:
+        """Whether it does."""
+        ...
+
     def load(
         self,
         name: str,
@@ -76,6 +81,11 @@ class BoundedControl:
         self._control = control
         self._loads = loads
         self._places = threading.Semaphore(loads)
+
+    @property
+    def loads_on_request(self) -> bool:
+        """See `ModelControl.loads_on_request`."""
+        return self._control.loads_on_request
 
     def load(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.inference.snapshot import UNLOADED, ModelState
@@ -91,18 +92,18 @@ class DataPlane:
         """
         return self._registry.snapshot.find(name, version)
 
-    def longest_run(self, now: float) -> tuple[str, float]:
-        """Return the name of the model with the oldest unfinished run, and the run's age in s.
+    def oldest_run(self) -> tuple[str, float]:
+        """Return the name of the model with the oldest unfinished run, and when that run began
+        (`time.monotonic()`; infinity where nothing runs).
 
-        The age is taken at `now` (`time.monotonic()`). Replaced models that still run a request
-        count too.
+        Replaced models that still run a request count too.
         """
         runs = [
-            (loaded.scheduler.longest_run_s(now), loaded.name)
+            (loaded.scheduler.running_since(), loaded.name)
             for loaded in self._registry.models_in_use()
         ]
-        longest_s, name = max(runs, default=(0.0, ""))
-        return name, longest_s
+        since, name = min(runs, default=(inf, ""))
+        return name, since
 
     def open(self) -> None:
         """Allow the server to report itself ready from now on."""

@@ -59,8 +59,8 @@ class DirectScheduler:
     def pending(self) -> int:
         return self._pool.waiting()
 
-    def longest_run_s(self, now: float) -> float:
-        return self._pool.longest_run_s(now)
+    def running_since(self) -> float:
+        return self._pool.running_since()
 
     def close(self) -> None:
         self._pool.close()

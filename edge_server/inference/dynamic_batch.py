@@ -47,7 +47,7 @@ class DynamicBatchScheduler:
     holds the instances back. Then the next worker gathers. `submit` never waits for a model, and
     refuses at once a request whose response would come too late.
 
-    The workers have no supervisor: a model that hangs shows in `longest_run_s`.
+    The workers have no supervisor: a model that hangs shows in `running_since`.
 
     Args:
         watch: applies the time limits of the queue, also while every worker runs a model.
@@ -118,8 +118,8 @@ class DynamicBatchScheduler:
     def pending(self) -> int:
         return len(self._queue)
 
-    def longest_run_s(self, now: float) -> float:
-        return self._pool.longest_run_s(now)
+    def running_since(self) -> float:
+        return self._pool.running_since()
 
     def close(self) -> None:
         """Refuse the queued requests, end the workers, release the instances.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
@@ -81,8 +82,9 @@ class EnsembleScheduler:
         """0: the members count the waiting requests."""
         return 0
 
-    def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members count
-        return 0.0
+    def running_since(self) -> float:
+        """Infinity: the members count their runs."""
+        return inf
 
     def close(self) -> None:
         """Close nothing: the members are loaded models of their own."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from itertools import zip_longest
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError, Unavailable
@@ -101,24 +102,25 @@ class InstancePool:
         """The number of callers that wait for an instance."""
         return self._waiting
 
-    def longest_run_s(self, now: float) -> float:
-        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`).
+    def running_since(self) -> float:
+        """See `Scheduler.running_since`.
 
         The run of an instance with an attribute `progressed_at`, which limits its runs by itself,
         counts from that time.
         """
         # A copy, because a run may end during the iteration.
-        return max(
+        return min(
             (
-                now - max(started, getattr(self._by_id[key], "progressed_at", 0.0))
+                max(started, getattr(self._by_id[key], "progressed_at", 0.0))
                 for key, started in list(self._started_at.items())
             ),
-            default=0.0,
+            default=inf,
         )
 
     def running_s(self, now: float) -> float:
-        """As `longest_run_s`; 0 where an instance is idle."""
-        return 0.0 if self._idle else self.longest_run_s(now)
+        """Return the age in s of the oldest unfinished run at `now`; 0 where an instance is
+        idle."""
+        return 0.0 if self._idle else max(0.0, now - self.running_since())
 
     def close(self) -> None:
         if self._limiter is not None:

@@ -53,9 +53,9 @@ class InstanceThread:
         finally:
             self._pool.give_back(instance)
 
-    def run_s(self, now: float) -> float:
-        """The age in s of the unfinished run at `now`; 0 where nothing runs."""
-        return self._pool.longest_run_s(now)
+    def running_since(self) -> float:
+        """When the unfinished run began (`time.monotonic()`); infinity where nothing runs."""
+        return self._pool.running_since()
 
     def ask_to_stop(self) -> None:
         """Let the thread close the instance and end; returns at once."""

@@ -36,7 +36,7 @@ _REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
-_LAST_SAMPLES = 200
+MOST_SAMPLES = 200
 # With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
 
@@ -58,6 +58,7 @@ class Mirror:
 
     Attributes:
         comparable: whether the predecessor's responses are known.
+        shared_failures: number of requests that both versions failed at, and neither refused.
         timed: whether times are compared: not where a run may make one batch of several requests,
             or where inputs are on a device.
     """
@@ -66,6 +67,7 @@ class Mirror:
         self.target = target
         self.timed = target.calculates and target.batch_size == 1
         self.comparable = True
+        self.shared_failures = 0
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: deque[_Replay] = deque()
@@ -73,7 +75,7 @@ class Mirror:
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._better: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_FAULTS) for f in Fault}
-        self._samples: deque[_Replayed] = deque(maxlen=_LAST_SAMPLES)
+        self._samples: deque[_Replayed] = deque(maxlen=MOST_SAMPLES)
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
@@ -158,7 +160,8 @@ class Mirror:
     def time_s(self, request: InferRequest) -> float | None:
         """The predecessor's time in s for a request that still runs, replayed once and at once.
 
-        Returns: None where the predecessor's response is bad.
+        Returns: None where the predecessor refuses the request, or fails at it. Whether its
+            response is finite makes no difference: the request may not be finite either.
         """
         if self._timed_request is None or self._timed_request[0] is not request:
             took_s = None
@@ -166,7 +169,7 @@ class Mirror:
                 copy = copied(request)
                 began_s = time.monotonic()
                 response = self.target.response(copy)
-                if not isinstance(response, EdgeServerError) and not has_non_finite(response):
+                if not isinstance(response, EdgeServerError):
                     took_s = time.monotonic() - began_s
             except (EdgeServerError, MemoryError) as error:
                 log.debug("model %s: not replayed: %r", request.model_name, error)
@@ -197,21 +200,22 @@ class Mirror:
 
     def _replay(self, replay: _Replay) -> None:
         fault = replay.fault
-        if fault is Fault.NOT_FINITE and not all_finite(replay.request):
-            # A bad response to non-finite inputs is no fault of the version.
-            with self._lock:
-                self._better[fault].append(False)
-            return
         response = self.target.response(replay.request)
         if self.target.others_used:
             self.comparable = False
         elif not isinstance(response, WITHOUT_VERDICT):
+            failed = isinstance(response, EdgeServerError)
+            refused = isinstance(response, InvalidRequest)
+            # A response that is not finite, to a request that is not, is no better than a failure.
+            bad = has_non_finite(response) and (
+                fault is Fault.NOT_FINITE or not all_finite(replay.request)
+            )
             with self._lock:
+                self.shared_failures += fault is Fault.FAILED and failed and not refused
                 if fault is None:
                     self._samples.append(_replayed(replay.work_ns, response))
                 else:
-                    finite = fault is Fault.FAILED or not has_non_finite(response)
-                    self._better[fault].append(finite and not isinstance(response, EdgeServerError))
+                    self._better[fault].append(not (failed or bad))
 
 
 class _Replay(NamedTuple):

@@ -94,8 +94,8 @@ class SchedulerWrapper:
     def pending(self) -> int:
         return self.beneath.pending()
 
-    def longest_run_s(self, now: float) -> float:
-        return self.beneath.longest_run_s(now)
+    def running_since(self) -> float:
+        return self.beneath.running_since()
 
     def close(self) -> None:
         self.beneath.close()

@@ -162,8 +162,8 @@ class SequenceScheduler:
         """The number of waiting requests."""
         return self._book.waiting
 
-    def longest_run_s(self, now: float) -> float:
-        return max((thread.run_s(now) for thread in self._threads), default=0.0)
+    def running_since(self) -> float:
+        return min((thread.running_since() for thread in self._threads), default=inf)
 
     def close(self) -> None:
         self._watch.remove(self)

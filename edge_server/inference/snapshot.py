@@ -99,8 +99,9 @@ class Scheduler(Protocol):
         """Return how many requests wait for an instance."""
         ...
 
-    def longest_run_s(self, now: float) -> float:
-        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`)."""
+    def running_since(self) -> float:
+        """Return when the oldest unfinished run began (`time.monotonic()`); infinity where nothing
+        runs. Equal values are the same run."""
         ...
 
     def close(self) -> None:

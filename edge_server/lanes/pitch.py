@@ -47,17 +47,17 @@ class PitchFilter:
     def __init__(self, calibrated_std_rad: float) -> None:
         self._resting = _SPRINGS_STD_RAD**2 + calibrated_std_rad**2
         self._variance = self._resting
-        self._at_s: float | None = None
+        self._at_ns: int | None = None
         self.rad = 0.0
 
     @property
     def std_rad(self) -> float:
         return math.sqrt(self._variance)
 
-    def predict(self, now_s: float) -> None:
-        """Go on to the time of the next frame, before it is located."""
-        step_s = _LONGEST_STEP_S if self._at_s is None else now_s - self._at_s
-        self._at_s = now_s
+    def predict(self, mono_ns: int) -> None:
+        """Go on to the capture of the next frame, CLOCK_MONOTONIC, before it is located."""
+        step_s = _LONGEST_STEP_S if self._at_ns is None else (mono_ns - self._at_ns) / 1e9
+        self._at_ns = mono_ns
         keep = math.exp(-min(max(step_s, 0.0), _LONGEST_STEP_S) / _SPRINGS_S)
         self.rad *= keep
         self._variance = keep**2 * self._variance + (1.0 - keep**2) * self._resting
@@ -84,17 +84,23 @@ class PitchDrift:
 
     def __init__(self) -> None:
         self.rad: float | None = None
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_SAMPLES)
 
-    def add(self, pitch_rad: float, curvature_1pm: float | None, now_s: float) -> None:
-        """Take in one frame's pitch against the calibration; frames in bends are left out."""
+    def add(self, pitch_rad: float, curvature_1pm: float | None, mono_ns: int) -> None:
+        """Take in one frame's pitch against the calibration; frames in bends are left out.
+
+        Args:
+            pitch_rad: positive nose down.
+            curvature_1pm: of the road; None where it is not known.
+            mono_ns: CLOCK_MONOTONIC of the capture.
+        """
         if curvature_1pm is None or abs(curvature_1pm) > _STRAIGHT_CURVATURE:
             return
         samples = self._samples
-        if samples and now_s - samples[-1][0] < _SAMPLE_PERIOD_S:
+        if samples and mono_ns - samples[-1][0] < _SAMPLE_PERIOD_S * 1e9:
             return
-        samples.append((now_s, pitch_rad))
-        while now_s - samples[0][0] > _OLDEST_SAMPLE_S:
+        samples.append((mono_ns, pitch_rad))
+        while mono_ns - samples[0][0] > _OLDEST_SAMPLE_S * 1e9:
             samples.popleft()
         if len(samples) < _SAMPLES:
             return

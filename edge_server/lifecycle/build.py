@@ -19,7 +19,7 @@ from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
 from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY
-from edge_server.process.threads import Hangs, run_with_timeout
+from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ class Build:
                 f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
                 "or record a golden pair that it responds to"
             ) from error
+        except GivenUp:
+            raise  # closed as soon as its validation ends
         except BaseException:
             loaded.close()
             raise

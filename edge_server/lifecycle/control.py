@@ -107,6 +107,11 @@ class RepositoryControl:
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
 
+    def awaits(self, name: str) -> bool:
+        """Return False: `start` has tried to load every model of the start."""
+        del name
+        return False
+
     def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load the models of the start, and return the entries of the models that failed.
 
@@ -116,6 +121,11 @@ class RepositoryControl:
         if self._explicit and ALL not in self._load_at_start:
             return self._loader.load_named(self._load_at_start, stop)
         return self._loader.load_all(stop)
+
+    @property
+    def loads_on_request(self) -> bool:
+        """See `ModelControl.loads_on_request`."""
+        return self._explicit
 
     def load(
         self,

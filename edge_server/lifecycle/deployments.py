@@ -161,13 +161,18 @@ class Deployments:
         if is_due:
             self._commit(copy)
 
+    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
+        """Quarantine the content of `model_spec`, which is rolled back for `reason`."""
+        copy = model_spec.files.holder
+        if isinstance(copy, StagedModel):
+            self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
+
     def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        """Report the rollback of `model_spec` and quarantine its content."""
+        """Report the rollback of `model_spec`, whose content is in quarantine."""
         copy = model_spec.files.holder
         if not isinstance(copy, StagedModel):
             return
         self.count("rolled_back")
-        self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
         with self.reporting(copy.name) as record:
             record.rolled_back(copy, reason)
 

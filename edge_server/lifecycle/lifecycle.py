@@ -38,8 +38,10 @@ class ModelLifecycle:
         build: makes the ensembles, once their members are known.
         canary_terms: the terms of the canary of a version that replaces another; None runs no
             canary.
-        on_rolled_back: called with the spec of a version that failed its canary, and the reason,
-            on a thread of the canary's own, after the predecessor is published again.
+        quarantine: called with the spec of a version that failed its canary, and the reason, on a
+            thread of the canary's own, before the predecessor is published again: a process that is
+            killed once anybody knows of the rollback must not serve the version after its restart.
+        on_rolled_back: called likewise, after the predecessor is published.
         on_passed: called with the spec of a version that passed its canary, likewise.
         take_down: True unloads an ensemble that no longer fits a new member; False refuses that
             member.
@@ -51,9 +53,10 @@ class ModelLifecycle:
         table: ModelTable,
         build: Build,
         canary_terms: CanaryTerms | None,
+        *,
+        quarantine: Callable[[ModelSpec, str], None],
         on_rolled_back: Callable[[ModelSpec, str], None],
         on_passed: Callable[[ModelSpec], None],
-        *,
         take_down: bool,
         interface: InterfaceRule,
     ) -> None:
@@ -61,6 +64,7 @@ class ModelLifecycle:
         self._interface = interface
         self._take_down = take_down
         self._canary = Canary(table, canary_terms, self.roll_back, on_passed, self.report_canary)
+        self._quarantine = quarantine
         self._on_rolled_back = on_rolled_back
         self._build = build
         # What was unloaded while it loaded; the lock of the table guards it.
@@ -192,6 +196,8 @@ class ModelLifecycle:
             back = rollback_set.back
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
+                for each in faulty:
+                    self._quarantine(each, rollback_set.reason)
                 self._go_back(rollback_set, offered, found)
             elif misfits:
                 for name in back:

@@ -20,7 +20,7 @@ from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelS
 from edge_server.lifecycle.staging import StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import ModelFiles
-from edge_server.process.threads import run_parallel
+from edge_server.process.threads import GivenUp, run_parallel, while_wanted
 from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     Found = dict[str, ModelSpec | LoadFailure]
 
 log = logging.getLogger(__name__)
+
+# A load that has run so long is given up for a later change of the model; a shorter one ends first,
+# so that a model which changes often is loaded all the same.
+LEAST_LOAD_S = 5.0
 
 
 class ModelSource(Protocol):
@@ -94,7 +98,8 @@ class RepositoryLoader:
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
         budget, devices, server_context: see `Build`.
-        canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
+        canary_terms, quarantine, on_rolled_back, on_passed, take_down, interface: see
+            `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
@@ -112,6 +117,7 @@ class RepositoryLoader:
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         canary_terms: CanaryTerms | None = None,
+        quarantine: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         take_down: bool = False,
@@ -129,8 +135,9 @@ class RepositoryLoader:
             table,
             self._build,
             canary_terms,
-            on_rolled_back,
-            on_passed,
+            quarantine=quarantine,
+            on_rolled_back=on_rolled_back,
+            on_passed=on_passed,
             take_down=take_down,
             interface=interface,
         )
@@ -170,6 +177,7 @@ class RepositoryLoader:
         *,
         within: str = "",
         cancellation: Cancellation | None = None,
+        stop: threading.Event | None = None,
     ) -> dict[str, LoadFailure]:
         """Load or reload `name` and its members; an unchanged model stays as it is.
 
@@ -178,6 +186,7 @@ class RepositoryLoader:
             override: a client's configuration and files, in place of those on disk.
             within: the model that requests the load, possibly during its own load.
             cancellation: the cancellation of the request; a load that has begun continues.
+            stop: once set, the load is given up.
 
         Returns:
             The failures by model name; the predecessor of each failed model still serves.
@@ -195,7 +204,8 @@ class RepositoryLoader:
                     raise self._absent(name)
                 if found.keys() <= names:
                     due = self.lifecycle.begin(found, {name})
-                    built = run_parallel("load", self._load_threads, self._make, due.values())
+                    make = partial(self._make, stop=stop)
+                    built = run_parallel("load", self._load_threads, make, due.values())
                     return self.lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
@@ -239,7 +249,10 @@ class RepositoryLoader:
 
             def load(model_spec: ModelSpec) -> None:
                 if stop is None or not stop.is_set():
-                    publish({model_spec.name: self._make(model_spec, stop)})
+                    built = self._make(model_spec, stop)
+                    # What was given up for the stop has not failed.
+                    if not (isinstance(built, LoadFailure) and isinstance(built.error, GivenUp)):
+                        publish({model_spec.name: built})
 
             run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
@@ -311,11 +324,32 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
+        with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
+            return self._make_model(read, stop)
+
+    def _why_unwanted(self, read: ModelSpec, stop: threading.Event | None, began: float) -> str:
+        """Return why the load of `read`, which began at `began`, shall not go on; or ""."""
+        if self.table.over or (stop is not None and stop.is_set()):
+            return f"model '{read.name}': its load was given up: the server ends"
+        loads_s = time.monotonic() - began
+        if loads_s < LEAST_LOAD_S:
+            return ""
+        with self.table.lock:
+            outdated = self.table.get(read.name).outdates(read)
+        what = f"model '{read.name}': its load was given up after {loads_s:.0f} s"
+        return f"{what}: a later change of the model came" if outdated else ""
+
+    def _make_model(
+        self, read: ModelSpec, stop: threading.Event | None
+    ) -> LoadedVersions | LoadFailure:
         progress = partial(self.lifecycle.report_progress, read.name)
         built = self._build.model(read, self.table.serving(read.name), progress)
         for attempt in range(1, self._load_retries + 1):
             stopped = stop is not None and stop.is_set()
-            if not isinstance(built, LoadFailure) or stopped or not self.lifecycle.expects(read):
+            given_up = isinstance(built, LoadFailure) and isinstance(built.error, GivenUp)
+            if not isinstance(built, LoadFailure) or stopped or given_up:
+                break
+            if not self.lifecycle.expects(read):
                 break
             log.warning(
                 "model %s: loading failed, retry %d of %d: %s",

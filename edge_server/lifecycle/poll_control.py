@@ -92,11 +92,13 @@ class PollControl:
         self._scanned_s = time.monotonic()
         self._next_s = 0.0
         self._arrived: set[str] = set()
+        self._kept: frozenset[str] = frozenset()
 
     def start(self, stop: threading.Event | None = None) -> None:
         """Load the last known good models; without any, load the models of the repositories.
 
-        The start does not wait for a model whose files keep changing.
+        The start does not wait for a model whose files keep changing, nor for one that `awaits`
+        returns True for.
 
         Raises:
             ModelConfigError: no model has served yet, and a model fails to load or a repository
@@ -109,10 +111,25 @@ class PollControl:
     def load_last_good(self, stop: threading.Event | None) -> bool:
         """Load the last known good copies of an earlier run; return whether there were any."""
         kept = self.updates.load_last_good(stop)
+        self._kept = frozenset(kept)
         with self._table.lock:
             for name, copy in kept.items():
                 self._table[name].seen = SeenFiles.of_earlier_run(copy.source)
         return bool(kept)
+
+    def awaits(self, name: str) -> bool:
+        """Return whether the first scan may still load `name`: the start has loaded last known good
+        copies, and had none of this model or of a member, which the repositories hold."""
+        if not self._kept:
+            return False
+        with self._table.lock:
+            specs = self._table.get(name).specs
+            needed = {name, *(member for spec in specs for member in self._table.below(spec))}
+        lacking = needed - self._kept
+        try:
+            return bool(lacking) and lacking <= model_names(self._repositories).keys()
+        except ModelConfigError:
+            return True  # not mounted yet: the model may be there
 
     def scan(self, now: float, arrived: Collection[str] = ()) -> bool:
         """Scan the repositories once and start the updates; return whether a model may still be
@@ -133,6 +150,11 @@ class PollControl:
             self._report_again(self.updates.carry_out(changes))
         self._scanned_s = time.monotonic()
         return bool(self._settling())
+
+    @property
+    def loads_on_request(self) -> bool:
+        """See `ModelControl.loads_on_request`."""
+        return False
 
     def load(self, name: str, **_: object) -> None:
         """Refuse the request; see `ModelControl.load`."""

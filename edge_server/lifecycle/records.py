@@ -299,6 +299,13 @@ class ModelRecord:
         self.is_gone = True
         return Update(None)
 
+    def outdates(self, model_spec: ModelSpec) -> bool:
+        """Return whether a later delivery, or the removal, replaces what `model_spec` loads."""
+        copy, latest = model_spec.files.holder, self.accepted
+        if not isinstance(copy, StagedModel) or latest is None:
+            return False
+        return self.is_gone or latest.digest != copy.digest
+
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Let the next load read `serving`, which has the content of `copy`."""
         # A change that came meanwhile may have been accepted already.

@@ -19,7 +19,7 @@ from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_locks import LoadSlot
 from edge_server.lifecycle.model_spec import LoadFailure
 from edge_server.lifecycle.records import Retry, Update
-from edge_server.process.threads import start_thread
+from edge_server.process.threads import GivenUp, start_thread
 from edge_server.repository.content import TornModel
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Updates:
     All changes of one scan are staged before the first is loaded, so an ensemble and its members
     that changed together are read together. One model loads at a time; a load longer than
     `LOAD_TIMEOUT_S` continues, and the next load starts beside it. If a model changes again
-    during its update, only the latest change counts.
+    during its update, only the latest change counts: a load that takes long is given up for it.
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
     reason on the index, and is not retried until the model's files change. Three failures are
@@ -108,7 +108,7 @@ class Updates:
                 break
             self._accept(copy)
             with self._store.loading(copy):
-                self._loader.load(copy.name)
+                self._loader.load(copy.name, stop=stop)
         if stop is not None and stop.is_set():
             return kept  # what was not loaded has not failed
         for name, copy in kept.items():
@@ -172,8 +172,7 @@ class Updates:
         if tree is None:
             with self._table.lock:
                 return self._table[name].withdraw()
-        if tree.fault:
-            raise ModelConfigError(tree.fault)
+        tree.require_usable()
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
             held = self._store.quarantined_as(copy.digest) or name
@@ -322,6 +321,8 @@ class Updates:
             self._forget_load(name)
             self._deployments.count("loaded")
             self._deployments.note_serving()
+        elif isinstance(failure.error, GivenUp):
+            self._deployments.count("failed")  # the later change is reported
         else:
             self._failed(name, update, copy, failure)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.process.disk import stays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,20 +26,6 @@ GOLDEN_DIRECTORY = "golden"
 MAX_LABEL_FILE_BYTES = 16 * 1024 * 1024
 # How many missing versions the log names.
 _MOST_NAMED = 8
-
-# Errors of the file itself. Any other error, like EIO, ESTALE or EMFILE, may pass.
-_STAYS = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -109,8 +95,7 @@ def reading(path: Path) -> Iterator[None]:
 def cannot_be_read(path: Path | str, error: OSError) -> ModelConfigError:
     """The error for an unreadable file of a model; a ModelLoadError where the cause may pass."""
     text = f"{path}: cannot be read: {error.strerror or error}"
-    # Our own error, for a link without a target, has no errno.
-    if error.errno is None or error.errno in _STAYS:
+    if stays(error):
         return ModelConfigError(f"{text}; the user that the daemon runs as must be able to read it")
     return ModelLoadError(f"{text}; the kernel's log may name the fault of the disk")
 

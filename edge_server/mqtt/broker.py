@@ -1,13 +1,16 @@
-"""What the `[mqtt]` settings name: the broker's address, the password, certificates.
+"""What the `[mqtt]` settings name: the broker's address, the password, certificates; and the socket
+to it.
 
 The files are read for every connection, so that a changed file takes effect.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_server.settings.text_file import read_text_file
 
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
 
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
 _OF_ANOTHER_TIME = (9, 10)
+
+# The broker only sends back the states of this device.
+MOST_PACKET_BYTES: Final = 64 * 1024
+# The first bytes of what a broker may send a client that subscribes with QoS 0 and publishes with
+# QoS 0 and 1: CONNACK, PUBLISH without and with retain, PUBACK, SUBACK, PINGRESP, DISCONNECT.
+_EXPECTED: Final = frozenset({0x20, 0x30, 0x31, 0x40, 0x90, 0xD0, 0xE0})
+_PUBLISH: Final = 0x30
 
 
 def address_of(mqtt: Mqtt) -> str:
@@ -49,6 +59,96 @@ def tls_of(mqtt: Mqtt) -> ssl.SSLContext | None:
     if mqtt.cert_file:
         _load_own_certificate(context, mqtt)
     return context
+
+
+def transport_of(mqtt: Mqtt) -> ssl.SSLContext:
+    """Return what makes paho's sockets, for `tls_set_context`: ones that end the connection at the
+    header of a packet that this client has not agreed to; see `fault_of`.
+
+    Raises:
+        OSError: see `tls_of`.
+    """
+    context = tls_of(mqtt) or _Unencrypted(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = _TlsSocket
+    return context
+
+
+def fault_of(sock: object) -> str:
+    """Return why a socket of `transport_of` has ended its connection; empty where it has not."""
+    return sock.fault if isinstance(sock, _PacketSocket) else ""
+
+
+class _PacketSocket(socket.socket):
+    """Ends the connection at the fixed header of a packet that is larger than announced, or is not
+    of `_EXPECTED`: paho would take 256 MiB for one, and keep every message of QoS 2 that is never
+    released.
+
+    Attributes:
+        fault: what the broker sent; empty while that was right.
+    """
+
+    fault = ""
+    _header = b""
+    _body_bytes = 0
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        data = super().recv(buflen, flags)
+        at = 0
+        while at < len(data):
+            if self._body_bytes:
+                skipped = min(self._body_bytes, len(data) - at)
+                self._body_bytes -= skipped
+                at += skipped
+            else:
+                self._header += data[at : at + 1]
+                at += 1
+                self._judge()
+        return data
+
+    def _judge(self) -> None:
+        first, *size = self._header
+        if first not in _EXPECTED:
+            quality = first >> 1 & 3
+            if first & 0xF0 == _PUBLISH and quality:
+                self._refuse(f"a message of QoS {quality}, and QoS 0 is subscribed")
+            self._refuse(f"a packet of the kind 0x{first:02x}, which this client has no use for")
+        if not size or size[-1] > 127:
+            return
+        body_bytes = sum((byte & 127) << 7 * place for place, byte in enumerate(size))
+        packet_bytes = len(self._header) + body_bytes
+        if packet_bytes > MOST_PACKET_BYTES:
+            self._refuse(
+                f"a packet of {packet_bytes} bytes, and {MOST_PACKET_BYTES} are the most that "
+                "this client takes"
+            )
+        self._header, self._body_bytes = b"", body_bytes
+
+    def _refuse(self, what: str) -> None:
+        self.fault = f"a protocol error: the broker sends {what}"
+        raise OSError(errno.EPROTO, self.fault)
+
+
+class _PlainSocket(_PacketSocket):
+    def do_handshake(self) -> None:
+        """Without TLS there is none."""
+
+
+class _TlsSocket(_PacketSocket, ssl.SSLSocket):
+    """Closes itself when the handshake fails; paho leaves that to the garbage collector."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Unencrypted(ssl.SSLContext):
+    """No TLS at all: a context is paho's only public way to a socket of one's choice."""
+
+    def wrap_socket(self, sock: socket.socket, *_: Any, **__: Any) -> Any:
+        return _PlainSocket(fileno=sock.detach())
 
 
 def faults_of(mqtt: Mqtt) -> list[str]:

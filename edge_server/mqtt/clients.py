@@ -14,7 +14,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.mqtt.broker import address_of, faults_of, password_of, tls_of
+from edge_server.mqtt.broker import address_of, faults_of, password_of, tls_of, transport_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
@@ -61,7 +61,8 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     with closing(Wake()) as wake, closing(connection):
         until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
-            connection.step(wake, _STEP_S)
+            with connection.ended_by_errors():
+                connection.step(wake, _STEP_S)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:
@@ -132,6 +133,7 @@ class LaneSubscriber:
         self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self._client.on_connect = subscribe
         self._client.on_message = lambda _c, _d, message: on_payload(bytes(message.payload))
+        self._client.tls_set_context(transport_of(mqtt))
         try:
             self._client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
         except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
@@ -170,8 +172,7 @@ class RetainedState:
         try:
             if mqtt.username is not None:
                 client.username_pw_set(mqtt.username, password_of(mqtt))
-            if (tls := tls_of(mqtt)) is not None:
-                client.tls_set_context(tls)
+            client.tls_set_context(transport_of(mqtt))
             client.connect_async(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
         except (OSError, ValueError) as error:
             log.warning("mqtt: %s is not told: %s", address_of(mqtt), error)

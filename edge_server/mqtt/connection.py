@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,15 +19,22 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.lanes import e2e
-from edge_server.mqtt.broker import address_of, password_of, tls_of
+from edge_server.mqtt.broker import (
+    MOST_PACKET_BYTES,
+    address_of,
+    fault_of,
+    password_of,
+    transport_of,
+)
 from edge_server.mqtt.payloads import content_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paho.mqtt.reasoncodes import ReasonCode
 
     from edge_server.mqtt.outbox import Wake
+    from edge_server.mqtt.topics import Topics
     from edge_server.settings import Mqtt
     from edge_server.settings.sections import PayloadFormat
 
@@ -42,8 +50,6 @@ CONNECT_TIMEOUT_S: Final = 3.0
 
 # Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
-# The broker only sends back the states of this device.
-_MAX_PACKET_BYTES: Final = 64 * 1024
 # No device has so many models and cameras; a broker may retain any number.
 _MAX_RETAINED: Final = 1024
 
@@ -55,7 +61,8 @@ _PUBLISH_HEADER_BYTES: Final = 5 + 2 + 2
 # Temporary CONNACK codes of MQTT 5: unavailable, busy, quota, rate. Every other refusal is
 # permanent until an operator changes the configuration.
 _TEMPORARY: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
-# DISCONNECT's code of MQTT 5.
+# DISCONNECT's codes of MQTT 5.
+_PROTOCOL_ERROR: Final = 0x82
 _SESSION_TAKEN_OVER: Final = 0x8E
 
 
@@ -76,9 +83,10 @@ class Connection:
         live_in_flight: number of live messages that paho has not yet written to the socket.
         watched: the broker has answered the last `watch`.
         retained: the topics found by `watch`, a bounded number.
-        mark: what the broker retains on the topic `mark` of `watch`; empty where it has nothing.
-        births: what other clients have published on the topic `birth` of `watch`, and whether it
-            was retained; the newest ones.
+        mark: what the broker retains on `acknowledged`; empty where it has nothing.
+        births: what other clients have published on `meta`, and whether it was retained; the
+            newest ones.
+        acknowledged: the broker has acknowledged a message: it works.
 
     Args:
         mqtt: the broker and the credentials for it.
@@ -103,15 +111,17 @@ class Connection:
         self.taken_over = False
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
         self.live_in_flight = 0
+        self.acknowledged = False
         self.watched = False
         self.retained: set[str] = set()
         self.mark = b""
         self.births: deque[tuple[bytes, bool]] = deque(maxlen=4)
-        self._mark_topic = self._birth_topic = ""
+        self._topics: Topics | None = None  # that `watch` has subscribed to
         self._watch_mid: int | None = None
         self._heard_topic = ""
         self._on_payload: Callable[[bytes], None] | None = None
         self._listen_mid: int | None = None
+        self._said = ""  # by paho, which gives the reason of a malformed packet nowhere else
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
         self._on_live_sent = on_live_sent
@@ -127,6 +137,8 @@ class Connection:
         )
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.on_socket_open = _tune
+        client.on_socket_close = self._on_socket_close
+        client.on_log = self._on_log
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
@@ -156,25 +168,23 @@ class Connection:
         mqtt = self._mqtt
         if mqtt.username is not None:
             self._client.username_pw_set(mqtt.username, password_of(mqtt))
-        if (tls := tls_of(mqtt)) is not None:
-            tls.sslsocket_class = _ClosingSocket
-            self._client.tls_set_context(tls)
+        self._client.tls_set_context(transport_of(mqtt))
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        limits.MaximumPacketSize = _MAX_PACKET_BYTES
+        limits.MaximumPacketSize = MOST_PACKET_BYTES
         self._client.connect(
             mqtt.host, mqtt.port, self._keepalive_s, clean_start=True, properties=limits
         )
 
-    def watch(self, mark: str, birth: str, *filters: str) -> None:
-        """Subscribe: from now on `retained` gathers the topics with a retained message, `mark` is
-        that of its topic once the broker has answered, and `births` what others publish on
-        `birth`."""
+    def watch(self, topics: Topics) -> None:
+        """Subscribe: from now on `retained` gathers the topics of models and cameras with a
+        retained message, `mark` is that of `acknowledged` once the broker has answered, and
+        `births` what others publish on `meta`."""
         options = SubscribeOptions(qos=0, noLocal=True)
-        self._mark_topic, self._birth_topic = mark, birth
+        self._topics = topics
         # A broker answers in order: what it retains of the first comes before the second's answer.
-        self._client.subscribe([(mark, options)])
+        self._client.subscribe([(topics.acknowledged, options)])
         _, self._watch_mid = self._client.subscribe(
-            [(topic, options) for topic in (birth, *filters)]
+            [(topic, options) for topic in (topics.meta, *topics.states())]
         )
 
     def listen(self, topic: str, on_payload: Callable[[bytes], None]) -> None:
@@ -267,16 +277,22 @@ class Connection:
         if wake.fileno() in events:
             wake.clear()
         event = events.get(sock.fileno(), 0)
-        try:
-            if decrypted or event & ~select.POLLOUT:
-                client.loop_read()
-            if event & select.POLLOUT:
-                client.loop_write()
-            client.loop_misc()
-        except Exception as error:  # noqa: BLE001
-            # paho 2.1 raises IndexError, KeyError, struct.error ... for invalid MQTT packets.
-            self._ended(f"not understood: {type(error).__name__}: {error}")
+        if decrypted or event & ~select.POLLOUT:
+            client.loop_read()
+        if event & select.POLLOUT:
+            client.loop_write()
+        client.loop_misc()
         self._check_acknowledgements()
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """Have an error of what is done within, paho's or ours, end the connection and nothing
+        else: paho raises IndexError, KeyError, struct.error ... for invalid packets."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("mqtt: %s: the connection is ended by an error", address_of(self._mqtt))
+            self._ended(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the connection; the broker drops the will if DISCONNECT is still sent."""
@@ -304,10 +320,14 @@ class Connection:
         if reason.is_failure:
             self.refused = reason.value not in _TEMPORARY
             self._ended(str(reason))
-        else:
-            self._packet_limit_bytes = getattr(limits, "MaximumPacketSize", None)
-            self.receive_maximum = getattr(limits, "ReceiveMaximum", _MQTT_RECEIVE_MAXIMUM)
-            self.ready = True
+            return
+        self._packet_limit_bytes = getattr(limits, "MaximumPacketSize", None)
+        self.receive_maximum = getattr(limits, "ReceiveMaximum", _MQTT_RECEIVE_MAXIMUM)
+        self.ready = True
+
+    def _on_socket_close(self, _c: Any, _d: Any, sock: object) -> None:
+        if fault := fault_of(sock):
+            self._ended(fault)
 
     def _on_disconnect(
         self, _c: Any, _d: Any, flags: paho.DisconnectFlags, reason: ReasonCode, _p: Any
@@ -315,8 +335,13 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             self.taken_over = reason.value == _SESSION_TAKEN_OVER
             self._ended(f"ended by the broker: {reason}")
+        elif reason.value == _PROTOCOL_ERROR:
+            self._ended(f"a protocol error: {self._said}")
         else:
             self._ended("connection closed" if reason.value == 0x80 else str(reason))
+
+    def _on_log(self, _c: Any, _d: Any, _level: int, text: str) -> None:
+        self._said = text
 
     def _on_subscribe(self, _c: Any, _d: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
         self.watched = self.watched or mid == self._watch_mid
@@ -339,15 +364,23 @@ class Connection:
             )
 
     def _on_message(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
-        if message.topic == self._mark_topic:
-            self.mark = bytes(message.payload)
-        elif message.topic == self._birth_topic:
-            self.births.append((bytes(message.payload), message.retain))
-        elif message.topic == self._heard_topic:
+        topic, topics = message.topic, self._topics
+        if topic == self._heard_topic:
             if self._on_payload is not None and not message.retain:
                 self._on_payload(bytes(message.payload))
-        elif message.retain and message.payload and len(self.retained) < _MAX_RETAINED:
-            self.retained.add(message.topic)
+        elif topics is None:
+            return
+        elif topic == topics.acknowledged:
+            self.mark = bytes(message.payload)
+        elif topic == topics.meta:
+            self.births.append((bytes(message.payload), message.retain))
+        elif (
+            message.retain
+            and message.payload
+            and topics.is_state(topic)  # a broker may send any, one that cannot be published too
+            and len(self.retained) < _MAX_RETAINED
+        ):
+            self.retained.add(topic)
 
     def _on_publish(self, _c: Any, _d: Any, mid: int, reason: ReasonCode, _p: Any) -> None:
         topic, _ = self._unacknowledged.pop(mid, (None, 0.0))
@@ -355,21 +388,11 @@ class Connection:
             self.live_in_flight -= 1
             self._on_live_sent()
             return
+        self.acknowledged = True
         if reason.is_failure:
             self._log_denied(topic, f"{address_of(self._mqtt)} refuses it: {reason}")
         if (on_acknowledged := self._of_events.pop(mid, None)) is not None:
             on_acknowledged()
-
-
-class _ClosingSocket(ssl.SSLSocket):
-    """Closes itself when the handshake fails; paho leaves that to the garbage collector."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except BaseException:
-            self.close()
-            raise
 
 
 def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:

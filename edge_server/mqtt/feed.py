@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from edge_server.lanes.e2e import Envelope, new_session
+from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.contest import Contest
 from edge_server.mqtt.outbox import Outbox
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.identity import Identity
     from edge_server.lanes.types import LaneFrame
+    from edge_server.mqtt.payloads import Mark
     from edge_server.mqtt.topics import Topics
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.events import Event
@@ -101,7 +103,7 @@ class EventFeed:
         self._now_s = now_s
         self._position = log.acknowledged(READER)
         # The greatest id that a broker can have acknowledged.
-        self._newest_known = log.newest
+        self._newest_known = log.earlier
         self._acknowledged: deque[tuple[float, int]] = deque()
         self._marked = 0
         self._mark_at = 0.0
@@ -111,18 +113,23 @@ class EventFeed:
         """Whether there is an event that the connection has not been given."""
         return self._log.newest > self._position
 
-    def begin(self, mark: int | None = None) -> None:
+    def begin(self, mark: Mark | None = None) -> None:
         """Start over for a new connection.
 
         Args:
-            mark: that the broker has; None without one. One beyond all that it can have
-                acknowledged is of a log that was erased or never kept, or of another device.
+            mark: that the broker has; None without one. One of another log, or beyond all that the
+                broker can have acknowledged, says nothing of the events of this one; their ids go
+                on above it, for readers that know ids alone.
         """
         self._settle()
         self._acknowledged.clear()
-        known = mark is not None and mark <= self._newest_known
-        self._position = mark if mark is not None and known else self._log.acknowledged(READER)
-        self._marked = self._position if known else 0
+        self._position, self._marked = self._log.acknowledged(READER), 0
+        if mark is None:
+            return
+        if mark.log == self._log.id and mark.id <= self._newest_known:
+            self._position = self._marked = mark.id
+        else:
+            self._log.continue_above(mark.id)
 
     def take(self) -> Event | None:
         """Return the next event, or None."""
@@ -137,9 +144,9 @@ class EventFeed:
         self._newest_known = max(self._newest_known, id_)
         self._acknowledged.append((self._now_s() + SETTLED_S, id_))
 
-    def take_mark(self) -> int | None:
-        """Return the mark that the broker shall have from now on, or None: at most one in
-        `_MARK_EVERY_S`, as each costs a message."""
+    def take_mark(self) -> bytes | None:
+        """Return the payload of the mark that the broker shall have from now on, or None: at most
+        one in `_MARK_EVERY_S`, as each costs a message."""
         if not self._acknowledged or self._now_s() < self._mark_at:
             return None
         newest = self._acknowledged[-1][1]
@@ -147,7 +154,7 @@ class EventFeed:
             return None
         self._marked = newest
         self._mark_at = self._now_s() + _MARK_EVERY_S
-        return newest
+        return payloads.acknowledged(self._log.id, newest)
 
     def _settle(self) -> None:
         while self._acknowledged and self._acknowledged[0][0] <= self._now_s():

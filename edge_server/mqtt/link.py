@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -36,9 +35,10 @@ FAREWELL_S: Final = 0.8
 _STEP_S: Final = 0.5
 # A broker that is unreachable for this long is logged, once; the link keeps trying.
 _SLOW_S: Final = 10.0
-_STABLE_S: Final = 10.0
-_RETRY_S: Final = (0.5, 30.0)
-_REFUSED_S: Final = (30.0, 60.0)
+# Live data is worth no longer pause than this.
+_RETRY_S: Final = (0.5, 5.0)
+# What refuses a device now will mostly do so until somebody changes it.
+_REFUSED_S: Final = (5.0, 60.0)
 # A vehicle's bus repeats its mistake some ten times a second, with another number each time.
 _LEFT_OUT_EVERY_S: Final = 60.0
 
@@ -86,6 +86,7 @@ class Link:
         self._ready_since = 0.0
         self._retry_at = 0.0
         self._backoff = Backoff(*_RETRY_S)
+        self._refusals = Backoff(*_REFUSED_S)
         self._leave_by: float | None = None
         self._farewell: bytes | None = None
         self._drains = True
@@ -138,15 +139,16 @@ class Link:
             else:
                 self._connect()
             return True
-        connection.step(self._wake, _STEP_S)
-        if connection.ready:
-            if not self._drains:
-                self._say_farewell(connection)
-            elif self.connected or self._greet(connection):
-                self._look_for_others(connection)
-                self._drain(connection)
-            if leaving and connection.in_flight + self._waiting == 0:
-                return False
+        with connection.ended_by_errors():
+            connection.step(self._wake, _STEP_S)
+            if connection.ready:
+                if not self._drains:
+                    self._say_farewell(connection)
+                elif self.connected or self._greet(connection):
+                    self._look_for_others(connection)
+                    self._drain(connection)
+                if leaving and connection.in_flight + self._waiting == 0:
+                    return False
         if connection.end is not None:
             self._lose(connection, connection.end)
         elif self.connected:
@@ -202,7 +204,7 @@ class Link:
         topics = self._feed.topics
         # Now, as what the broker retains may arrive after the birth is published.
         self._is_first = not self._born
-        connection.watch(topics.acknowledged, topics.meta, *topics.states())
+        connection.watch(topics)
         if self.mqtt.vehicle_state:
             connection.listen(topics.vehicle, self._take_vehicle_state)
         self._logged.clear()
@@ -234,7 +236,7 @@ class Link:
         if feed.online:
             self._clear_leftovers(connection)
         if self._events is None and feed.events is not None and connection.watched:
-            feed.events.begin(payloads.acknowledged_event(connection.mark))
+            feed.events.begin(payloads.mark_of(connection.mark))
             self._events = feed.events
         events = self._events
         window = min(WINDOW, connection.receive_maximum)
@@ -243,7 +245,7 @@ class Link:
                 self._publish_state(connection, *state)
                 continue
             if events is not None and (mark := events.take_mark()) is not None:
-                connection.publish_state(feed.topics.acknowledged, payloads.acknowledged(mark))
+                connection.publish_state(feed.topics.acknowledged, mark)
                 continue
             room = connection.in_flight - connection.live_in_flight < max(1, window - 1)
             if room and events is not None and (event := events.take()) is not None:
@@ -283,7 +285,13 @@ class Link:
             frame.trace.published()
 
     def _publish_event(self, connection: Connection, feed: EventFeed, event: Event) -> None:
-        topic = self._feed.topics.event(event.kind, event.camera)
+        try:
+            topic = self._feed.topics.event(event.kind, event.camera)
+        except ValueError as error:
+            # The next ones would wait for it forever.
+            self._log_once(logging.ERROR, f"not published: {error}")
+            feed.acknowledge(event.id)
+            return
         payload = payloads.event(event, self._feed.identity, self.mqtt.payload)
         envelope = self._feed.envelope(self._feed.next_event(topic))
         # What begins and what ends it have the same correlation data.
@@ -321,13 +329,14 @@ class Link:
         if pause_s is not None:
             self._retry_at, self.trouble = now + pause_s, self._feed.contest.text
             return
+        if connection.acknowledged:
+            self._backoff.reset()
+            self._refusals.reset()
         if connection.refused:
-            self._retry_at = now + random.uniform(*_REFUSED_S)  # noqa: S311
+            self._retry_at = now + self._refusals.next_s()
             text = f"{self.address} refuses us: {reason}{self._meanwhile}"
             self._log_once(logging.ERROR, text)
             return
-        if was_connected and now - self._ready_since > _STABLE_S:
-            self._backoff.reset()
         self._retry_at = now + self._backoff.next_s()
         event = "lost" if was_connected else "cannot reach"
         self._log_once(logging.WARNING, f"{event} {self.address}: {reason}{self._meanwhile}")

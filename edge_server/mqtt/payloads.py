@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from google.protobuf import json_format
@@ -154,16 +154,33 @@ def calibration(calibration: Calibration) -> bytes:
     )
 
 
-def acknowledged(event_id: int) -> bytes:
-    """Return the mark that a broker retains, the newest event that it has acknowledged."""
-    return _encode({"event": str(event_id)})
+class Mark(msgspec.Struct, frozen=True):
+    """What a broker retains: the newest event that it has acknowledged.
+
+    Attributes:
+        event: its id. More digits than a device can ever have given are no mark: ids go on above
+            it.
+        log: the identity of its log; empty where an earlier version of this program gave none.
+    """
+
+    event: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,15}$")]
+    log: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+    @property
+    def id(self) -> int:
+        return int(self.event)
 
 
-def acknowledged_event(payload: bytes) -> int | None:
-    """Return the event of a mark; None of anything else."""
+def acknowledged(log: str, event_id: int) -> bytes:
+    """Return the mark of an event."""
+    return _encode(Mark(str(event_id), log))
+
+
+def mark_of(payload: bytes) -> Mark | None:
+    """Return the mark that is in a payload; None of anything else."""
     try:
-        return int(msgspec.json.decode(payload, type=dict[str, str])["event"])
-    except (msgspec.MsgspecError, KeyError, ValueError):
+        return msgspec.json.decode(payload, type=Mark)
+    except (ValueError, RecursionError):  # nested too deep
         return None
 
 

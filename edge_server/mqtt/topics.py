@@ -93,6 +93,18 @@ class Topics:
         cameras = f"{root}/cameras/+"
         return f"{root}/models/+/state", f"{cameras}/status", f"{cameras}/calibration"
 
+    def is_state(self, topic: str) -> bool:
+        """Whether `topic` is one of `states`, of a name that a model or a camera may have."""
+        levels = topic.split("/")
+        if levels[:3] != [*PREFIX.split("/"), self.device]:
+            return False
+        match levels[3:]:
+            case ["models", name, "state"]:
+                return _MODEL.fullmatch(name) is not None
+            case ["cameras", name, "status" | "calibration"]:
+                return _NAME.fullmatch(name) is not None
+        return False
+
     def _camera(self, camera: str) -> str:
         _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")
         return f"{PREFIX}/{self.device}/cameras/{camera}"

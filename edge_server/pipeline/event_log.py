@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import sqlite3
 import threading
 from bisect import bisect_right
@@ -11,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_server.pipeline.event_file import EventFile
+from edge_server.pipeline.event_file import GIVEN, EventFile
 from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 
@@ -42,6 +43,11 @@ class Ticket:
 class EventLog:
     """The newest events of the device, in the order of their ids; safe from any thread.
 
+    A log has an identity, which each of its events has too: a reader that finds another one starts
+    over, as the ids of two logs say nothing of each other. It lasts as long as the events do: over
+    restarts, and over damage of the file that leaves one event readable. Ids go on above all that
+    were given, so that readers which know nothing of identities miss nothing either.
+
     An event is visible once it is durable. While the disk takes nothing, events are visible all the
     same and are written later; if the daemon dies before, its successor gives their ids again.
 
@@ -50,11 +56,12 @@ class EventLog:
         kept: number of events; the oldest are forgotten.
 
     Attributes:
-        earlier: the id of the newest event of an earlier run: what it began, nobody ends.
+        id: the identity of the log.
+        earlier: no event of an earlier run has a greater id: what it began, nobody ends.
 
     Raises:
-        SettingsError, Unavailable: the file cannot be made. A file that is damaged is set aside,
-            and the ids begin at 1 again; one that is removed or replaced while it is open is
+        SettingsError, Unavailable: the file cannot be made. One that is damaged is set aside after
+            its readable events were copied; one that is removed or replaced while it is open is
             written anew.
     """
 
@@ -80,6 +87,11 @@ class EventLog:
             self._last_id = found.last_id
             self._readers, self._written_readers = dict(found.readers), dict(found.readers)
         self.earlier = self._last_id
+        logs = (event.log for event in reversed(self._events) if event.log)
+        self.id = next(logs, "") or secrets.token_hex(8)
+        if any(not event.log for event in self._events):  # of an earlier version of this program
+            self._events = deque((replace(e, log=self.id) for e in self._events), maxlen=kept)
+            self._unwritten.extend(self._events)
 
     @property
     def newest(self) -> int:
@@ -170,6 +182,12 @@ class EventLog:
         with self._changed:
             return self._readers.get(reader, 0)
 
+    def continue_above(self, id_: int) -> None:
+        """Give greater ids than `id_`, which a reader has had, to all events to come."""
+        with self._changed:
+            self._last_id = max(self._last_id, id_)
+            self._readers[GIVEN] = self._last_id
+
     # The methods below run on the worker, or before it starts.
 
     def _tick(self, now: float) -> None:
@@ -183,11 +201,13 @@ class EventLog:
             self._write(readers, now)
 
     def _give_ids(self, arrived: deque[tuple[Event, Ticket, Ticket | None]]) -> None:
-        for event, ticket, ends in arrived:
-            self._last_id += 1
-            ticket.id = self._last_id
-            begin_id = ends.id if ends else 0
-            self._unwritten.append(replace(event, id=ticket.id, begin_id=begin_id))
+        with self._changed:
+            for event, ticket, ends in arrived:
+                self._last_id += 1
+                ticket.id = self._last_id
+                begin_id = ends.id if ends else 0
+                given = replace(event, id=ticket.id, begin_id=begin_id, log=self.id)
+                self._unwritten.append(given)
 
     def _write(self, readers: dict[str, int], now: float) -> None:
         """Write what is not written, and make it visible in any case."""

@@ -15,13 +15,14 @@ class Event:
     """One event, as `edge/lanes/v1/events.proto` describes it.
 
     Attributes:
-        id: counts the device's events, across restarts too; 0 before the event log has given it.
+        id: counts the events of `log`, across restarts too; 0 before the event log has given it.
         begin_id: the id of the event that began what this one ends.
         camera: empty where the event is of no camera.
         frame_id: of the frame that caused the event.
         cause: a word.
         text: the same for people.
         distance_to_line_m: of a departure; negative beyond the line.
+        log: the identity of the event log, which gives it with the id.
     """
 
     kind: EventKind
@@ -38,3 +39,4 @@ class Event:
     model_version: str = ""
     distance_to_line_m: float | None = None
     time_to_line_s: float | None = None
+    log: str = ""

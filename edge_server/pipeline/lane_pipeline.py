@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
+_MODEL_WAIT_S = 0.25
 # While there are no lanes for a reason that lasts, the listeners learn so this often.
 _REMINDER_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
@@ -86,7 +87,7 @@ class LanePipeline:
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
-    process is found, and named, through `DataPlane.longest_run`.
+    process is found, and named, through `DataPlane.oldest_run`.
 
     A frame is taken when it is this camera's turn at the model, see `FairShares`; a frame that is
     too old by then is dropped.
@@ -107,6 +108,8 @@ class LanePipeline:
         unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
         failure_reason: the same in a word: `model_failed` or `too_old`.
+        awaits_model: set before the start: the camera starts once its model serves, and until then
+            the listeners get the reason.
     """
 
     def __init__(
@@ -149,9 +152,13 @@ class LanePipeline:
         self._owing_since: float | None = None
         self._silence = _Reminder()
         self._absence = _Reminder()
+        self.awaits_model = False
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
+        if self.awaits_model:
+            self._try_model(now)
+            return True
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
             return not self.camera.ended
@@ -164,6 +171,22 @@ class LanePipeline:
         elif self._shares.take_turn(self._share, _FRAME_WAIT_S):
             self._use_turn()
         return True
+
+    def _try_model(self, now: float) -> None:
+        """Start the camera if its model serves now; otherwise wait briefly."""
+        try:
+            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
+                self.validate(time.monotonic() + self._frame_deadline_s)
+        except EdgeServerError as error:
+            forget_frames(error)
+            self._fail(str(error), "model_failed")
+            if self._absence.is_due("model", now, now):
+                self._give(self._without_lanes(str(error), "model_failed"), None)
+            self.worker.wait(_MODEL_WAIT_S)
+            return
+        self._absence.end()
+        self.awaits_model = False
+        self.camera.start()
 
     def _next_frame(self) -> Frame | None:
         frame = self.camera.next_frame(0.0)
@@ -266,6 +289,7 @@ class LanePipeline:
         self.too_old_frames += other.too_old_frames
         self.unusable_frames += other.unusable_frames
         self._last = other._last
+        self.awaits_model = other.awaits_model
 
     def leave(self) -> None:
         """Give up this camera's turn and its place in the order."""
@@ -300,8 +324,11 @@ class LanePipeline:
         detected = self._lane_model.detect(frame, deadline, request)
         return replace(self._lane_frame(frame), **detected._asdict())
 
-    def validate(self) -> None:
+    def validate(self, deadline: float | None = None) -> None:
         """Run one grey frame through the model, so that the first real frame finds a warm model.
+
+        Args:
+            deadline: see `detect`.
 
         Raises:
             SettingsError: the camera's model is no lane model.
@@ -309,7 +336,7 @@ class LanePipeline:
         """
         try:
             image = self._lane_model.grey_image(live=self.camera.is_live)
-            self.detect(Frame.arrived(0, image))
+            self.detect(Frame.arrived(0, image), deadline)
         except EdgeServerError as error:
             remedy = ""
             if isinstance(error, NotFound):

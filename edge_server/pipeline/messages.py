@@ -180,6 +180,7 @@ def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
         "mono_ns": event.mono_ns,
         "epoch_ns": event.epoch_ns,
         "time": timestamp(event.epoch_ns),
+        "log": event.log,
         **{name: value for name, value in measured.items() if value is not None},
     }
 

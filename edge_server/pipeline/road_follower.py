@@ -61,15 +61,15 @@ class LaneLocator:
                 f"another shape than the {lens.width} x {lens.height} px of the calibration; the "
                 "lanes are not on the road",
             )
-        now_s = lane_frame.capture_mono_ns / 1e9
+        mono_ns = lane_frame.capture_mono_ns
         pitch = self._pitch
-        pitch.predict(now_s)
+        pitch.predict(mono_ns)
         before_rad = pitch.rad
         pitched = model.pitched(before_rad)
         road = road_of(lane_frame.lanes, pitched, pitch_std_rad=pitch.std_rad)
         if road.pitch is not None:
             pitch.correct(road.pitch)
-            self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, now_s)
+            self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, mono_ns)
         lanes = with_markings(road.lanes, image, pitched)
         lane_frame = replace(lane_frame, lanes=lanes, ego=road.ego)
         if self._drift.rad is not None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +17,8 @@ from edge_server.errors import SettingsError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Permanent: the path is of the wrong kind, e.g. a link, a file, a pipe. A missing directory, a full
-# disk or a missing permission may belong to a disk that is mounted later.
-_STAYS = frozenset(
+# The path is of the wrong kind, e.g. a link, a file, a pipe.
+_OTHER_KIND = frozenset(
     {
         errno.EEXIST,
         errno.EINVAL,
@@ -29,15 +29,42 @@ _STAYS = frozenset(
         errno.ENXIO,
     }
 )
+# The path is missing, or closed to this user.
+_ABSENT = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, None})
 _PIECE_BYTES = 1 << 20
 # The directory that StateDirectory= of the systemd unit creates.
 INSTALLED_STATE = Path("/var/lib/edge_server")
 
 
+def stays(error: OSError, *, mounted: bool = True) -> bool:
+    """Return whether the operation fails until someone changes the path; every other error, like
+    EIO, ESTALE, EMFILE or a full disk, may pass.
+
+    Args:
+        error: the error; without an errno it is our own, about a file.
+        mounted: False for a path that may be on a disk that is mounted later: it may be missing, or
+            closed, until then.
+    """
+    return error.errno in _OTHER_KIND or (mounted and error.errno in _ABSENT)
+
+
+def open_regular(path: Path) -> int:
+    """Return the descriptor of a regular file for reading; wait for nobody, as a pipe would.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return descriptor
+
+
 def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
     """Return the error for a path, so that systemd restarts the daemon only where a restart may
     help."""
-    return (SettingsError if error.errno in _STAYS else Unavailable)(text)
+    return (SettingsError if stays(error, mounted=False) else Unavailable)(text)
 
 
 def atomic_write(

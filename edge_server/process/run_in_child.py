@@ -25,6 +25,7 @@ import msgspec
 
 from edge_server import errors
 from edge_server.process.lifeline import end_with_parent
+from edge_server.process.threads import require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +114,7 @@ def run_in_child(
         ChildTimeout: no result within `timeout_s`.
         ChildStopped: the process was asked to end.
         ChildFailed: the process crashed, or `function` raised anything else.
+        GivenUp: see `require_wanted`.
     """
     call = _ChildCall(function, arguments, on_event is not None, options or ChildOptions())
     ends_at = time.monotonic() + timeout_s
@@ -125,6 +127,7 @@ def run_in_child(
                     raise _ours(*line.value)
                 if on_event is not None:
                     on_event(line.value)
+            require_wanted()
             if watch is not None:
                 watch()
             if time.monotonic() >= ends_at:

@@ -13,17 +13,44 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from edge_server.errors import ModelLoadError
+from edge_server.errors import ModelLoadError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# How often a long wait calls `require_wanted`.
+LOOK_S = 0.1
+_WHY_UNWANTED: ContextVar[Callable[[], str]] = ContextVar("why_unwanted", default=str)
+
+
+class GivenUp(Unavailable):
+    """The work was ended because its result is not wanted any more; the text says why."""
+
+
+@contextmanager
+def while_wanted(why_unwanted: Callable[[], str]) -> Iterator[None]:
+    """Let the long waits of this thread inside the block end with `GivenUp`, once `why_unwanted`
+    returns a reason."""
+    before = _WHY_UNWANTED.set(why_unwanted)
+    try:
+        yield
+    finally:
+        _WHY_UNWANTED.reset(before)
+
+
+def require_wanted() -> None:
+    """Raises: GivenUp: the result of this thread's work is not wanted; see `while_wanted`."""
+    if why := _WHY_UNWANTED.get()():
+        raise GivenUp(why)
 
 
 def start_thread(name: str, work: Callable[[], object]) -> bool:
@@ -135,6 +162,7 @@ def run_with_timeout(
     Raises:
         Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
             running with all resources that it holds.
+        GivenUp: see `require_wanted`; likewise.
         ModelLoadError: the system refuses a thread.
     """
     progress_s = time.monotonic()
@@ -167,6 +195,11 @@ def run_with_timeout(
     if not start_thread(name, run):
         raise ModelLoadError("the system has no thread left for it")
     while (left_s := progress_s + timeout_s - time.monotonic()) > 0 or not outcome.cancel():
-        if wait([outcome], max(0.0, left_s)).done:
+        if wait([outcome], min(LOOK_S, max(0.0, left_s))).done:
             return outcome.result()
+        try:
+            require_wanted()
+        except GivenUp:
+            if outcome.cancel():
+                raise
     raise Hangs(f"it hangs: no progress for {timeout_s:g} s")

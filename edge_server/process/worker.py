@@ -8,12 +8,20 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from edge_server.errors import InternalError, StageStuck
+from edge_server.errors import EdgeServerError, InternalError, StageStuck
+from edge_server.process.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from edge_server.process.awake_time import AwakeTime
 
 log = logging.getLogger(__name__)
+
+# How long a part that can be opened again stays closed; the reason is to be seen before.
+_CLOSED_S, _LONGEST_CLOSED_S = 2.0, 60.0
+# Threads of one such part that hang: none can be ended, so more would only add up.
+_MOST_HANGING = 2
 
 
 class Worker:
@@ -92,7 +100,12 @@ class Worker:
     @property
     def limit_s(self) -> float:
         """The current limit for the next progress."""
-        return self._heartbeat[1]
+        return self.heartbeat[1]
+
+    @property
+    def heartbeat(self) -> tuple[float, float]:
+        """`time.monotonic()` of the last progress, and the limit for the next in s."""
+        return self._heartbeat
 
     def stuck(self, now: float) -> bool:
         """Return whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
@@ -121,36 +134,84 @@ class Worker:
             log.exception("worker %s: ended by an error", self.name)
 
 
-def check_progress(
-    workers: Sequence[Worker], now: float, late_before: Collection[Worker] = ()
-) -> list[Worker]:
-    """Return the workers whose tick has passed its deadline; none may be so twice in a row.
-
-    A single look proves nothing: the whole process may have been suspended, and the main loop may
-    be the first to run again.
+def check_progress(workers: Sequence[Worker], awake: AwakeTime) -> None:
+    """Raise where a worker hangs or has died.
 
     Only the main loop calls it, so that no timer thread can feed the watchdog while a stage is
     stuck.
 
     Args:
         workers: all workers whose end or hang must end the process, so that systemd restarts it.
-        now: `time.monotonic()`.
-        late_before: what the previous call returned.
+        awake: of the main loop, which has just looked.
 
     Raises:
-        StageStuck: a worker's tick had passed its deadline before already, or raised this.
+        StageStuck: a worker's tick has passed its deadline, or raised this.
         InternalError: a worker ended by an exception.
     """
-    late = []
     for worker in workers:
         if isinstance(worker.failure, StageStuck):
             raise worker.failure
         if worker.failure is not None:
             raise InternalError(f"worker {worker.name}: {worker.failure!r}")
-        if worker.stuck(now):
-            if worker in late_before:
-                raise StageStuck(
-                    f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
-                )
-            late.append(worker)
-    return late
+        at, limit_s = worker.heartbeat
+        if worker.alive and awake.since(at) > limit_s:
+            raise StageStuck(f"worker {worker.name}: no progress for more than {limit_s:g} s")
+
+
+class Auxiliary:
+    """A part that the process can do without: where a thread of it hangs or dies, it is closed and
+    opened again, after a pause that doubles while that happens again.
+
+    Args:
+        name: for the log.
+        workers: returns its present threads.
+        reopen: gives them up, without waiting, and starts others; may raise OSError or
+            RuntimeError, and is then called again.
+
+    Attributes:
+        fault: why it is closed; "" while it works.
+    """
+
+    def __init__(
+        self, name: str, workers: Callable[[], Sequence[Worker]], reopen: Callable[[], None]
+    ) -> None:
+        self.fault = ""
+        self._name = name
+        self._workers = workers
+        self._reopen = reopen
+        self._hanging: list[Worker] = []
+        self._pause = Backoff(_CLOSED_S, _LONGEST_CLOSED_S)
+        self._due_s = 0.0
+
+    def check(self, now: float, awake: AwakeTime) -> None:
+        """Close the part where it makes no progress, and open it again when that is due; for the
+        main loop, which has just looked, at `now`."""
+        self._hanging = [worker for worker in self._hanging if worker.alive]
+        if self.fault:
+            if now >= self._due_s and len(self._hanging) < _MOST_HANGING:
+                self._try_to_open(now)
+            return
+        try:
+            check_progress(self._workers(), awake)
+        except EdgeServerError as error:
+            self.fault = str(error)
+            self._hanging += [worker for worker in self._workers() if worker.stuck(now)]
+            self._wait(now)
+            # Its text says it all; of one that died, the worker has logged the traceback.
+            log.error("%s: closed, and opened again: %s", self._name, error)  # noqa: TRY400
+        else:
+            if now - self._due_s > _LONGEST_CLOSED_S:
+                self._pause.reset()
+
+    def _try_to_open(self, now: float) -> None:
+        try:
+            self._reopen()
+        except (OSError, RuntimeError) as error:
+            self._wait(now)
+            log.warning("%s: cannot be opened again yet: %s", self._name, error)
+        else:
+            self.fault = ""
+            log.warning("%s: open again", self._name)
+
+    def _wait(self, now: float) -> None:
+        self._due_s = now + self._pause.next_s()

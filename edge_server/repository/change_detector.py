@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from inotify_simple import INotify, flags
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, may_pass
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.scan import APPEARS_TWICE, is_model_name
 from edge_server.repository.tree import FileSet, ModelTree, models_in
@@ -211,12 +211,12 @@ class ChangeDetector:
         """Return the tree to report, with its fault, or None while the change is incomplete."""
         if tree.fault:
             return tree if settled else None
-        unfinished = ""
+        unfinished, passes = "", False
         if any(file.path == MANIFEST for file in tree.files):
             try:
                 lacks = self._read_manifest(tree).missing(tree)
             except ModelConfigError as error:
-                unfinished = str(error)
+                unfinished, passes = str(error), may_pass(error)
             else:
                 if not lacks:
                     return tree
@@ -227,7 +227,9 @@ class ChangeDetector:
             return tree
         if not settled:
             return None
-        return tree.with_fault(f"{tree.directory}: {unfinished}") if unfinished else tree
+        if not unfinished:
+            return tree
+        return tree.with_fault(f"{tree.directory}: {unfinished}", may_pass=passes)
 
 
 class InotifyWatch:

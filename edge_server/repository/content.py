@@ -187,8 +187,7 @@ def copy_model(tree: ModelTree, directory: Path) -> Content:
         ModelConfigError: the model cannot be read, or differs from its manifest.
         OSError: the copy cannot be written.
     """
-    if tree.fault:
-        raise ModelConfigError(tree.fault)
+    tree.require_usable()
     for seen in tree.files:
         if seen.size > _MOST_BYTES.get(seen.path, seen.size):
             raise ModelConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import cannot_be_read
 from edge_server.repository.tree import opened
 
 if TYPE_CHECKING:
@@ -187,4 +188,4 @@ def read_about(tree: ModelTree, path: str) -> bytes | None:
         with opened(tree, path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ModelConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise cannot_be_read(path, error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.process.disk import make_locked_directory, orphans
+from edge_server.process.disk import make_locked_directory, orphans, stays
 from edge_server.repository.content import TornModel, copy_model, remove
 from edge_server.repository.scan import files_in
 from edge_server.repository.tree import look
@@ -25,19 +24,6 @@ if TYPE_CHECKING:
 
 # Attempts to copy a model whose files change during the copy.
 _ATTEMPTS = 3
-# A disk that is full or broken, and a shortage of memory or descriptors, may pass: the exit code of
-# a start that fails for it must let systemd try again.
-_MAY_PASS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-    }
-)
 _USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
 
 
@@ -142,7 +128,7 @@ class _Copy:
                 removal()  # now, as the exception references this object
                 raise
         except OSError as error:
-            kind = ModelLoadError if error.errno in _MAY_PASS else ModelConfigError
+            kind = ModelConfigError if stays(error) else ModelLoadError
             raise kind(
                 f"{tree.directory}: cannot be copied: {error.filename or 'the copy'}: "
                 f"{error.strerror or error}; make room there, or name another directory in TMPDIR"
@@ -153,7 +139,8 @@ def _look(directory: Path) -> ModelTree:
     try:
         return look(directory.parent, directory.name, follow_links=True)
     except OSError as error:
-        raise ModelConfigError(
+        kind = ModelConfigError if stays(error) else ModelLoadError
+        raise kind(
             f"{directory.parent}: the model repository cannot be read: {error.strerror}"
         ) from error
 

@@ -8,12 +8,16 @@ and only regular files count.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.model_config.files import cannot_be_read
+from edge_server.process.disk import stays
 from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.scan import NAME_RULE, is_model_name
 
@@ -72,6 +76,7 @@ class ModelTree:
         files: the files sorted by path, without leftovers of editors, Python and unfinished copies.
         directories: the paths of the subdirectories, sorted, empty version directories included.
         fault: the reason why the model is unusable, with the remedy; empty if it is usable.
+        may_pass: True if that reason may pass without a change of the files.
         follows_links: True if links count as their targets.
     """
 
@@ -81,6 +86,7 @@ class ModelTree:
     files: tuple[SeenFile, ...] = ()
     directories: tuple[str, ...] = ()
     fault: str = ""
+    may_pass: bool = False
     follows_links: bool = False
 
     @property
@@ -99,8 +105,13 @@ class ModelTree:
     def file_set(self) -> FileSet:
         return FileSet(self.files, self.directories, self.fault)
 
-    def with_fault(self, fault: str) -> ModelTree:
-        return replace(self, fault=fault)
+    def with_fault(self, fault: str, *, may_pass: bool) -> ModelTree:
+        return replace(self, fault=fault, may_pass=may_pass)
+
+    def require_usable(self) -> None:
+        """Raises: ModelConfigError: the tree has a fault; ModelLoadError where that may pass."""
+        if self.fault:
+            raise (ModelLoadError if self.may_pass else ModelConfigError)(self.fault)
 
 
 def models_in(repository: Path) -> list[ModelTree]:
@@ -219,7 +230,8 @@ def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = 
     except _Unusable as fault:
         return ModelTree(name, repository, inode, fault=f"{repository / name}: {fault}")
     except OSError as error:
-        return ModelTree(name, repository, inode, fault=_why(repository / name, error))
+        fault = _why(repository / name, error)
+        return ModelTree(name, repository, inode, fault=fault, may_pass=not stays(error))
     files, directories = tuple(sorted(looking.files)), tuple(sorted(looking.directories))
     return ModelTree(name, repository, inode, files, directories, follows_links=follow_links)
 
@@ -292,9 +304,6 @@ class _Looking:
 
 
 def _why(directory: Path, error: OSError) -> str:
-    text = f"{directory}: cannot be read: {error.strerror or error}"
-    if isinstance(error, PermissionError):
-        return f"{text}; the user that the daemon runs as must be able to read it"
-    if isinstance(error, NotADirectoryError) or error.errno == 40:  # a link, not followed
+    if error.errno in {errno.ENOTDIR, errno.ELOOP}:  # a link, not followed
         return f"{directory}: is a symbolic link, which is not followed; put the directory there"
-    return text
+    return str(cannot_be_read(directory, error))

@@ -72,16 +72,6 @@ class Settings(Section, frozen=True):
             ("metrics", metrics.enabled, metrics.port),
         )
         ports = {name: port for name, enabled, port in addresses if enabled and port}
-        if (
-            http.enabled
-            and grpc.control == "everywhere"
-            and not (is_loopback(http.host) or http.tls.mutual or self.access.tokens_file)
-        ):
-            raise ValueError(
-                f'http: grpc.control = "everywhere" lets whoever reaches {http.host} load models, '
-                'which may be programs; set it to "unix" or "off", require client certificates '
-                "(mutual in [http.tls]), or give tokens ([access] tokens_file)"
-            )
         for (one, port), (other, its_port) in combinations(ports.items(), 2):
             if port == its_port:
                 raise ValueError(
@@ -99,6 +89,17 @@ class Settings(Section, frozen=True):
                 "serving.rate_limit_resources: no effect: rate_limit is off "
                 "(--rate-limit=execution_count)"
             )
+        for name, each in (("grpc", self.grpc), ("http", self.http)):
+            if (
+                each.enabled
+                and self.grpc.control == "everywhere"
+                and not (is_loopback(each.host) or each.tls.mutual or self.access.tokens_file)
+            ):
+                lines.append(
+                    f'grpc.control: "everywhere": no effect on {name}, as {each.host} is beyond '
+                    "the loopback: control calls there need tokens ([access] tokens_file) or "
+                    f"client certificates (mutual in [{name}.tls])"
+                )
         for name, tls in (("grpc", self.grpc.tls), ("http", self.http.tls)):
             if tls != Tls() and not tls.on:
                 flag = " (--grpc-use-ssl=true)" if name == "grpc" else ""

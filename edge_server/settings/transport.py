@@ -83,12 +83,15 @@ class Grpc(Section, frozen=True):
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings, the vehicle's state) are served. Beyond the loopback "everywhere" needs mutual
-            TLS.
+            settings, the vehicle's state, recordings) are served. Beyond the loopback "everywhere"
+            serves them only where clients need tokens or certificates (mutual TLS).
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Responses have no limit.
-        max_pending_bytes: of all requests and responses in flight, on TCP, on the socket as many
-            again, and as many of tensors that were copied from shared memory.
+        max_pending_bytes: of all requests and responses in flight and what is parsed from them, on
+            TCP, on the socket as many again, and as many of tensors that were copied from shared
+            memory.
+        max_decompressed_bytes: of a request that its client compressed with gzip or deflate; 0
+            refuses compressed requests. A few kilobytes of them can become many megabytes.
         message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
             client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
@@ -121,6 +124,7 @@ class Grpc(Section, frozen=True):
     restricted: tuple[Restriction, ...] = ()
     max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
+    max_decompressed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     message_timeout_ms: Milliseconds = 3000
     max_connections: Positive = 64
     max_streams: Positive = 100
@@ -146,18 +150,6 @@ class Grpc(Section, frozen=True):
                 f"{self.host} is beyond the loopback, where anybody could send requests and listen "
                 "in plain text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or set "
                 "insecure = true (--grpc-insecure) if that is meant"
-            )
-        if (
-            self.enabled
-            and self.control == "everywhere"
-            and not self.tls.mutual
-            and not is_loopback(self.host)
-        ):
-            raise ValueError(
-                f'control: "everywhere" on {self.host} lets whoever reaches it load models, which '
-                'may be programs; serve control calls on the Unix socket (control = "unix", '
-                '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
-                "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
         check_header_pattern(self.forward_headers)
         if self.socket is not None and not (
@@ -188,7 +180,8 @@ class Http(Section, frozen=True):
         port: of TCP; 0 takes a free one.
         insecure: allows another address than the loopback without TLS.
         max_body_bytes: of a request; a longer one is refused before it is read.
-        max_pending_bytes: of the bodies of all requests in flight.
+        max_pending_bytes: of the bodies of all requests in flight, what is parsed from them, and
+            answers.
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
             arrived by then, or whose client has not read what was sent.
         idle_timeout_ms: a connection without a request is closed after this time.
@@ -196,8 +189,9 @@ class Http(Section, frozen=True):
             handshakes are as many beside them, and one more ends the oldest.
         max_header_bytes: of one request, its first line included.
         forward_headers: as `[grpc]` has it.
-        host_names: by which browsers may call the page, beside the name of this machine and its
-            addresses; any other name may lead a browser here against its user's will.
+        host_names: by which clients may call this device over HTTP, the metrics' port included,
+            beside the name of this machine, `localhost` and addresses; any other name may lead a
+            browser here against its user's will.
     """
 
     enabled: bool = True

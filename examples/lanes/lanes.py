@@ -59,8 +59,9 @@ def show_lanes(service: lane_service_pb2_grpc.LaneServiceStub, most: int) -> int
 
 def show_events(service: lane_service_pb2_grpc.LaneServiceStub, last_id: Path, most: int) -> int:
     """Print every event once, across restarts of the daemon and of this program."""
-    after_id = int(last_id.read_text()) if last_id.exists() else 0
-    stream = service.StreamEvents(lane_service_pb2.StreamEventsRequest(after_id=after_id))
+    after_id, _, log = last_id.read_text().partition(" ") if last_id.exists() else ("0", "", "")
+    request = lane_service_pb2.StreamEventsRequest(after_id=int(after_id), log=log)
+    stream = service.StreamEvents(request)
     shown = 0
     try:
         for response in stream:
@@ -71,7 +72,7 @@ def show_events(service: lane_service_pb2_grpc.LaneServiceStub, last_id: Path, m
             # After it is dealt with: a program that dies in between sees it again. The file is
             # replaced as a whole, so that it is never an empty one where the power fails.
             new = last_id.with_name(f"{last_id.name}.new")
-            new.write_text(str(event.id))
+            new.write_text(f"{event.id} {event.log}")
             new.replace(last_id)
             shown += 1
             if shown == most:

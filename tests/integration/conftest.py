@@ -34,7 +34,7 @@ from edge_server.cameras.source import open_source
 from tests.integration.settings_drive import Drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 TIMEOUT_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
@@ -92,9 +92,12 @@ def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
 
 
 class Process:
-    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it."""
+    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    `within` is a command that runs the daemon in its own place, such as `unshare --mount`.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, within: Sequence[str] = ()) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = folder / "notify"
         address.unlink(missing_ok=True)  # of one that was started before
@@ -113,6 +116,7 @@ class Process:
             ],
             {**os.environ, "NOTIFY_SOCKET": str(address)},
             self.log,
+            within,
         )
 
     def wait_for(self, assignment: str) -> None:
@@ -153,8 +157,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Starts the daemon with these arguments and waits until it says READY."""
     started: list[Process] = []
 
-    def start_process(*arguments: str) -> Process:
-        process = Process(tmp_path, *arguments)
+    def start_process(*arguments: str, within: Sequence[str] = ()) -> Process:
+        process = Process(tmp_path, *arguments, within=within)
         started.append(process)
         process.wait_for("READY=1")
         return process
@@ -268,12 +272,13 @@ def serve(
     """Starts a daemon that follows `tmp_path/repository`; its copies are in `tmp_path/store`."""
     repository = tmp_path / "repository"
 
-    def make(*arguments: str) -> Server:
+    def make(*arguments: str, within: Sequence[str] = ()) -> Server:
         process = start(
             *POLL,
             f"--model-repository={repository}",
             f"--repository-copies={tmp_path / 'store'}",
             *arguments,
+            within=within,
         )
         return Server(process, client(process), repository)
 

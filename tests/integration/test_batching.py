@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -222,7 +223,7 @@ class InProcess:
         """Returns when a long run is under way."""
         self.ask("long", LONG)
         until = time.monotonic() + TIMEOUT_S
-        while not self.loaded.scheduler.longest_run_s(time.monotonic()):
+        while self.loaded.scheduler.running_since() == math.inf:
             assert time.monotonic() < until
             time.sleep(0.005)
 

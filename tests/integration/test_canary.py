@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.long]
 
 def test_good_models_stay_and_bad_ones_go_back_under_bursts_of_work() -> None:
     done = subprocess.run(
-        [sys.executable, BENCHMARK, "--good", "2", "--bad", "4", "--load", "bursts"],
+        [sys.executable, BENCHMARK, "--good", "2", "--bad", "5", "--load", "bursts"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

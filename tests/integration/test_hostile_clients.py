@@ -473,7 +473,56 @@ def in_region(datatype: str, name: str, bytes_: int) -> bytes:
     return bytes(asked.SerializeToString())
 
 
+def many_strings_at_once(target: Target) -> None:
+    """Each has a few megabytes, and its objects ten times as many."""
+    many = 2**20
+    strings = request("STRING", [many], b"\2\0\0\0ab" * many)
+    texts = request("STRING", [900_000], tensor=field(5, field(8, b"ab") * 900_000))
+    for large in (strings, texts):
+        told = target.at_once([lambda: target.infer(large, target.channel())] * 12)  # noqa: B023
+        assert "OK" in told
+        assert all(each == "OK" or "grpc.max_pending_bytes" in each for each in told)
+
+
+def compressed_requests(target: Target) -> None:
+    large = request("UINT8", [LARGE_BYTES], bytes(LARGE_BYTES))
+
+    def unary(how: grpc.Compression) -> str:
+        infer = target.channel().unary_unary(SERVICE + "ModelInfer")
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(large, timeout=TIMEOUT_S, compression=how)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        return str(caught.value.details())
+
+    told = target.at_once(
+        [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]  # type: ignore[misc]
+        * 4
+    )
+    assert all("or set grpc.max_decompressed_bytes" in each for each in told)
+    call = target.channel().stream_stream(SERVICE + "ModelStreamInfer")
+    (response,) = call(iter([large]), timeout=TIMEOUT_S, compression=grpc.Compression.Gzip)
+    message = pb.ModelStreamInferResponse.FromString(response).error_message
+    assert "send it without compression" in message
+
+
+def small_responses_that_nobody_reads(target: Target) -> None:
+    small = request("UINT8", [60_000], bytes(60_000))
+    with ExitStack() as stack:
+        senders = [half_sender(target, stack, reads=False) for _ in range(20)]
+        calls = []
+        for sender in senders:
+            for _ in range(20):
+                number = sender.call(SERVICE + "ModelInfer", len(small))
+                for place in range(0, len(small), 16384):
+                    assert sender.send(number, small[place : place + 16384])
+                calls.append((sender, number))
+        assert all(sender.wait_for_end(number) for sender, number in calls)
+
+
 ATTACKS = (
+    many_strings_at_once,
+    compressed_requests,
+    small_responses_that_nobody_reads,
     typed_contents,
     typed_contents_that_are_read,
     texts_as_contents,

@@ -180,7 +180,7 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
         assert call(server.url, "GET", READY).status == 200
         assert call(server.url, "POST", "/v2/models/add/infer", tensor()).status == 200
     end = time.monotonic() + TIMEOUT_S
-    http = server.daemon._http._servers[0].server_state
+    http = server.daemon._http.servers[0].server_state
     while len(http.connections) > 1:
         assert time.monotonic() < end, "connections stayed"
         time.sleep(0.05)

@@ -210,7 +210,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b"H"
             end = time.monotonic() + TIMEOUT_S
-            while server._servers[0].server_state.connections:
+            while server.servers[0].server_state.connections:
                 assert time.monotonic() < end, "the connection stayed open"
                 time.sleep(0.01)
             received = 1
@@ -258,7 +258,7 @@ def test_every_request_of_a_connection_learns_that_its_client_is_gone(
         connection.sendall(b"GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n")
         assert connection.recv(1) == b"H"
     end = time.monotonic() + TIMEOUT_S
-    while server._servers[0].server_state.tasks:
+    while server.servers[0].server_state.tasks:
         assert time.monotonic() < end, "a request goes on for nobody"
         time.sleep(0.01)
     assert "failed" not in caplog.text
@@ -270,14 +270,14 @@ def _open(server: HttpServer, path: bytes) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(TIMEOUT_S)
     connection.connect(("127.0.0.1", server.port_of("http")))
-    connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n" + _UPGRADE + b"\r\n")
+    connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + _UPGRADE + b"\r\n")
     assert connection.recv(12) == b"HTTP/1.1 101"
     return connection
 
 
 def _wait_until_none_is_open(server: HttpServer) -> None:
     end = time.monotonic() + TIMEOUT_S
-    while server._servers[0].server_state.connections:
+    while server.servers[0].server_state.connections:
         assert time.monotonic() < end, "the connection stayed open"
         time.sleep(0.01)
 
@@ -375,7 +375,7 @@ def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(authority: A
     with socket.create_connection(("127.0.0.1", server.port_of("http")), TIMEOUT_S) as opened:
         # It reads its response, and not that the server closes.
         encrypted = context.wrap_socket(opened, server_hostname="127.0.0.1")
-        encrypted.sendall(b"POST /length HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1")
+        encrypted.sendall(b"POST /length HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n1")
         assert encrypted.recv(1)
         began = time.monotonic()
         server.stop(TIMEOUT_S)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -557,3 +558,105 @@ def test_a_version_of_many_digits_is_no_version(server: Server) -> None:
 def test_a_stream_of_many_responses_goes_out_while_the_model_runs(server: Server) -> None:
     answered = call(server.url, "POST", "/v2/models/count/generate_stream", {"N": 300})
     assert answered.body.count(b"data: ") == 300
+
+
+def test_compressed_requests_of_tritons_grpc_client_are_read_where_the_settings_say_so(
+    tmp_path: Path,
+) -> None:
+    import tritonclient.grpc as triton_grpc
+
+    values = np.full(100_000, 2, np.float32)
+    given = triton_grpc.InferInput("A", [len(values)], "FP32")
+    given.set_data_from_numpy(values)
+    for most_bytes in (2**20, 0):
+        daemon = start(tmp_path / "models", grpc={"port": 0, "max_decompressed_bytes": most_bytes})
+        try:
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{daemon.grpc_port}") as client:
+                for how in ("gzip", "deflate"):
+                    if most_bytes:
+                        answer = client.infer("add", [given], compression_algorithm=how)
+                        np.testing.assert_array_equal(answer.as_numpy("SUM"), values * 2)
+                        continue
+                    with pytest.raises(triton.InferenceServerException) as caught:
+                        client.infer("add", [given], compression_algorithm=how)
+                    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+                    assert "or set grpc.max_decompressed_bytes" in caught.value.message()
+        finally:
+            daemon.stop()
+
+
+def test_a_revoked_token_ends_the_streams_that_it_opened(tmp_path: Path) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2 as pb
+
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS)
+    file.chmod(0o600)
+    daemon = start(tmp_path / "models", access={"tokens_file": str(file)})
+    caller = {"authorization": "Bearer infers-0123456789abcdef"}
+    over = threading.Event()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{daemon.grpc_port}") as channel:
+            request = pb.ModelInferRequest(model_name="add")
+            request.inputs.add(name="A", datatype="FP32", shape=[1])
+            request.raw_input_contents.append(bytes(4))
+
+            def requests() -> Iterator[bytes]:
+                yield request.SerializeToString()
+                over.wait(TIMEOUT_S)
+
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
+                requests(), timeout=TIMEOUT_S, metadata=tuple(caller.items())
+            )
+            assert next(call)
+            file.write_text("read fresh-0123456789abcdef\n")
+            with pytest.raises(grpc.RpcError):
+                next(call)
+            assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert call.details() == "the token is not valid"
+        file.write_text(TOKENS)
+        connection = http.client.HTTPConnection("127.0.0.1", daemon.http_port, timeout=TIMEOUT_S)
+        body = json.dumps({"N": 2**30})
+        connection.request("POST", "/v2/models/count/generate_stream", body, caller)
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        file.write_text("read fresh-0123456789abcdef\n")
+        lines = [line for line in answer if line.startswith(b"data: ")]
+        assert json.loads(lines[-1].removeprefix(b"data: ")) == {"error": "the token is not valid"}
+        connection.close()
+    finally:
+        over.set()
+        daemon.stop()
+
+
+def test_a_body_is_refused_before_it_is_read_by_mode_and_by_what_it_may_be(
+    server: Server, tmp_path: Path
+) -> None:
+    long = b'{"ready":' + b"[" * 100_000
+    for headers in ({}, {"Transfer-Encoding": "chunked"}):
+        connection = http.client.HTTPConnection(
+            server.url.partition(":")[0], server.daemon.http_port, timeout=TIMEOUT_S
+        )
+        connection.request(
+            "POST",
+            "/v2/repository/index",
+            iter([long]) if headers else long,
+            headers,
+            encode_chunked=bool(headers),
+        )
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert b"65536 at most" in answer.read()
+        connection.close()
+    repository = {"paths": [str(tmp_path / "models")], "mode": "none"}
+    daemon = start(tmp_path / "models", repository=repository)
+    try:
+        answered = call(f"127.0.0.1:{daemon.http_port}", "POST", "/v2/repository/models/add/load")
+        assert answered.status == 503
+        assert "explicit model load / unload is not allowed" in answered.json["error"]
+        sent = b"POST /v2/repository/models/add/load HTTP/1.1\r\nHost: localhost\r\n"
+        with socket.create_connection(("127.0.0.1", daemon.http_port), TIMEOUT_S) as half:
+            half.sendall(sent + b"Content-Length: 60000000\r\n\r\n{")
+            assert half.recv(20).startswith(b"HTTP/1.1 503")
+    finally:
+        daemon.stop()

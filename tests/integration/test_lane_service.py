@@ -398,5 +398,12 @@ def test_events_go_on_after_a_restart_and_the_end_says_why(
     again = [next(kept).event for _ in seen]
     kept.cancel()
     assert [(e.id, e.kind, e.epoch_ns) for e in again] == [(e.id, e.kind, e.epoch_ns) for e in seen]
+    assert len({e.log for e in again}) == 1
+    (same,) = {e.log for e in again}
+    resumed = events(after, after_id=newest, log=same)
+    assert next(resumed).event == first
+    resumed.cancel()
+    other = events(after, after_id=newest, log=f"{same}x")
+    assert status_of(lambda: next(other))[0] is grpc.StatusCode.OUT_OF_RANGE
     beyond = events(after, after_id=1_000_000)
     assert status_of(lambda: next(beyond))[0] is grpc.StatusCode.OUT_OF_RANGE

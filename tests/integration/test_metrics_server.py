@@ -35,7 +35,7 @@ def metrics_server(sources: Sources | None = None, port: int = 0) -> HttpServer:
 
 
 def connections(server: HttpServer) -> int:
-    return sum(len(each.server_state.connections) for each in server._servers)
+    return sum(len(each.server_state.connections) for each in server.servers)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
         server = metrics_server()
         ports.append(server.port_of("metrics"))
         server.start()
-        while not server._servers and server.worker.alive:
+        while not server.servers and server.worker.alive:
             time.sleep(0.001)  # until a connection has come
         server.stop(TIMEOUT_S)
         assert server.worker.failure is None

@@ -22,6 +22,7 @@ import pytest
 from fleet_recipes import fleet_lines
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from support.waiting import wait_until
 
 from edge_server.board.identity import Identity
 from edge_server.lanes import e2e
@@ -48,8 +49,8 @@ MEMORY_BYTES = 16 * 2**20
 
 
 class Subscriber:
-    """A program that may miss no event: the broker keeps a session for it, and it drops the ids
-    that it has seen.
+    """A program that may miss no event: the broker keeps a session for it, and it drops the ids of
+    a log that it has seen.
 
     Attributes:
         ids: of the events, in the order of their first arrival.
@@ -61,7 +62,7 @@ class Subscriber:
         self.ids: list[int] = []
         self.ages_s: list[float] = []
         self.checks: list[e2e.Check] = []
-        self._seen: set[int] = set()
+        self._seen: set[tuple[str, int]] = set()
         self._changed = threading.Condition()
         self._lanes = e2e.Checker(LANES, max_lost=2**31)
         self._client = client = paho.Client(
@@ -97,8 +98,8 @@ class Subscriber:
         assert isinstance(e2e.unprotect(message.topic, message.payload, value), e2e.Envelope)
         assert message.properties.CorrelationData == event["id"].encode()
         with self._changed:
-            if number not in self._seen:
-                self._seen.add(number)
+            if (event["log"], number) not in self._seen:
+                self._seen.add((event["log"], number))
                 self.ids.append(number)
             self._changed.notify_all()
 
@@ -244,7 +245,7 @@ def test_a_broker_gets_again_what_it_forgot_and_no_more(
         subscriber.wait_for(3)
         # Until the broker has the mark of these events, and has written it.
         deadline = time.monotonic() + WAIT_S
-        while b'{"event":"3"}' not in old.read_bytes():
+        while b'{"event":"3",' not in old.read_bytes():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         now.write_bytes(old.read_bytes())
@@ -259,6 +260,41 @@ def test_a_broker_gets_again_what_it_forgot_and_no_more(
         published = each.publisher._feed.next_event(f"{ROOT}/cameras/front/events/lane_departure")
     assert subscriber.ids == [*range(1, 8)]
     assert published == 10, "4, 5 and 6 again, and none of the first three"
+
+
+def with_a_bad_sector(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(5 * 4096)
+        opened.write(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [with_a_bad_sector, lambda file: file.write_bytes(b"#" * 100_000), Path.unlink],
+    ids=["a bad sector", "no byte left", "erased"],
+)
+def test_no_new_event_is_hidden_by_what_was_known_of_a_damaged_log(
+    mosquitto: Mosquitto,
+    mqtt: Mqtt,
+    subscriber: Subscriber,
+    tmp_path: Path,
+    harm: Callable[[Path], object],
+) -> None:
+    with device(mqtt, tmp_path) as before:
+        before.put(300)
+        subscriber.wait_for(300)
+    with device(mqtt, tmp_path) as before:  # until the broker has the mark
+        before.put(1)
+        subscriber.wait_for(301)
+        wait_until(lambda: b'{"event":"301",' in (tmp_path / "broker/mosquitto.db").read_bytes())
+    harm(tmp_path / "events.db")
+    with device(mqtt, tmp_path) as after:
+        after.put(350)
+        subscriber.wait_for(651)
+        assert (after.log.id == before.log.id) == (harm is with_a_bad_sector)
+    new = subscriber.ids[301:]
+    assert new == [*range(new[0], new[0] + 350)]
+    assert harm is Path.unlink or new[0] > 301, "for a reader that keeps an id alone"
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])

@@ -53,6 +53,8 @@ CALIBRATION = Calibration(calibration_id(MODEL), MODEL)
 FRAMES = 12
 PERIOD_NS = 99_999_371  # of no whole number of microseconds
 PATIENCE_S = 30.0
+# CLOCK_MONOTONIC where a replay begins: after a minute, three days and 400 days of uptime.
+UPTIMES_NS = (60_000_000_007, 259_200_123_456_789, 34_560_000_987_654_321)
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +158,11 @@ def frame_of(number: int, pixels: np.ndarray, jpeg: bytes | None, size: tuple[in
     )
 
 
-def replay(path: Path, data_plane: DataPlane) -> list[Followed]:
+def replay(path: Path, data_plane: DataPlane, uptime_ns: int) -> list[Followed]:
     calibration = recorded_calibration(f"mcap://{path}")
     assert calibration == CALIBRATION
     road = Road(data_plane, calibration)
-    clock = Clock()
+    clock = Clock(uptime_ns)
     source = McapSource(
         path, "front", JpegDecoder("replay", road.camera.useful), clock=clock, sleep=clock.sleep
     )
@@ -171,8 +173,8 @@ def replay(path: Path, data_plane: DataPlane) -> list[Followed]:
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now_ns = time.monotonic_ns()
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
 
     def __call__(self) -> int:
         return self.now_ns
@@ -181,19 +183,20 @@ class Clock:
         self.now_ns += int(seconds * 1e9) + 1
 
 
-def test_a_drive_of_a_jpeg_camera_replays_to_the_same_lanes_bit_for_bit(
+def test_a_drive_of_a_jpeg_camera_replays_to_the_same_lanes_bit_for_bit_at_any_uptime(
     tmp_path: Path, data_plane: DataPlane
 ) -> None:
     path, driven = record(tmp_path, data_plane, camera_of_jpegs)
-    first, second = replay(path, data_plane), replay(path, data_plane)
+    replays = [replay(path, data_plane, uptime_ns) for uptime_ns in UPTIMES_NS]
 
-    assert len(driven) == len(first) == len(second) == FRAMES
+    assert {len(each) for each in (driven, *replays)} == {FRAMES}
     assert sum(len(each.lane_frame.lanes) for each in driven) > FRAMES
     assert any(lane.ground is not None for lane in driven[-1].lane_frame.lanes)
     assert any(lane.id for lane in driven[-1].lane_frame.lanes)
-    for drive, once, again in zip(driven, first, second, strict=True):
-        np.testing.assert_array_equal(drive.frame.image.planes[0], once.frame.image.planes[0])
-        assert once.lanes == again.lanes == drive.lanes
+    for again in replays:
+        for drive, once in zip(driven, again, strict=True):
+            np.testing.assert_array_equal(drive.frame.image.planes[0], once.frame.image.planes[0])
+            assert once.lanes == drive.lanes
     with path.open("rb") as file:
         from mcap.reader import make_reader
 
@@ -201,15 +204,16 @@ def test_a_drive_of_a_jpeg_camera_replays_to_the_same_lanes_bit_for_bit(
             only_lanes(lanes_pb2.LaneFrame.FromString(message.data))
             for _, _, message in make_reader(file).iter_messages("/front/lanes")
         ]
-    assert recorded == [each.lanes for each in first]
+    assert recorded == [each.lanes for each in driven]
 
 
 def test_a_drive_of_pixels_loses_by_its_jpegs_once_and_replays_alike(
     tmp_path: Path, data_plane: DataPlane
 ) -> None:
     path, driven = record(tmp_path, data_plane, camera_of_pixels)
-    first, second = replay(path, data_plane), replay(path, data_plane)
-    assert [each.lanes for each in first] == [each.lanes for each in second]
+    first, *others = [replay(path, data_plane, uptime_ns) for uptime_ns in UPTIMES_NS]
+    for other in others:
+        assert [each.lanes for each in first] == [each.lanes for each in other]
     offsets = []
     for drive, once in zip(driven, first, strict=True):
         assert drive.frame.size == once.frame.size == (1280, 720)

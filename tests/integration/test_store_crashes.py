@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from support.dropping_disk import TRACED, DroppingDisk
 
 from edge_server.repository.content import content_of
 from edge_server.repository.store import ModelStore, StagedModel
@@ -47,8 +48,8 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.repository = folder / "repository"
-        self._base = folder / "base"
-        store = ModelStore(self._base, boot="1")
+        self.base = folder / "base"
+        store = ModelStore(self.base, boot="1")
         for content in "abc":
             self.write("m", content * 100)
             self.old = store.stage(look(self.repository, "m"))
@@ -59,12 +60,12 @@ class Bench:
         store.quarantine("1" * 64, "long ago")
         # What a process that died has left: a load, a copy half made, and one that nobody knows.
         with store.loading(StagedModel("slow", "2" * 64, Path(), ())):
-            left = (self._base / "state.json").read_bytes()
+            left = (self.base / "state.json").read_bytes()
         store.close()
-        (self._base / "state.json").write_bytes(left)
-        (self._base / "incoming/half/m").mkdir(parents=True)
-        (self._base / "incoming/half/m/config.pbtxt").write_text("x")
-        shutil.copytree(self.old.directory.parent, self._base / "copies" / UNKNOWN)
+        (self.base / "state.json").write_bytes(left)
+        (self.base / "incoming/half/m").mkdir(parents=True)
+        (self.base / "incoming/half/m/config.pbtxt").write_text("x")
+        shutil.copytree(self.old.directory.parent, self.base / "copies" / UNKNOWN)
         self.write("m", "new" * 1000)
         command = [sys.executable, Path(__file__).with_name("store_writer.py"), self.repository]
         pipe = subprocess.PIPE
@@ -82,7 +83,7 @@ class Bench:
     def run(self, name: str, *options: str) -> tuple[Path, int]:
         """The store as a writer that strace treats like that left it, and how that ended."""
         store = self.folder / name
-        shutil.copytree(self._base, store)
+        shutil.copytree(self.base, store)
         to, heard = self._writers.stdin, self._writers.stdout
         assert to is not None
         assert heard is not None
@@ -164,13 +165,27 @@ def require_valid(bench: Bench, directory: Path, at: str) -> str:
     return serves
 
 
+def is_held(directory: Path) -> bool:
+    """Whether the content that the writer put into quarantine is there after a start."""
+    store = ModelStore(directory, boot="1")
+    try:
+        return bool(store.quarantined("0" * 64))
+    finally:
+        store.close()
+
+
 def test_a_process_that_dies_at_any_call_leaves_a_store_that_goes_on(bench: Bench) -> None:
     killed = everywhere(bench, bench.traced, "signal=SIGKILL")
     served = []
     for call, directory, status in killed:
         assert status == -signal.SIGKILL, f"it was not killed at {call.text}"
         served.append(require_valid(bench, directory, call.text))
-    # In the order of the calls: the old model up to one of them, the new one from there on.
+    # In the order of the calls: the quarantine is there from one of them on, and for good.
+    held = [is_held(directory) for _, directory, _ in killed]
+    begun = held.index(True)
+    assert held == [False] * begun + [True] * (len(held) - begun)
+    assert "rename" in bench.traced[begun - 1].text
+    # Likewise the new model, and the old one before.
     commit = served.index("new" * 1000)
     assert served == ["c" * 100] * commit + ["new" * 1000] * (len(served) - commit)
     assert "rename" in bench.traced[commit - 1].text
@@ -187,6 +202,29 @@ def test_a_call_that_fails_leaves_a_store_that_goes_on(bench: Bench) -> None:
         assert status in {0, REFUSED}, call.text
         require_valid(bench, directory, call.text)
     assert sum(status == REFUSED for _, _, status in failed) > 5
+
+
+@pytest.mark.parametrize("names_last", [True, False])
+def test_a_power_cut_that_drops_what_was_not_synced_leaves_a_store_that_goes_on(
+    bench: Bench, names_last: bool
+) -> None:
+    store = bench.folder / f"dropped-{names_last}"
+    log = bench.folder / "dropped.log"
+    options = ["-y", "-xx", "-s", "99999", "-o", str(log), "-e", f"trace=/^({TRACED})$"]
+    disk = DroppingDisk(bench.base, names_last=names_last)
+    _, status = bench.run(store.name, *options)
+    assert status == 0
+    served = []
+    for number, line in enumerate(log.read_text().splitlines()):
+        if disk.replay(line, str(store)):
+            left = bench.folder / f"left-{names_last}-{number}"
+            disk.write_to(left)
+            served.append(require_valid(bench, left, line))
+            shutil.rmtree(left)
+    # In the order of the calls: the old model up to one of them, the new one from there on.
+    commit = served.index("new" * 1000)
+    assert served == ["c" * 100] * commit + ["new" * 1000] * (len(served) - commit)
+    assert 3 < commit < len(served)
 
 
 def test_what_a_name_stands_for_is_on_the_disk_before_the_name(bench: Bench) -> None:

@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 # What a daemon reads of its environment after its imports.
@@ -100,13 +101,17 @@ preloaded = functools.cache(Preloaded)
 
 
 def start_daemon(
-    args: list[str], environment: dict[str, str], log: Path
+    args: list[str], environment: dict[str, str], log: Path, within: Sequence[str] = ()
 ) -> Forked | subprocess.Popen[bytes]:
-    """Start `edge-server` with `args`; what it logs goes to `log`."""
+    """Start `edge-server` with `args`; what it logs goes to `log`.
+
+    Args:
+        within: a command that runs it, where it is not started by itself.
+    """
     with log.open("wb") as stderr:
-        if preloaded().fits(environment):
+        if not within and preloaded().fits(environment):
             return preloaded().start(args, environment, stderr)
-        command = [sys.executable, "-m", "edge_server", *args]
+        command = [*within, sys.executable, "-m", "edge_server", *args]
         return subprocess.Popen(command, stderr=stderr, env=environment)
 
 

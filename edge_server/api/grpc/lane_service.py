@@ -130,6 +130,11 @@ class LaneServicer:
         events = self._sources.events
         newest = events.newest
         after_id = request.after_id if request.HasField("after_id") else newest
+        if request.after_id and request.log not in ("", events.id):
+            raise OutOfRange(
+                f"after_id is of the log {request.log!r}, and this one is {events.id!r}: it is of "
+                "another device, or this one's events were erased; begin with 0"
+            )
         if after_id > newest:
             raise OutOfRange(
                 f"after_id is {after_id}, and the newest event is {newest}: it is of another "

@@ -10,20 +10,20 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
-import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
 from edge_server.api import statuses
 from edge_server.api.access import TRITON, UPDATES
-from edge_server.api.grpc.traffic import Traffic
+from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from edge_server.api.access import AccessRules
+    from edge_server.api.admission import ByteBudget
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
@@ -89,6 +89,9 @@ def unary(
     def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         request = traffic.read(requests, context)
         try:
+            if request.startswith(COMPRESSED):
+                with UnaryCall(context, traffic.budget) as call:
+                    request = traffic.decompressed(request, call)
             with traffic.budget.hold(len(request)):
                 response = behaviour(request, context)
                 return traffic.send(response, context, len(request))
@@ -122,12 +125,20 @@ def streaming(
             # Half of a large request may have arrived, which nothing has counted.
             traffic.note_many()
 
-    return grpc.stream_stream_rpc_method_handler(_allowed(respond, path, rules))
+    return grpc.stream_stream_rpc_method_handler(_allowed(respond, path, rules, traffic))
 
 
 def _allowed(
-    respond: Callable[..., Any], path: str, rules: AccessRules | None
+    respond: Callable[..., Any],
+    path: str,
+    rules: AccessRules | None,
+    streams: Traffic | None = None,
 ) -> Callable[..., Any]:
+    """Return `respond` behind the rules.
+
+    Args:
+        streams: ends a stream whose token is no longer valid; None of a method without streams.
+    """
     if rules is None or not rules.refuse_any:
         return respond
 
@@ -141,6 +152,13 @@ def _allowed(
             triton = path.startswith((TRITON, "/grpc."))
             code = grpc.StatusCode.UNAVAILABLE if triton else grpc.StatusCode.PERMISSION_DENIED
             context.abort(code, refusal)
+        if streams is not None and rules.tokens is not None:
+
+            def revoked() -> tuple[grpc.StatusCode, str] | None:
+                error = rules.token_refusal(path, metadata)
+                return None if error is None else (status_of(error), str(error))
+
+            streams.end_once(context, revoked)
         return respond(requests, context)
 
     return respond_if_allowed
@@ -213,10 +231,32 @@ def header_text(text: str) -> str:
     return text
 
 
-class CallCancellation(msgspec.Struct, frozen=True, eq=False):
-    """A unary call's `Cancellation`: the request is cancelled once its call is over."""
+class UnaryCall:
+    """A unary call: its request is cancelled once the call is over; see `Call`."""
 
-    _context: grpc.ServicerContext
+    __slots__ = ("_budget", "_context", "_counted_bytes")
+
+    def __init__(self, context: grpc.ServicerContext, budget: ByteBudget) -> None:
+        self._context = context
+        self._budget = budget
+        self._counted_bytes = 0
+
+    def count(self, size_bytes: int) -> None:
+        """Count more bytes until `release`; see `Call`."""
+        self._budget.take(size_bytes)
+        self._counted_bytes += size_bytes
+
+    def __enter__(self) -> UnaryCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Count nothing more: what was made of the request is no longer needed."""
+        if self._counted_bytes:
+            self._budget.give(self._counted_bytes)
+            self._counted_bytes = 0
 
     @property
     def cancelled(self) -> bool:

@@ -109,7 +109,7 @@ class GrpcServer:
                 shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
                 log_switches=log_switches,
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
-                budget=made.traffic.budget,
+                traffic=made.traffic,
                 requests=requests,
                 headers=headers,
             )

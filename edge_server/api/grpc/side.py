@@ -65,6 +65,7 @@ class Side:
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
             waiting=self.threads.waiting,
+            longest_decompressed_bytes=settings.max_decompressed_bytes,
             inferences=lambda: self.gate.inside,
         )
         self.server = grpc.server(
@@ -220,6 +221,8 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
         # for a moment longer here than at the client. Such a client waits for a free stream.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_allowed_incoming_connections", connections),
+        # gRPC would decompress a message before anything can count it.
+        ("grpc.per_message_decompression", 0),
         # Otherwise the bytes of one call that gRPC accepts before the server reads grow to 32 MiB.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.keepalive_permit_without_calls", int(settings.keepalive_without_calls)),

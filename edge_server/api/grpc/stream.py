@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 # Requests of one stream that are read and have no response yet, and responses not yet sent. Beyond
 # that limit the client's next request stays in its socket, and a decoupled model waits.
 _MOST_WAITING = 16
+# Smaller responses are not counted while they wait.
+_COUNTED_FROM_BYTES = 4 * 1024
 # Limit for an error text, which may quote a client's request: the text also waits in memory.
 _LONGEST_TEXT = 4000
 _NAME_OF_FINAL = "triton_final_response"
@@ -73,7 +75,7 @@ class InferStream:
         self._changed = threading.Condition()
         # Requests in order, each until its last response is sent; decoupled models' responses.
         self._requests: list[StreamRequest] = []
-        self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool]] = deque()
+        self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool, int]] = deque()
         self._read_to_end = False
         self._closing = False
         self._failure: EdgeServerError | None = None
@@ -91,12 +93,15 @@ class InferStream:
         reader.start()
         try:
             while (taken := self._take()) is not None:
-                request, response, final = taken
+                request, response, final, held_bytes = taken
                 try:
                     yield self._serialise(request, response, final=final)
                 finally:
                     with self._changed:
                         request.unsent -= 1
+                        held_bytes = min(held_bytes, request.size_bytes)
+                        request.size_bytes -= held_bytes
+                        self._budget.give(held_bytes)
                         self._remove_if_over(request)
                     del taken, request, response
         finally:
@@ -131,6 +136,16 @@ class InferStream:
                 return
         callback()
 
+    def count(self, request: StreamRequest, size_bytes: int) -> None:
+        """Count more bytes with those of `request`.
+
+        Raises:
+            Unavailable: see `ByteBudget.take`.
+        """
+        self._budget.take(size_bytes)
+        with self._changed:
+            request.size_bytes += size_bytes
+
     def admit(self, request: StreamRequest) -> None:
         """Give `request` its place among the responses."""
         with self._changed:
@@ -142,11 +157,13 @@ class InferStream:
         with self._changed:
             if request.decoupled:
                 if (response is not None or request.empty_final) and self._wait_for_room():
-                    self._at_once.append((request, response, final))
+                    held_bytes = self._hold(request, response)
+                    self._at_once.append((request, response, final, held_bytes))
                     request.unsent += 1
             elif not self.over:
                 request.response = response or request.response
                 request.unsent = int(final)
+                self._hold(request, response)
             # Last: a stream does not end while it has incomplete requests.
             if final:
                 request.complete = True
@@ -157,6 +174,17 @@ class InferStream:
         if failed:
             # Otherwise each model of the stream would wait as long again for each next response.
             self.end()
+
+    def _hold(self, request: StreamRequest, response: ResponseCallback) -> int:
+        """Count a large response, which is in memory, with its request; return its bytes."""
+        if not isinstance(response, InferResponse):
+            return 0
+        size_bytes = sum(tensor.array.nbytes for tensor in response.outputs.values())
+        if size_bytes < _COUNTED_FROM_BYTES:
+            return 0
+        self._budget.add(size_bytes)
+        request.size_bytes += size_bytes
+        return size_bytes
 
     def _serialise(
         self, request: StreamRequest, response: ResponseCallback, *, final: bool
@@ -235,8 +263,9 @@ class InferStream:
             self.admit(request)
         request.respond(error, True)
 
-    def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
-        """Wait for the next response to write; return None at the end of the stream.
+    def _take(self) -> tuple[StreamRequest, ResponseCallback, bool, int] | None:
+        """Wait for the next response to write; return it with the bytes that are counted for it
+        alone, or None at the end of the stream.
 
         Raises:
             EdgeServerError: the stream ends with that status.
@@ -261,7 +290,7 @@ class InferStream:
             request = self._first_in_order()
             if request is not None:
                 text = f"model '{request.model_name}' ended without a response"
-                return request, request.response or InternalError(text), True
+                return request, request.response or InternalError(text), True, 0
             if not self._read_to_end:
                 raise Unavailable(SHUTTING_DOWN)
             return None
@@ -276,7 +305,7 @@ class StreamRequest:
     """One request of a stream and its responses; also the `Cancellation` of that request.
 
     Attributes:
-        size_bytes: of the request.
+        size_bytes: of the request, of what is parsed from it, and of its responses that wait.
         id: of the request, if it could be parsed.
         decoupled: the responses do not wait for those of earlier requests.
         empty_final: the client wants a final response even if it is empty.
@@ -299,6 +328,10 @@ class StreamRequest:
         self.complete = False
         self.unsent = 0
         self.callbacks: list[Callable[[], None]] = []
+
+    def count(self, size_bytes: int) -> None:
+        """Count more bytes until the request is over; see `Call`."""
+        self._stream.count(self, size_bytes)
 
     @property
     def cancelled(self) -> bool:

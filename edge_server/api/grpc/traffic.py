@@ -11,15 +11,22 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
 from edge_server.api.admission import COUNTED_FROM_BYTES, MIB, ByteBudget
+from edge_server.api.compressed import decompress
+from edge_server.errors import Unsupported
 from edge_server.process.allocator import give_back, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from edge_server.api.admission import Call
+
+    _Reason = Callable[[], tuple[grpc.StatusCode, str] | None]
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +38,31 @@ _CROWDED_S = 0.5
 # A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
+# Larger responses are watched, and count once they have not been sent for so long; what a smaller
+# one takes is less than gRPC keeps for its call.
+_WATCHED_FROM_BYTES = 4 * 1024
+_UNSENT_S = 1.0
+# How compressed messages begin: gzip's magic number, and the headers that zlib writes for its
+# levels. No message of the services does.
+_GZIP = b"\x1f\x8b"
+COMPRESSED = (_GZIP, b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 # After so many bytes in flight at once the allocator may hold some hundred MiB of free memory. It
 # goes back to the kernel after a quiet time, as a sequence of large requests uses it again; under
 # load from time to time, as that sequence uses some more.
 _MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
 _MOST_UNREST_S = 10.0
+
+
+@dataclass
+class _Leaving:
+    """A response that gRPC has, and perhaps not the client yet."""
+
+    since: float
+    limit_s: float
+    size_bytes: int
+    counts: bool
+    is_over: bool = False
 
 
 class Traffic:
@@ -59,6 +85,7 @@ class Traffic:
             None creates a private budget.
         within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
+        longest_decompressed_bytes: of one that its client compressed; 0 refuses those.
         waiting: returns the number of calls that wait for a thread.
         inferences: returns the number of inferences in flight.
         resident: returns the resident memory of this process, in bytes.
@@ -71,6 +98,7 @@ class Traffic:
         within_s: float = 3.0,
         longest_bytes: int = 64 * MIB,
         *,
+        longest_decompressed_bytes: int = 0,
         waiting: Callable[[], int] = lambda: 0,
         inferences: Callable[[], int] = lambda: 0,
         resident: Callable[[], int] = resident_bytes,
@@ -79,14 +107,18 @@ class Traffic:
         self.budget = budget or ByteBudget()
         self._within_s = within_s
         self._longest_bytes = longest_bytes
+        self._longest_decompressed_bytes = longest_decompressed_bytes
         self._waiting = waiting
         self._inferences = inferences
         self._resident = resident
         self._give_back = give_back
         # Calls whose request is arriving, oldest first, with their start time; calls whose response
-        # is being sent, with start time and limit. Single steps on a dict need no lock.
+        # is being sent; streams, with what may end them. Single steps on a dict need no lock.
         self._arriving: dict[grpc.ServicerContext, float] = {}
-        self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
+        self._leaving: dict[grpc.ServicerContext, _Leaving] = {}
+        self._streams: dict[grpc.ServicerContext, _Reason] = {}
+        self._counting = threading.Lock()
+        self._looked_at = 0.0
         self._resident_before = resident()
         # Whether free memory is due to go back to the kernel; resident memory when it last did,
         # that time, and the time of the last message in flight.
@@ -139,7 +171,7 @@ class Traffic:
         return request
 
     def send(self, response: bytes, context: grpc.ServicerContext, request_bytes: int = 0) -> bytes:
-        """Return `response`, whose bytes count until the call is over.
+        """Return `response`; a large one counts until the call is over, others once they wait.
 
         gRPC keeps each response twice until its client has read it.
 
@@ -150,26 +182,66 @@ class Traffic:
             Unavailable: responses that no client has read yet leave no room for this one.
         """
         size_bytes = len(response)
-        if size_bytes >= COUNTED_FROM_BYTES:
-            self.budget.take_for_response(size_bytes, request_bytes)
-            self._note(0)
-            self._leaving[context] = time.monotonic(), self._within_s
+        if size_bytes >= _WATCHED_FROM_BYTES:
+            is_large = size_bytes >= COUNTED_FROM_BYTES
+            if is_large:
+                self.budget.take_for_response(size_bytes, request_bytes)
+                self._note(0)
+            leaving = _Leaving(time.monotonic(), self._within_s, size_bytes, counts=is_large)
+            self._leaving[context] = leaving
             self._wake()
 
             def sent() -> None:
                 self._leaving.pop(context, None)
-                self.budget.give(size_bytes)
+                with self._counting:
+                    leaving.is_over = True
+                if leaving.counts:
+                    self.budget.give(size_bytes)
 
             if not context.add_callback(sent):
                 sent()
         return response
+
+    def end_once(self, context: grpc.ServicerContext, reason: _Reason) -> None:
+        """End a stream with its status and text within two seconds after `reason` returns some."""
+        self._streams[context] = reason
+        self._wake()
+
+        def over() -> None:
+            self._streams.pop(context, None)
+
+        if not context.add_callback(over):
+            over()
+
+    def decompressed(self, request: bytes, call: Call) -> bytes:
+        """Return a request that begins with one of `COMPRESSED` as it was before.
+
+        Raises:
+            Unsupported: the settings allow none.
+            InvalidRequest, Unavailable: see `decompress`.
+        """
+        encoding = "gzip" if request.startswith(_GZIP) else "deflate"
+        if not self._longest_decompressed_bytes:
+            raise Unsupported(
+                f"the request is compressed with {encoding}, and this server reads none; send it "
+                "without compression, or set grpc.max_decompressed_bytes"
+            )
+        return decompress(
+            request,
+            encoding,
+            self._longest_decompressed_bytes,
+            call,
+            "grpc.max_decompressed_bytes",
+        )
 
     @contextmanager
     def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
         """Count and watch a stream's `response` for the block, which ends when it is sent."""
         self.budget.add(len(response))
         self._note(0)
-        self._leaving[context] = time.monotonic(), max(self._within_s, SLOW_READER_S)
+        self._leaving[context] = _Leaving(
+            time.monotonic(), max(self._within_s, SLOW_READER_S), len(response), counts=True
+        )
         self._wake()
         try:
             yield
@@ -180,14 +252,32 @@ class Traffic:
     def tick(self, now: float) -> None:
         """End calls over their time or byte limit, and return free memory to the kernel."""
         self._end_late_requests(now)
-        for context, (since, limit_s) in self._leaving.copy().items():
-            if now - since > limit_s:
-                text = f"the client did not read the response within {limit_s:g} s"
+        for context, leaving in self._leaving.copy().items():
+            waits_s = now - leaving.since
+            if waits_s > leaving.limit_s:
+                text = f"the client did not read the response within {leaving.limit_s:g} s"
                 self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
+            elif waits_s > _UNSENT_S and not leaving.counts and not self._fits(leaving):
+                text = "unread responses take too much memory (grpc.max_pending_bytes)"
+                self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        if now - self._looked_at > _UNSENT_S:
+            self._looked_at = now
+            for context, reason in self._streams.copy().items():
+                if (found := reason()) is not None:
+                    self._end(context, *found)
         self._return_memory(now)
         if self._ended and now - self._logged_at > _LOG_EVERY_S:
             log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
             self._ended, self._logged_at = 0, now
+
+    def _fits(self, leaving: _Leaving) -> bool:
+        """Count a response that is not sent yet; return whether there is room for it."""
+        with self._counting:
+            if leaving.is_over:
+                return True
+            self.budget.add(leaving.size_bytes)
+            leaving.counts = True
+        return self.budget.used_bytes <= self.budget.limit_bytes
 
     def note_many(self) -> None:
         """Note that many bytes were in flight: free memory is due once all is quiet."""
@@ -237,12 +327,14 @@ class Traffic:
     def _end(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> None:
         self._arriving.pop(context, None)
         self._leaving.pop(context, None)
+        self._streams.pop(context, None)
         end_call(context, code, text)
         self._ended += 1
         self._is_due = True
 
     def _watch(self) -> None:
-        while self._awake.wait() and not self._closed.is_set():
+        while not self._closed.is_set():
+            self._awake.wait(_UNSENT_S if self._streams else None)
             self._awake.clear()
             while not self._closed.wait(_LOOK_S):
                 self.tick(time.monotonic())

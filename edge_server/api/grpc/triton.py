@@ -9,18 +9,19 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.admission import ByteBudget
 from edge_server.api.call_traces import CallTraces
 from edge_server.api.control_calls import (
     load_model,
+    loading,
     refuse_repository_name,
     unload_model,
     update_log_settings,
     update_trace_settings,
 )
 from edge_server.api.convert import to_infer_request, to_response_message
-from edge_server.api.grpc.methods import CallCancellation, method_handlers, status_of, timeout_s
+from edge_server.api.grpc.methods import UnaryCall, method_handlers, status_of, timeout_s
 from edge_server.api.grpc.stream import InferStream
+from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.api.model_info import server_extensions, statistics_message, tensor_metadata
 from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from edge_server.api.admission import Admission
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.stream import StreamRequest
-    from edge_server.api.grpc.traffic import Traffic
     from edge_server.api.headers import HeaderForwarding
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.control import ModelControl
@@ -61,7 +61,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         shared_memory: the clients' regions; None refuses shared memory.
         log_switches: the switches that LogSettings changes; None creates a private set.
         traces: selects the requests to trace; None traces none.
-        budget: counts the bytes of streams' requests; None creates a private budget.
+        traffic: decompresses streams' requests, and counts them, and what is parsed from any
+            request; None creates a private one.
         requests: counts inference requests; None creates a private one.
         headers: adds headers of calls to their requests' parameters; None adds none.
     """
@@ -77,7 +78,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         shared_memory: SharedMemory | None = None,
         log_switches: LogSwitches | None = None,
         traces: CallTraces | None = None,
-        budget: ByteBudget | None = None,
+        traffic: Traffic | None = None,
         requests: RequestMetrics | None = None,
         headers: HeaderForwarding | None = None,
     ) -> None:
@@ -91,7 +92,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._traces = traces or CallTraces(Tracer())
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
-        self._budget = budget or ByteBudget()
+        self._traffic = traffic or Traffic()
+        self._budget = self._traffic.budget
         self._requests = requests or RequestMetrics()
         self._headers = headers
 
@@ -130,19 +132,22 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         began_ns = time.monotonic_ns()
+        call = UnaryCall(context, self._budget)
         try:
-            name, written = self._infer(request, context)
+            name, written = self._infer(request, context, call)
         except EdgeServerError as error:
             self._requests.failed("grpc", _code_of(error))
             raise
+        finally:
+            call.release()
         self._requests.responded("grpc", name, began_ns)
         return written
 
-    def _infer(self, request: bytes, context: Any) -> tuple[str, bytes]:
+    def _infer(self, request: bytes, context: Any, call: UnaryCall) -> tuple[str, bytes]:
         """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
         with self._admission, self._data_plane.lease() as snapshot:
             trace = self._traces.unary() if self._tracer.on else None
-            message, raw = read_request(request)
+            message, raw = read_request(request, call)
             loaded = snapshot.find(message.model_name, message.model_version)
             if loaded.config.decoupled:
                 raise Unsupported(
@@ -152,7 +157,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 message,
                 raw,
                 timeout_s(context),
-                CallCancellation(context),
+                call,
                 self._shared_memory,
                 config=loaded.config,
             )
@@ -193,7 +198,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def _read_and_submit(
         self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
     ) -> None:
-        message, raw = read_request(data)
+        if data.startswith(COMPRESSED):
+            data = self._traffic.decompressed(data, stream_request)
+        message, raw = read_request(data, stream_request)
         stream_request.id = message.id
         lease = self._data_plane.lease()
         try:
@@ -241,7 +248,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
         """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
-        load_model(self._control, read_load_request(request), CallCancellation(context))
+        control = loading(self._control)
+        load_model(control, read_load_request(request), UnaryCall(context, self._budget))
         return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:

@@ -20,13 +20,25 @@ from edge_server.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from edge_server.api.admission import Call
+
 # Below this size protobuf's own parser, in C, is faster than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
 # Of a request that cannot be walked, nobody counts the fields.
 _UNWALKED_UP_TO_BYTES = 16 * 1024
-# Limit for bytes parsed by protobuf, whose objects can take thirty times as much memory, and which
-# lets no other thread run meanwhile.
+# Limit for bytes parsed by protobuf, which lets no other thread run meanwhile.
 _PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
+# Its objects take as many times the memory of the bytes they are parsed from, at most: a number may
+# have one byte on the wire, and an empty text two. Fixed numbers and long texts stay as they are.
+_TIMES_PARSED = 16
+_TIMES_KEPT = 2
+# Fields 6, 7 and 8 of InferTensorContents: fp32_contents, fp64_contents, bytes_contents.
+_KEPT = frozenset({(6 << 3) | 2, (7 << 3) | 2, (8 << 3) | 2})
+# `inputs` of a request, and `contents` of an input.
+_FIFTH = (5 << 3) | 2
+_CONTENTS_LEVEL = 2
+# Of more fields, the memory is that of the most expensive ones.
+_MOST_FIELDS_ESTIMATED = 100
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -51,12 +63,16 @@ _TOO_MANY_IN_LOAD = (
 )
 
 
-def read_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
+def read_request(data: bytes, call: Call | None = None) -> tuple[Any, Sequence[bytes | memoryview]]:
     """Return a `ModelInferRequest`, and its raw contents: of a large request, views on `data`.
+
+    Args:
+        call: counts what protobuf makes of a large request; None counts nothing.
 
     Raises:
         InvalidRequest: `data` is no such message, has more fields than any request needs, or too
             many bytes that are not raw contents.
+        Unavailable: there is no room for what protobuf makes of it.
     """
     walked = _walk(memoryview(data)) if len(data) >= _WALK_FROM_BYTES else None
     if walked is None and len(data) > _UNWALKED_UP_TO_BYTES:
@@ -70,6 +86,8 @@ def read_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
                     f"{_PROTOBUF_UP_TO_BYTES} are read; send large tensors in raw_input_contents "
                     "instead of typed contents"
                 )
+            if call is not None and len(rest) >= _WALK_FROM_BYTES:
+                call.count(_made_of(memoryview(rest)))
             return _parse(rest), raw
         message = _parse(data)
     except DecodeError as error:
@@ -106,6 +124,29 @@ def _check_load(data: memoryview) -> None:
                 parts.append((part[place:after], _MOST_FIELDS_OF_PARAMETER, _PARAMETER_VALUE))
             elif tag == _PARAMETER_VALUE == inner:
                 parts.append((part[place:after], _MOST_FIELDS_OF_PARAMETER, 0))
+
+
+def _made_of(part: memoryview, level: int = 0) -> int:
+    """Return the most memory that protobuf takes for `part`.
+
+    Args:
+        level: 0 is of a request's fields, 1 of an input's, 2 of those of an input's contents.
+    """
+    most_bytes = _TIMES_PARSED * len(part)
+    made_bytes = 0
+    try:
+        for tag, start, place, after in _fields(part, _MOST_FIELDS_ESTIMATED):
+            if tag is None:
+                return most_bytes
+            if tag == _FIFTH and level < _CONTENTS_LEVEL and after - place >= _WALK_FROM_BYTES:
+                made_bytes += _made_of(part[place:after], level + 1)
+            elif tag in _KEPT and level == _CONTENTS_LEVEL:
+                made_bytes += _TIMES_KEPT * (after - start)
+            else:
+                made_bytes += _TIMES_PARSED * (after - start)
+    except InvalidRequest:
+        return most_bytes
+    return made_bytes
 
 
 def write_response(message: Any, raw: Iterable[bytes | memoryview]) -> bytes:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from edge_server.api.access import BrowserRule
 from edge_server.api.http.call import HttpCall, Refusal, Refused
 
 if TYPE_CHECKING:
@@ -33,20 +34,29 @@ log = logging.getLogger(__name__)
 _LAST_WORDS_S = 1.0
 
 
-def application(name: str, routes: Sequence[BaseRoute]) -> ASGIApp:
+def application(
+    name: str, routes: Sequence[BaseRoute], browsers: BrowserRule | None = None
+) -> ASGIApp:
     """Return the application that serves `routes`; its errors are JSON: `{"error": …}`.
 
     An exception of a handler is logged, and answered with 500; it ends no connection of others.
 
     Args:
         name: of the listener, for the log.
+        browsers: refuses requests and sockets before any route, and any token, is looked at.
     """
+    browsers = browsers or BrowserRule()
     starlette = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
     starlette.router.redirect_slashes = False
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = browsers.refusal(scope.get("method", ""), scope["headers"])
         if scope["type"] != "http":
-            await starlette(scope, receive, send)
+            if refusal:
+                await receive()  # websocket.connect
+                await send({"type": "websocket.close"})  # before it is accepted: 403
+            else:
+                await starlette(scope, receive, send)
             return
         call = HttpCall.of(scope)
 
@@ -58,7 +68,9 @@ def application(name: str, routes: Sequence[BaseRoute]) -> ASGIApp:
             return message if message["type"] != "http.request" else {**message, "body": call.body}
 
         try:
-            if call.refusal is None:
+            if refusal:
+                await JSONResponse({"error": refusal}, 403)(scope, receive_whole, send)
+            elif call.refusal is None:
                 await starlette(scope, receive_whole, send)
             else:
                 await _refuse_body(call, receive, send)

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from edge_server.api.http.metric_table import info, many, one
 from edge_server.board.wall_clock import CLOCK_UNSYNCHRONIZED, ClockState
-from edge_server.board.watch import NOT_RECORDED, REASONS
+from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,10 @@ def _condition(board: BoardWatch) -> Iterator[Metric]:
     now = {reason.partition(":")[0] for reason in condition.reasons}
     yield from many(
         "edge_board_condition",
-        (((word,), word in now) for word in (*REASONS, NOT_RECORDED, CLOCK_UNSYNCHRONIZED)),
+        (
+            ((word,), word in now)
+            for word in (*REASONS, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
+        ),
     )
     yield from many(
         "edge_board_clock_state",

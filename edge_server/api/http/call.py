@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from edge_server.api.admission import ByteBudget
 
 _KEY = "edge_server.call"
+# Of a body without tensors and files; `http.max_body_bytes` is never less.
+QUESTION_BYTES = 64 * 1024
 
 
-class Refused(Exception):
-    """The body is not read any further; see `HttpCall.refusal`."""
+class Refused(BaseException):
+    """The body is not read any further; see `HttpCall.refusal`.
+
+    No `Exception`: Starlette would answer with 500 before the application does.
+    """
 
 
 class Refusal(NamedTuple):
@@ -106,8 +111,14 @@ class HttpCall:
         """The body is complete."""
         self.read_ns = time.monotonic_ns()
 
+    def limit(self, longest_bytes: int) -> None:
+        """Refuse a body that is longer, which may be arriving."""
+        self._longest_bytes = min(self._longest_bytes, longest_bytes)
+        if self.refusal is None and len(self._buffer) > longest_bytes:
+            self._refuse_length(len(self._buffer))
+
     def count(self, size_bytes: int) -> None:
-        """Count more bytes until `release`, on any thread.
+        """Count more bytes until `release`, on any thread; see `Call`.
 
         Raises:
             Unavailable: they do not fit.
@@ -117,6 +128,23 @@ class HttpCall:
             if not self._answered:
                 self._counted_bytes += size_bytes
                 return
+        self._budget.give(size_bytes)
+
+    def count_answer(self, size_bytes: int) -> None:
+        """Count an answer too, as far as it is longer than what the call holds already.
+
+        Raises:
+            Unavailable: it does not fit.
+        """
+        more_bytes = size_bytes - self._counted_bytes
+        if more_bytes >= COUNTED_FROM_BYTES:
+            self.count(more_bytes)
+
+    def give(self, size_bytes: int) -> None:
+        """Count that many bytes no longer; they are given up before the call is over."""
+        with self._lock:
+            size_bytes = min(size_bytes, self._counted_bytes)
+            self._counted_bytes -= size_bytes
         self._budget.give(size_bytes)
 
     def release(self) -> None:
@@ -156,11 +184,7 @@ class HttpCall:
 
     def _make_room(self, size_bytes: int) -> None:
         if size_bytes > self._longest_bytes:
-            self._refuse(
-                413,
-                f"a body of {size_bytes} bytes is not read; it has {self._longest_bytes} at most "
-                "(http.max_body_bytes)",
-            )
+            self._refuse_length(size_bytes)
             return
         if size_bytes >= COUNTED_FROM_BYTES:
             try:
@@ -174,7 +198,16 @@ class HttpCall:
         else:
             self._buffer = bytearray(size_bytes)
 
+    def _refuse_length(self, size_bytes: int) -> None:
+        setting = " (http.max_body_bytes)" if self._longest_bytes > QUESTION_BYTES else ""
+        self._refuse(
+            413,
+            f"a body of {size_bytes} bytes is not read; it has {self._longest_bytes} at most"
+            f"{setting}",
+        )
+
     def _refuse(self, status: int, text: str) -> None:
         self.refusal = Refusal(status, text)
         self._buffer = bytearray()
         self._used = 0
+        self.give(self._counted_bytes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.api.access import BrowserRule
 from edge_server.api.admission import ByteBudget
 from edge_server.api.http.encryption import Encryption, bound_handshakes
 from edge_server.board.listening import listener, remedy
@@ -19,7 +20,7 @@ from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import uvicorn
     from starlette.routing import BaseRoute
@@ -50,6 +51,7 @@ class HttpListener:
         routes: called once, on the server's thread, when the first client connects: whatever it
             imports costs no time before the daemon is ready, and no memory where nobody looks.
         limits: of the connections; the rest of `Http` is for the routes.
+        host_names: see `BrowserRule`.
     """
 
     name: str
@@ -58,6 +60,7 @@ class HttpListener:
     routes: Callable[[], Sequence[BaseRoute]]
     tls: Tls = field(default_factory=Tls)
     limits: Http = field(default_factory=Http)
+    host_names: Sequence[str] = ()
 
 
 def http_listeners(
@@ -81,9 +84,15 @@ def http_listeners(
 
     listeners = []
     if http.enabled:
-        listeners.append(HttpListener("http", http.host, http.port, everything, http.tls, http))
+        listeners.append(
+            HttpListener("http", http.host, http.port, everything, http.tls, http, http.host_names)
+        )
     if metrics.enabled:
-        listeners.append(HttpListener("metrics", metrics.host, metrics.port, metrics_only))
+        listeners.append(
+            HttpListener(
+                "metrics", metrics.host, metrics.port, metrics_only, host_names=http.host_names
+            )
+        )
     return listeners
 
 
@@ -99,16 +108,9 @@ class HttpServer:
     """
 
     def __init__(self, listeners: Sequence[HttpListener]) -> None:
-        self.worker = Worker("http", self._tick, on_end=self._end)
         self._listeners = {each.name: each for each in listeners}
         self._sockets: dict[str, socket.socket] = {}
         self._encryption: dict[str, Encryption] = {}
-        self._loop: asyncio.AbstractEventLoop  # from `start` on
-        self._stopping: asyncio.Event
-        self._serving: asyncio.Task[None]
-        self._servers: list[uvicorn.Server] = []
-        self._grace_s = 0.0
-        self._renew_at = 0.0
         try:
             for each in listeners:
                 self._sockets[each.name] = _bound(each)
@@ -117,6 +119,17 @@ class HttpServer:
         except BaseException:
             self._close()
             raise
+        self._loop = _Loop(listeners, {}, self._encryption)
+
+    @property
+    def worker(self) -> Worker:
+        """The present thread."""
+        return self._loop.worker
+
+    @property
+    def servers(self) -> Sequence[uvicorn.Server]:
+        """One for each listener, once a client has connected."""
+        return self._loop.servers
 
     def port_of(self, name: str) -> int:
         """Return the port of the listener; 0 where there is no such listener."""
@@ -128,11 +141,7 @@ class HttpServer:
     def start(self) -> None:
         if not self._listeners:
             return
-        self._loop = _new_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "http-call"))
-        self._stopping = asyncio.Event()
-        self._serving = self._loop.create_task(self._serve())
-        self.worker.start()
+        self._serve()
         for each in self._listeners.values():
             scheme = "https" if each.tls.on else "http"
             host = f"[{each.host}]" if ":" in each.host else each.host
@@ -140,15 +149,77 @@ class HttpServer:
                 "%s: listening on %s://%s:%s", each.name, scheme, host, self.port_of(each.name)
             )
 
+    def reopen(self) -> None:
+        """Serve at the same ports with a new thread. The present one, which hangs or has died, ends
+        with its connections as soon as it can.
+
+        Raises:
+            OSError: the system has no file descriptor left.
+        """
+        self._loop.ask_to_stop(0.0)
+        self._serve()
+
     def stop(self, timeout_s: float) -> None:
         """Accept no more connections; give requests in flight `timeout_s` seconds to finish."""
-        self._grace_s = timeout_s
+        self._loop.ask_to_stop(timeout_s)
+        self._loop.worker.stop(timeout_s + 2 * _TICK_S)
+        self._close()
+
+    def _serve(self) -> None:
+        # Each loop closes its own.
+        with ExitStack() as opened:
+            sockets = {
+                name: opened.enter_context(each.dup()) for name, each in self._sockets.items()
+            }
+            loop = _Loop(self._listeners.values(), sockets, self._encryption)
+            loop.start()
+            opened.pop_all()
+        self._loop = loop
+
+    def _close(self) -> None:
+        for bound in self._sockets.values():
+            bound.close()
+
+
+class _Loop:
+    """One thread with one event loop, which serves `listeners` at `sockets` until its end.
+
+    Attributes:
+        servers: one for each listener, once a client has connected.
+    """
+
+    servers: Sequence[uvicorn.Server] = ()
+
+    def __init__(
+        self,
+        listeners: Iterable[HttpListener],
+        sockets: Mapping[str, socket.socket],
+        encryption: Mapping[str, Encryption],
+    ) -> None:
+        self.worker = Worker("http", self._tick, on_end=self._end)
+        self._listeners = tuple(listeners)
+        self._sockets = sockets
+        self._encryption = encryption
+        self._loop: asyncio.AbstractEventLoop  # from `start` on
+        self._stopping: asyncio.Event
+        self._serving: asyncio.Task[None]
+        self._grace_s = 0.0
+        self._renew_at = 0.0
+
+    def start(self) -> None:
+        self._loop = _new_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "http-call"))
+        self._stopping = asyncio.Event()
+        self._serving = self._loop.create_task(self._serve())
+        self.worker.start()
+
+    def ask_to_stop(self, grace_s: float) -> None:
+        """Accept no more connections, as soon as the thread can; return at once."""
+        self._grace_s = grace_s
+        self.worker.ask_to_stop()
         if self.worker.alive:
             with suppress(RuntimeError):  # the loop is closed by now
                 self._loop.call_soon_threadsafe(self._ask_to_stop)
-        self.worker.stop(timeout_s + 2 * _TICK_S)
-        if not self.worker.alive:
-            self._close()
 
     def _tick(self, now: float) -> bool:
         if now >= self._renew_at:
@@ -164,7 +235,7 @@ class HttpServer:
     def _ask_to_stop(self) -> None:
         """On the server's thread."""
         self._stopping.set()
-        for server in self._servers:
+        for server in self.servers:
             # The stub has whole seconds; `asyncio.wait_for` takes it.
             server.config.timeout_graceful_shutdown = self._grace_s  # type: ignore[assignment]
             server.should_exit = True
@@ -174,9 +245,6 @@ class HttpServer:
         self._loop.run_until_complete(asyncio.wait({self._serving}))
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
-        self._close()
-
-    def _close(self) -> None:
         for bound in self._sockets.values():
             bound.close()
 
@@ -184,17 +252,15 @@ class HttpServer:
         """Serve until the stop; return once every connection is closed."""
         if not await self._first_connection():
             return
-        self._servers = [
-            _server(each, self._encryption.get(each.name)) for each in self._listeners.values()
-        ]
+        self.servers = [_server(each, self._encryption.get(each.name)) for each in self._listeners]
         if self._stopping.is_set():
             self._ask_to_stop()
-        longest_ms = max(each.limits.message_timeout_ms for each in self._listeners.values())
+        longest_ms = max(each.limits.message_timeout_ms for each in self._listeners)
         bound_handshakes(self._loop, longest_ms / 1e3)
         await asyncio.gather(
             *(
                 server.serve([bound])
-                for server, bound in zip(self._servers, self._sockets.values(), strict=True)
+                for server, bound in zip(self.servers, self._sockets.values(), strict=True)
             )
         )
 
@@ -258,8 +324,8 @@ def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server
         ),
     )
     config = uvicorn.Config(
-        application(each.name, each.routes()),
-        http=partial(BoundedProtocol, limits=bounds),  # type: ignore[arg-type]  # is only called
+        application(each.name, each.routes(), BrowserRule(each.host_names)),
+        http=lambda **made: BoundedProtocol(limits=bounds, **made).reads,  # type: ignore[arg-type]  # is only called
         ws=partial(BoundedWebSocket, limits=bounds),  # type: ignore[arg-type]  # likewise
         ws_max_size=_LONGEST_MESSAGE_BYTES,
         ws_per_message_deflate=False,

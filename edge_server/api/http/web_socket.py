@@ -34,6 +34,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._reading: TimerHandle | None = None
         self._ending: TimerHandle | None = None
 
+    @property
+    def holds(self) -> bool:
+        return self.read_paused
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._limits.waiting.pop(self, None)
         for timer in (self._reading, self._ending):

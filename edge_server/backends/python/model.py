@@ -16,6 +16,7 @@ from edge_server.backends.python.session import ChildSession, unhealthy
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
 from edge_server.model_config.config import ON_CPU
 from edge_server.process.backoff import Backoff
+from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class PythonInstance:
         self._context = context
         self._arbiter = arbiter
         self._started_s: float | None = None
-        # When the session last looked after the execution; see `InstancePool.longest_run_s`.
+        # When the session last looked after the execution; see `InstancePool.running_since`.
         self.progressed_at = 0.0
         self._model = context.config.name
         self._start = start_message(
@@ -121,9 +122,15 @@ class PythonInstance:
         Raises:
             ModelLoadError: the first start failed; the text gives the reason. The instance is
                 closed.
+            GivenUp: see `require_wanted`; likewise.
         """
         self._worker.start()
-        self._first_tried.wait()
+        try:
+            while not self._first_tried.wait(LOOK_S):
+                require_wanted()
+        except GivenUp:
+            self.close()
+            raise
         if self._session is None:
             why = self._why_down
             self.close()

@@ -21,6 +21,7 @@ from edge_server.backends.python.channel import CHUNK_BYTES, Channel, ChannelClo
 from edge_server.backends.python.child import seccomp
 from edge_server.backends.python.scratch import Scratch
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
+from edge_server.process.threads import LOOK_S, require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +144,7 @@ class ChildProcess:
         Raises:
             ChannelClosed: the process has ended.
             NotUnderstood: a message is malformed.
+            GivenUp: see `require_wanted`.
         """
         until = time.monotonic() + within_s
         self.channel.send(start)
@@ -150,9 +152,10 @@ class ChildProcess:
         # Past the limit, only as often as it takes to read what the socket can hold.
         reads_left = _SOCKET_BYTES // CHUNK_BYTES
         while started is None and reads_left > 0:
+            require_wanted()
             left_s = max(0.0, until - time.monotonic())
             reads_left -= left_s == 0.0
-            for message in self.receive(left_s):
+            for message in self.receive(min(LOOK_S, left_s)):
                 if isinstance(message, m.Started):
                     started = message
                 else:

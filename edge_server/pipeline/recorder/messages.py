@@ -18,7 +18,7 @@ from foxglove_schemas_protobuf.PointsAnnotation_pb2 import PointsAnnotation
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from edge_server.cameras.jpeg import jpeg_of, read_header
+from edge_server.cameras.jpeg import jpeg_of, size_of_jpeg
 from edge_server.cameras.mcap_file import ANNOTATIONS, EVENTS, IMAGES, LANES
 from edge_server.pipeline.messages import LaneMessage, event_message
 from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
@@ -134,9 +134,7 @@ class FrameMessages:
             ("height", str(height)),
             *self._calibration_of(camera, frame),
         )
-        header = read_header(jpeg)
-        scale = 1.0 if header is None else header.width / width
-        drawn = _annotations(lane_frame, stamp, scale)
+        drawn = _annotations(lane_frame, stamp, size_of_jpeg(jpeg)[0] / width)
         message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
         return messages
 

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
@@ -75,15 +76,14 @@ class Recorder:
         self._ring = Ring(section.before_s + _DISK_SLACK_S, section.memory_bytes)
         self._arrived = threading.Condition()
         self._waiting: deque[Arrival] = deque()
-        encoder = Worker("recorder-encode", self.encode, on_end=self._encode_rest)
-        self._worker = Worker("recorder", self._tick, on_end=self.end)
-        self.workers = (encoder, self._worker)
         self._requests: deque[Trigger] = deque()
         self._wake = threading.Event()
         # The following are the second worker's alone.
-        self._writer = RecordingWriter(section, files, identity, self._ring, clock_ns)
+        self._new_writer = partial(RecordingWriter, section, files, identity, self._ring, clock_ns)
         self._event_id = events.newest
         self._recovered = False
+        self._writer = self._new_writer()
+        self.workers = (self._new_encoder(), self._new_write_worker())
         events.when_visible(self._wake.set)
 
     @property
@@ -122,10 +122,32 @@ class Recorder:
             self._section.max_bytes >> 20,
         )
 
+    def reopen(self) -> None:
+        """Record on, where a thread hangs or has died, with others; what the writer was writing is
+        a file that ends there."""
+        encoder, writer = self.workers
+        encoder.ask_to_stop()
+        encoder = self._new_encoder()
+        encoder.start()
+        self.workers = (encoder, writer)
+        # It does not count as stuck, so that there are never two at one file.
+        if not writer.alive:
+            self._writer, writer = self._new_writer(), self._new_write_worker()
+            self.workers = (encoder, writer)
+            writer.start()
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """Complete the file; frames that come later are not recorded."""
         for worker in self.workers:
             worker.stop(timeout_s)
+        if not self.workers[1].alive:
+            self._files.close()
+
+    def _new_encoder(self) -> Worker:
+        return Worker("recorder-encode", self.encode, on_end=self._encode_rest)
+
+    def _new_write_worker(self) -> Worker:
+        return Worker("recorder", self._tick, on_end=self._complete)
 
     def request(
         self, cause: str, before_s: float | None = None, after_s: float | None = None
@@ -175,7 +197,7 @@ class Recorder:
         del now
         self._wake.wait(_LOOK_S)
         self._wake.clear()
-        with self._worker.allowing(math.inf):  # a disk that hangs costs recordings alone
+        with self.workers[1].allowing(math.inf):  # a disk that hangs costs recordings alone
             if not self._recovered:
                 self._recovered = True
                 self._files.recover()
@@ -197,7 +219,11 @@ class Recorder:
                         event.mono_ns - round(self._section.before_s * 1e9),
                         event.mono_ns + round(self._section.after_s * 1e9),
                         f"event-{event.kind}-{event.id}",
-                        {"event_id": str(event.id), "event_cause": event.cause},
+                        {
+                            "event_id": str(event.id),
+                            "event_log": event.log,
+                            "event_cause": event.cause,
+                        },
                     )
                 )
         return triggers
@@ -209,5 +235,10 @@ class Recorder:
         return requests
 
     def end(self) -> None:
+        """Do what `stop` does, without threads."""
+        self._complete()
+        self._files.close()
+
+    def _complete(self) -> None:
         """Complete the file, and answer who waits; the writer's last work."""
         self._writer.end(self._new_requests())

@@ -23,6 +23,8 @@ DRIVE = "drive"
 _NAME = re.compile(r"(\d{8})-[0-9a-z]{1,8}-\d{8}T\d{6}Z-([a-z0-9_-]+)\.mcap(?:\.part)?")
 _NO_WORD = re.compile(r"[^a-z0-9_-]+")
 _LONGEST_CAUSE = 60
+# Of what a file has beside its messages: chunk headers, indexes, the summary.
+OVERHEAD_BYTES = 1 << 20
 
 
 class RecordingFiles:
@@ -110,12 +112,13 @@ class RecordingFiles:
             path.rename(pinned)
             self._sizes[pinned] = self._sizes.pop(path)
 
-    def make_room(self, writing_bytes: int, more_bytes: int) -> str:
+    def make_room(self, writing_bytes: int, more_bytes: int, keep: Path | None = None) -> str:
         """Delete recordings until `more_bytes` fit; return why they do not fit, or "".
 
         Args:
             writing_bytes: size of the file that is being written.
             more_bytes: what is to be written next.
+            keep: a recording that is not deleted.
 
         Raises:
             OSError: the disk does not report its free space.
@@ -129,7 +132,7 @@ class RecordingFiles:
             if deletable is None:
                 # Somebody may have moved recordings to another machine.
                 self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
-                deletable = self._deletable()
+                deletable = [path for path in self._deletable() if path != keep]
                 continue
             if not deletable:
                 if low:
@@ -157,9 +160,13 @@ class RecordingFiles:
             path.unlink()
 
     def recover(self) -> None:
-        """Make whole recordings of those that a crash left; a fault of the disk leaves them."""
+        """Make whole recordings of those that a crash left; a fault of the disk leaves them, and so
+        does a disk without room for a second one of its size."""
         for part in sorted(path for path in self._sizes if path.name.endswith(PART)):
             try:
+                if reason := self.make_room(0, self._sizes[part] + OVERHEAD_BYTES, keep=part):
+                    log.error("recorder: %s: not recovered now: %s", part.name, reason)
+                    continue
                 whole = recover(part)
             except OSError as error:
                 log.error("recorder: %s: cannot be recovered: %s", part.name, error.strerror)  # noqa: TRY400 -- the text says it all

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.pipeline.recorder.mcap_writer import McapWriter
-from edge_server.pipeline.recorder.recording_files import DRIVE, with_cause
+from edge_server.pipeline.recorder.recording_files import DRIVE, OVERHEAD_BYTES, with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 _SYNC_S = 1.0
 _RETRY_S = 5.0
-# Of what a file has beside its messages: chunk headers, indexes, the summary.
-_OVERHEAD_BYTES = 1 << 20
 # Frames from before an end may still be with the encoder.
 _LATE_NS = 500_000_000
 
@@ -69,7 +67,7 @@ class RecordingWriter:
 
     Args:
         section: mode and times.
-        files: where; closed at the end.
+        files: where.
         identity: of this device.
         ring: what there is to write.
         clock_ns: as `time.monotonic_ns`.
@@ -172,7 +170,7 @@ class RecordingWriter:
                 break
             reason = self._files.make_room(
                 0 if self._file is None else self._file.size,
-                entry.size_bytes + 2 * _OVERHEAD_BYTES,
+                entry.size_bytes + 2 * OVERHEAD_BYTES,
             )
             if reason:
                 self._fail(reason, now_ns)
@@ -197,7 +195,7 @@ class RecordingWriter:
         Raises:
             OSError: the disk still takes nothing.
         """
-        reason = self._files.make_room(0, 2 * _OVERHEAD_BYTES)
+        reason = self._files.make_room(0, 2 * OVERHEAD_BYTES)
         if reason:
             self._fail(reason, now_ns)
             return
@@ -276,4 +274,3 @@ class RecordingWriter:
             if reply is not None:
                 reply.fault = "it stops"
                 reply.done.set()
-        self._files.close()

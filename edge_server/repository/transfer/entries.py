@@ -85,8 +85,7 @@ def entries_of(
     Raises:
         ModelConfigError: the model is unusable or cannot be read, or has changed since the scan.
     """
-    if tree.fault:
-        raise ModelConfigError(tree.fault)
+    tree.require_usable()
     first = {NAME: 0, SIGNATURE_NAME: 1}
     for seen in sorted(tree.files, key=lambda file: first.get(file.path, 2)):
         if only(seen.path):

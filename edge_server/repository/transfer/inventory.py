@@ -95,8 +95,7 @@ def usable_tree(repository: Path, name: str) -> ModelTree:
     if not is_model_name(name) or not os.path.lexists(repository / name):
         raise ModelConfigError(f"{repository}: there is no model '{name}'")
     tree = look_at(repository, name)
-    if tree.fault:
-        raise ModelConfigError(tree.fault)
+    tree.require_usable()
     return tree
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -199,6 +201,44 @@ def test_what_is_dropped_after_the_device_was_closed_is_no_error(
     device.close()
     things.clear()
     gc.collect()
+
+
+def test_what_another_thread_drops_while_the_device_closes_is_freed(
+    simulated_gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_device()
+    kept, dropped = Stream(device), [Stream(device)]
+    finish_freeing = device._freeing.close
+
+    def drop_meanwhile() -> None:
+        worker = threading.Thread(target=dropped.clear)
+        worker.start()
+        worker.join()
+        finish_freeing()
+
+    monkeypatch.setattr(device._freeing, "close", drop_meanwhile)
+    device.close()
+    # pycuda warns of what it cannot free, and here warnings are errors.
+    gc.collect()
+    assert kept._box == []
+    assert device._held == {}
+
+
+def test_an_error_keeps_nothing_of_its_callers_until_a_garbage_collection(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    def fail() -> weakref.ref[Stream]:
+        stream = Stream(device)
+        simulated_gpu.set("fail=cuEventRecord:400:0")
+        with suppress(InternalError):
+            stream.synchronize()
+        return weakref.ref(stream)
+
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 def test_gpus_are_opened_once(simulated_gpu: SimulatedGpu) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
@@ -76,3 +79,31 @@ def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
     assert reasons["m"] == ""
     assert r"1/\xff: the name is not UTF-8; rename it" in reasons["n"]
     assert r"'\xff' is no model" in reasons[r"\xff"]
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """Let this process open so many further files, as on a board that has too many open."""
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_error_of_the_first_scan_that_may_pass_ends_no_start_for_good(
+    control: PollControl, write_model: WriteModel
+) -> None:
+    write_model("m", CONFIG)
+    # The repository and the model's directory can be opened, and nothing in it.
+    with (
+        descriptors_left(2),
+        pytest.raises(ModelLoadError, match=r"models that cannot be loaded: m$"),
+    ):
+        control.start()
+    ((entry,)) = control.index(only_ready=False)
+    assert "m: cannot be read: Too many open files" in entry.reason
+    assert entry.may_pass

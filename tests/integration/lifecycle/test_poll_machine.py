@@ -297,6 +297,7 @@ class Machine(RuleBasedStateMachine):
             table,
             deployments,
             canary_terms=CanaryTerms(requests=20, least_s=0.0),
+            quarantine=deployments.quarantine,
             on_rolled_back=deployments.rolled_back,
             on_passed=deployments.passed,
         )

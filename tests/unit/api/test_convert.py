@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
+from edge_server.api.contents import to_raw
 from edge_server.api.convert import output_forms, to_infer_request, to_response_message
 from edge_server.api.grpc.wire import read_request
 from edge_server.api.http.rest.tensor_data import to_raw_contents
@@ -397,3 +398,26 @@ def test_the_callers_timeout_becomes_a_deadline() -> None:
     assert request.deadline is not None
     assert 4.0 < request.deadline - time.monotonic() <= 5.0
     assert to_infer_request(message(), [])[0].deadline is None
+
+
+def test_strings_count_with_the_objects_that_they_become() -> None:
+    counted: list[int] = []
+
+    class Call:
+        cancelled = False
+
+        def count(self, size_bytes: int) -> None:
+            counted.append(size_bytes)
+
+        def when_cancelled(self, callback: object) -> None: ...
+
+    for many in (100, 5000):
+        head = message(("a", "BYTES", [many]))
+        to_infer_request(head, [memoryview(bytes(4 * many))], call=Call())
+    assert counted == [64 * 5000]
+
+
+def test_many_strings_are_written_as_few_are() -> None:
+    elements = [b"%d" % n for n in range(40_000)]
+    expected = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+    assert to_raw(np.array(elements, object)) == expected

@@ -87,3 +87,25 @@ def test_a_file_that_changes_counts_at_once_unless_it_has_a_mistake(
     for _ in range(2):
         assert tokens.scopes_of(READ) == {"infer"}
     assert caplog.text.count("tokens stay as they were") == 1
+
+
+@pytest.mark.parametrize("wrong", ["missing", "directory", "a line cut off"])
+def test_a_wrong_file_in_its_place_leaves_the_tokens_as_they_were(
+    file: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    tokens = Tokens(str(file))
+    file.unlink()
+    if wrong == "directory":
+        file.mkdir()
+    elif wrong == "a line cut off":
+        file.write_text(f"read {READ}\nread,in")
+        file.chmod(0o600)
+    for _ in range(2):
+        assert tokens.may_read(READ)
+    assert caplog.text.count("tokens stay as they were") == 1
+
+
+def test_an_empty_file_revokes_every_token(file: Path) -> None:
+    tokens = Tokens(str(file))
+    file.write_text("")
+    assert not tokens.may_read(READ)

@@ -189,9 +189,9 @@ def test_where_the_kernel_tells_nothing_the_file_of_timesyncd_does(bench: Bench)
     assert bench.watch.condition.clock is ClockState.SYNCHRONIZED
 
 
-def test_that_nothing_is_recorded_is_a_reason_while_it_is_so(tmp_path: Path) -> None:
-    failure = ["the disk: No space left on device"]
-    watch = BoardWatch(tmp_path, recording=lambda: failure[0])
+def test_a_part_that_does_not_work_is_a_reason_while_it_is_so(tmp_path: Path) -> None:
+    faults = ["not_recorded: the disk: No space left on device"]
+    watch = BoardWatch(tmp_path, parts=lambda: faults)
     assert watch.condition.reasons == ("not_recorded: the disk: No space left on device",)
-    failure[0] = ""
+    faults.clear()
     assert watch.condition.reasons == ()

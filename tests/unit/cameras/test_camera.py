@@ -13,7 +13,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
-from edge_server.errors import SourceError, SourceUriError, StageStuck
+from edge_server.errors import SourceError, SourceUriError
 from edge_server.pixels import Image, PixelFormat
 from edge_server.process.masking import remember_login
 
@@ -225,7 +225,7 @@ def test_a_reader_that_hangs_is_abandoned_and_its_frames_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "read", "close"])
-def test_a_second_reader_that_hangs_meanwhile_ends_the_worker(call: str) -> None:
+def test_a_camera_whose_second_reader_hangs_is_out_of_service_until_one_returns(call: str) -> None:
     rig = Rig()
     rig.go_live()
     rig.advance(2.5)
@@ -234,8 +234,16 @@ def test_a_second_reader_that_hangs_meanwhile_ends_the_worker(call: str) -> None
         rig.go_live()
     elif call == "close":
         rig.reader.fails(SourceError("gone"))
-    with pytest.raises(StageStuck, match=f"camera front: two readers hang at once.*from {call}"):
-        rig.advance(10.1)
+    rig.advance(100.0)
+    assert state_of(rig) == (CameraState.LOST, "out_of_service")
+    assert f"not returned from {call}" in rig.camera.status.text
+    assert rig.camera.faults["out_of_service"] == 1
+    assert (len(rig.readers), rig.camera.hanging) == (2, 2)
+    rig.readers[0].closes()
+    rig.advance(0.3)
+    assert (len(rig.readers), rig.camera.hanging) == (3, 1)
+    rig.go_live()
+    assert rig.camera.state is CameraState.LIVE
 
 
 def test_a_second_reader_that_hangs_after_the_first_came_back_is_replaced_too() -> None:

@@ -64,6 +64,7 @@ def test_the_jetson_decodes_rtsp_in_hardware() -> None:
     assert pipeline("rtsp://camera/stream") == (
         "rtspsrc name=source protocols=tcp latency=100 drop-on-latency=true buffer-mode=none "
         "tcp-timeout=3000000 ! rtph264depay name=packets ! h264parse config-interval=-1 "
+        "! video/x-h264,width=(int)[1,8192],height=(int)[1,8192] "
         "! nvv4l2decoder enable-max-performance=1 ! nvvidconv ! video/x-raw,format=NV12 "
         f"! {SINK}"
     )
@@ -120,9 +121,11 @@ def test_the_codec_of_the_stream_chooses_the_decoder() -> None:
         DEBIAN.__contains__,
         lambda _: "",
     )
-    assert "rtph265depay name=packets ! h265parse config-interval=-1 ! avdec_h265" in made.whole(
-        "H265"
-    )
+    # A size that no camera has ends at the parser, before a decoder takes memory for it.
+    assert (
+        "rtph265depay name=packets ! h265parse config-interval=-1 "
+        "! video/x-h265,width=(int)[1,8192],height=(int)[1,8192] ! avdec_h265"
+    ) in made.whole("H265")
     with pytest.raises(SourceError, match=r"sends MP4V-ES; set it to one of H\.264") as caught:
         made.whole("MP4V-ES")
     assert caught.value.reason == "no_decoder"

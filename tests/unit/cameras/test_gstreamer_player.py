@@ -22,6 +22,17 @@ class FakeBus:
         self.flushed.set()
 
 
+class Sockets:
+    """The connections of a camera; where `wakes` is set, the pipeline waits for one of them."""
+
+    def __init__(self, wakes: threading.Event | None = None) -> None:
+        self.wakes = wakes
+
+    def shut_down(self) -> None:
+        if self.wakes is not None:
+            self.wakes.set()
+
+
 class FakePipeline:
     """A pipeline whose driver returns from its stop when `returns` is set."""
 
@@ -44,7 +55,7 @@ def pipeline() -> Iterator[FakePipeline]:
 def test_a_stop_ends_the_pipeline_and_undoes_what_holds_it(pipeline: FakePipeline) -> None:
     pipeline.returns.set()
     bus, undone = FakeBus(), []
-    gstreamer_player._stop(pipeline, "null", bus, [lambda: undone.append("probe")])
+    gstreamer_player._stop(pipeline, "null", bus, [lambda: undone.append("probe")], Sockets())
     assert pipeline.states == ["null"]
     assert bus.flushed.is_set()
     assert undone == ["probe"]
@@ -53,11 +64,21 @@ def test_a_stop_ends_the_pipeline_and_undoes_what_holds_it(pipeline: FakePipelin
 def test_a_driver_that_hangs_in_its_stop_keeps_nobody(
     pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(gstreamer_player, "_QUICK_STOP_S", 0.01)
     monkeypatch.setattr(gstreamer_player, "_STOP_S", 0.01)
     bus = FakeBus()
-    gstreamer_player._stop(pipeline, "null", bus, [])
+    gstreamer_player._stop(pipeline, "null", bus, [], Sockets())
     assert "does not stop; its driver hangs" in caplog.text
     assert not bus.flushed.is_set()
     # The thread goes on, and cleans up when the driver returns after all.
     pipeline.returns.set()
     assert bus.flushed.wait(30)
+
+
+def test_a_message_without_end_is_left_by_the_end_of_its_connection(
+    pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gstreamer_player, "_QUICK_STOP_S", 0.01)
+    bus = FakeBus()
+    gstreamer_player._stop(pipeline, "null", bus, [], Sockets(pipeline.returns), wait=True)
+    assert bus.flushed.is_set()

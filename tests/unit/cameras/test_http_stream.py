@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from email.message import Message
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.http_stream import Chunks, _HttpStream, _redirected
+from edge_server.cameras import http_stream
+from edge_server.cameras.http_stream import Chunks, _HttpStream, _redirected, open_stream
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 
@@ -50,6 +52,68 @@ def test_the_end_of_a_chunk_is_not_ready_to_be_received() -> None:
         stream.close()
 
 
-def test_a_redirect_with_control_characters_is_refused() -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "http://other/\x1b[2J",
+        "file:///etc/passwd",
+        "rtsp://other/stream",
+        "http://user:word@other/",
+        "/dev/video0",
+        "gst:videotestsrc",
+    ],
+)
+def test_a_redirect_leads_to_http_alone_and_brings_no_password(place: str) -> None:
+    if place == "/dev/video0":  # a path of the camera
+        assert _redirected(URI, URI, place, None)[0].target == place
+        return
     with pytest.raises(SourceError, match="redirects to what is no"):
-        _redirected(URI, URI, "http://other/\x1b[2J", None)
+        _redirected(URI, URI, place, None)
+
+
+class Redirect:
+    """A stream whose camera sends its reader elsewhere."""
+
+    def __init__(self, *_: object) -> None:
+        self.response = self
+        self.status = 302
+        self.headers = Message()
+
+    def getheader(self, name: str, default: str | None = None) -> str | None:
+        return "http://inside:8000/" if name == "Location" else default
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Connection:
+    def __init__(self, own: str, peer: str) -> None:
+        self.own, self.peer = own, peer
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 40_000
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.peer, 80
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("own", "peer"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.9"),
+        ("10.0.0.5", "10.0.0.5"),
+        ("::1", "::1"),
+    ],
+)
+def test_a_camera_cannot_send_its_reader_to_this_device(
+    monkeypatch: pytest.MonkeyPatch, own: str, peer: str
+) -> None:
+    connections = [Connection("10.0.0.5", "10.0.0.9"), Connection(own, peer)]
+    monkeypatch.setattr(http_stream, "connect", lambda *_: connections.pop(0))
+    monkeypatch.setattr(http_stream, "_HttpStream", Redirect)
+    with pytest.raises(SourceError, match="the camera redirects to this device itself"):
+        open_stream(parse_source_uri("http://camera/x"), None, time.monotonic() + 5.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.jpeg import JpegDecoder, damage_of, encode_jpeg, read_header
+from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg, size_of_jpeg
 from edge_server.errors import SourceError
 from edge_server.pixels import Image, PixelFormat
 
@@ -28,10 +28,7 @@ WHOLE = jpeg()
 @pytest.mark.parametrize("progressive", [0, 1])
 def test_a_header_says_the_size(progressive: int) -> None:
     data = jpeg(330, 242, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive)
-    header = read_header(data)
-    assert header is not None
-    assert (header.width, header.height) == (330, 242)
-    assert damage_of(data, header) == ""
+    assert size_of_jpeg(data) == (330, 242)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,8 @@ def test_a_header_says_the_size(progressive: int) -> None:
     ],
 )
 def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
-    assert word in damage_of(data, read_header(data))
+    with pytest.raises(ValueError, match=word):
+        size_of_jpeg(data)
     decoder = JpegDecoder("usb")
     assert decoder.decode(data) is None
     assert word in decoder.damage
@@ -55,17 +53,47 @@ def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
 def test_a_header_without_end_takes_no_time(filler: bytes) -> None:
     data = b"\xff\xd8" + filler * (2**23 // len(filler))
     began = time.monotonic()
-    assert read_header(data) is None
+    with pytest.raises(ValueError, match=r"header|segments"):
+        size_of_jpeg(data)
     assert time.monotonic() - began < 1.0
 
 
-def test_no_more_scans_are_decoded_than_an_encoder_writes() -> None:
-    progressive = jpeg(330, 242, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
-    last = progressive[progressive.rindex(b"\xff\xda") : -2]
+def with_scans(width: int, height: int, scans: int) -> bytes:
+    """A plain progressive JPEG whose last scan is there again and again."""
+    data = jpeg_of_size(width, height)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + (scans - data.count(b"\xff\xda")) * last + b"\xff\xd9"
+
+
+def jpeg_of_size(width: int, height: int) -> bytes:
+    plain = np.full((height, width, 3), 90, np.uint8)
+    return cv2.imencode(".jpg", plain, (cv2.IMWRITE_JPEG_PROGRESSIVE, 1))[1].tobytes()
+
+
+def test_no_more_is_decoded_than_the_work_of_a_camera_s_picture() -> None:
     decoder = JpegDecoder("http://cam/x")
-    assert decoder.decode(progressive) is not None
-    assert decoder.decode(progressive[:-2] + 100 * last + b"\xff\xd9") is None
-    assert "scans" in decoder.damage
+    # 33 megapixels, each of them 49 times, in 200 kB.
+    assert decoder.decode(with_scans(7680, 4368, 49)) is None
+    assert decoder.damage.startswith("it has 49 scans of 7680 x 4368, more work")
+    # Progressive encoders write ten; a small picture may have any number of them.
+    assert decoder.decode(jpeg_of_size(6000, 4000)) is not None
+    assert decoder.decode(with_scans(640, 360, 49)) is not None
+
+
+@pytest.mark.parametrize("segment", [0xFE, 0xDB])
+def test_an_end_within_a_segment_hides_no_scans(segment: int) -> None:
+    data = jpeg_of_size(3840, 2160)
+    hidden = bytes([0xFF, segment, 0, 6]) + b"\xff\xd9\xff\xd9"
+    last = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ValueError, match="60 scans"):
+        size_of_jpeg(data[:-2] + hidden + 50 * last + b"\xff\xd9")
+
+
+@pytest.mark.parametrize("frame", [0xC3, 0xC9, 0xCA, 0xCF])
+def test_a_jpeg_of_a_kind_that_cameras_do_not_write_is_not_decoded(frame: int) -> None:
+    at = WHOLE.index(b"\xff\xc0")
+    with pytest.raises(ValueError, match="what no camera writes"):
+        size_of_jpeg(WHOLE[: at + 1] + bytes([frame]) + WHOLE[at + 2 :])
 
 
 def test_a_buffer_that_a_driver_fills_up_is_whole() -> None:
@@ -123,9 +151,7 @@ def test_a_small_jpeg_of_a_huge_image_needs_no_copy_of_its_size(pixel_format: Pi
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    header = read_header(data)
-    assert header is not None
-    assert (header.width, header.height) == (320, 180)
+    assert size_of_jpeg(data) == (320, 180)
     assert peak < 4_000_000
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.cameras.network_probe import (
+    addresses_of,
     authorization,
-    check_name,
     fault_of_response,
     parse_response,
 )
@@ -124,6 +124,6 @@ def test_a_name_service_that_does_not_respond_does_not_hold_the_reader(
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait())
     with pytest.raises(SourceError, match="the name service does not respond to 'cam'") as caught:
-        check_name(parse_source_uri("rtsp://cam/x"), timeout_s=0.001)
+        addresses_of(parse_source_uri("rtsp://cam/x"), timeout_s=0.001)
     over.set()
     assert caught.value.reason == "unavailable"

@@ -4,6 +4,7 @@ import os
 import re
 import struct
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,7 +185,7 @@ def test_a_broken_image_is_skipped_with_one_log_line(
     source = open_source(f"file://{folder}?fps=0&loop=true")
     assert numbers_of(source, 12) == [0, 1, 2, 3] * 3
     assert caplog.text.count("bb.png: skipped") == (broken != "a folder")
-    assert ("the JPEG is cut off" in caplog.text) == ("JPEG" in broken)
+    assert ("its end is missing" in caplog.text) == ("JPEG" in broken)
 
 
 def test_a_folder_that_becomes_unreadable_is_an_error_when_it_loops(folder: Path) -> None:
@@ -432,6 +433,66 @@ def test_a_video_whose_name_is_not_utf_8_is_an_error_and_no_crash(tmp_path: Path
     Path(path).write_bytes(b"no video")
     with pytest.raises(SourceError, match="the name is not UTF-8; rename it"):
         open_source(path)
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG of that size, with the begin of its pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(2**20), 9)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.png", png(65_500, 65_500), "65500 x 65500, more than 32 megapixels"),
+        ("a.png", png(32_000, 32_000), "32000 x 32000, more than 32 megapixels"),
+        ("a.png", cv2.imencode(".tiff", grey(1))[1].tobytes(), "no JPEG header"),
+        ("a.jpg", cv2.imencode(".webp", grey(1))[1].tobytes(), "no JPEG header"),
+        ("a.jpg", cv2.imencode(".bmp", grey(1))[1].tobytes(), "no JPEG header"),
+    ],
+)
+def test_an_image_that_no_camera_gives_is_not_decoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match="none of its images can be read"):
+        open_source(str(tmp_path))
+    assert reason in caplog.text
+
+
+def test_an_image_that_became_a_pipe_or_a_device_holds_nobody(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = open_source(f"file://{folder}?fps=0&loop=true")
+    assert source.read() is not None
+    changed = sorted(folder.iterdir())[:2]
+    for path in changed:
+        path.unlink()
+    os.mkfifo(changed[0])
+    changed[1].symlink_to("/dev/zero")
+    assert numbers_of(source, 5) == [2, 3, 2, 3, 2]
+    assert caplog.text.count("is no regular file") == 2
+
+
+def test_a_looping_video_that_became_a_pipe_is_an_error_and_holds_nobody(video: Path) -> None:
+    source = open_source(f"file://{video}?fps=0&loop=true")
+    assert source.read() is not None
+    video.unlink()
+    os.mkfifo(video)
+    with pytest.raises(SourceError, match="cannot be played: is no regular file"):
+        numbers_of(source)
+    source.close()
+
+
+def test_a_video_of_a_size_that_no_camera_has_is_not_decoded(tmp_path: Path) -> None:
+    # FFmpeg plays a PNG of any name, and would take 2 GB for this one.
+    (tmp_path / "x.mp4").write_bytes(png(15_000, 15_000))
+    with pytest.raises(SourceError, match="15000 x 15000, more than 32 megapixels"):
+        open_source(str(tmp_path / "x.mp4"))
 
 
 def test_an_image_that_would_fill_the_memory_is_skipped(

@@ -96,6 +96,7 @@ class Devices:
         return {
             "device": SourceKind(self.open, live=True),
             "stuck": SourceKind(self.open, live=True),
+            "driver": SourceKind(self.open, live=True, device=True),
             "beside": SourceKind(self.open_beside, live=True),
             "gone": SourceKind(self.open_recording, live=True),
             "recording": SourceKind(self.open_recording, live=False),
@@ -318,7 +319,7 @@ def test_a_camera_that_hangs_in_its_driver_is_replaced(
     drive.next_lanes("left")
 
 
-def test_a_third_reader_that_hangs_after_its_camera_was_removed_ends_the_process(
+def test_more_readers_that_hang_than_a_process_may_keep_end_it(
     monkeypatch: pytest.MonkeyPatch, drive: Drive, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(camera_set, "_LEAVE_S", 0.05)
@@ -331,9 +332,33 @@ def test_a_third_reader_that_hangs_after_its_camera_was_removed_ends_the_process
         # A camera on a busy machine may have replaced a reader that hangs by a second one.
         assert drive.set.hanging > number
     # The worker does the same by itself, and ends.
-    with pytest.raises(StageStuck, match=r"\d readers of removed cameras hang"):
+    with pytest.raises(StageStuck, match=r"\d+ readers of cameras hang"):
         drive.set._watch_over(0.0)
     assert caplog.text.count("was removed while its reader hangs") == MOST_HANGING + 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "others_s", "ends"),
+    [("driver", 10.5, True), ("driver", 9.5, False), ("stuck", 10.5, False)],
+    ids=["alone", "another one gives frames", "no driver of this machine"],
+)
+def test_a_driver_that_hangs_is_worth_a_restart_where_no_camera_gives_frames(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, scheme: str, others_s: float, ends: bool
+) -> None:
+    drive.set.change({"front": FRONT, "left": section(f"{scheme}://3")})
+    drive.lanes["left"].get(timeout=WAIT_S)
+    front, left = (pipeline.camera for pipeline in drive.set.pipelines)
+    monkeypatch.setattr(type(left), "hanging", property(lambda self: 2 * (self is left)))
+    newest_s = max((each._last_mono_ns or 0) / 1e9 for each in (front, left))
+    # The front camera goes on; what counts is the time that the watch is told.
+    now = newest_s + others_s
+    monkeypatch.setattr(front, "last_frame_age_s", lambda _: others_s)
+    monkeypatch.setattr(left, "last_frame_age_s", lambda _: others_s + 10.0)
+    if not ends:
+        drive.set._watch_over(now)
+        return
+    with pytest.raises(StageStuck, match="camera left: hangs in its driver, and no other camera"):
+        drive.set._watch_over(now)
 
 
 def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing() -> None:

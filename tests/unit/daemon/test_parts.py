@@ -1,16 +1,21 @@
-"""The recorder as the settings have it, or why it cannot be."""
+"""The recorder as the settings have it, or why it cannot be; free space where the daemon writes."""
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.board.identity import Identity
-from edge_server.daemon.parts import recorder_of
+from edge_server.daemon.parts import free_space, recorder_of
 from edge_server.errors import SettingsError
 from edge_server.pipeline.event_log import EventLog
 from edge_server.settings import RecorderSection, Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IDENTITY = Identity("truck-7", "1", "boot", "client")
 
@@ -39,3 +44,10 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
 def test_a_camera_that_is_not_in_the_settings_is_named() -> None:
     with pytest.raises(SettingsError, match=r"recorder\.cameras: there is no camera 'front'"):
         made(RecorderSection(mode="events", cameras=("front",)))
+
+
+def test_a_directory_that_is_not_made_yet_has_the_free_space_of_its_parent(tmp_path: Path) -> None:
+    later = tmp_path / "edge_server" / "store"
+    numbers = os.statvfs(tmp_path)
+    total_bytes = numbers.f_blocks * numbers.f_frsize
+    assert 0 < free_space([later])[str(later)] <= total_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,13 +56,16 @@ MS = 1_000_000
 FINE = {"b": Tensor(np.ones(2, "<f4"))}
 
 
+NAN = {"b": Tensor(np.array([1, np.nan], "<f4"))}
+
+
 class FixedScheduler:
     """A scheduler that gives `response` at once."""
 
     def __init__(self) -> None:
         self.response: ResponseCallback = response(FINE)
         self.more: tuple[ResponseCallback, ...] = ()
-        self.run_s = 0.0
+        self.since = math.inf
         self.closed = 0
         self.requests = 0
         self.never = False
@@ -80,8 +84,8 @@ class FixedScheduler:
     def pending(self) -> int:
         return 3
 
-    def longest_run_s(self, now: float) -> float:
-        return self.run_s
+    def running_since(self) -> float:
+        return self.since
 
     def close(self) -> None:
         self.closed += 1
@@ -147,6 +151,7 @@ class Canary:
         fresh = LoadedModel(config, 2, self.scheduler, ModelStatistics(), self.model)
         self.watched = self.monitor.watch(fresh, before)
         self.monitor.begin(0.0)
+        self.looked = 0.0
 
     @property
     def mirror(self) -> Mirror:
@@ -188,5 +193,13 @@ class Canary:
             self.replay()
 
     def look(self, now: float = 1.0) -> list[str]:
+        """Look at `now`, after the process did not run since the last look."""
+        self.looked = now
         self.monitor.look(now)
+        return self.verdicts
+
+    def look_on(self, until: float) -> list[str]:
+        """Look as often as the monitor's own thread does, until then."""
+        while self.looked < until:
+            self.look(self.looked + min(0.25, until - self.looked))
         return self.verdicts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from pathlib import Path
@@ -108,8 +109,8 @@ class Queueing:
         assert self.came.acquire(timeout=TIMEOUT_S)
         return self.jobs.popleft()
 
-    def longest_run_s(self, now: float) -> float:
-        return 0.0
+    def running_since(self) -> float:
+        return math.inf
 
     def close(self) -> None:
         self.closed.set()
@@ -131,8 +132,8 @@ class Streaming:
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self._produce(request, respond)
 
-    def longest_run_s(self, now: float) -> float:
-        return 0.0
+    def running_since(self) -> float:
+        return math.inf
 
     def close(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from tests.unit.inference.canaries import (
     CONFIG,
     DECOUPLED,
     FINE,
+    NAN,
     TERMS,
     TIMED,
     Canary,
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 SEQUENCE = config("sequence_batching {}")
 FINE_INPUT = {"a": Tensor(np.ones(2, "<f4"))}
-NAN = {"b": Tensor(np.array([1, np.nan], "<f4"))}
 
 
 def test_it_passes_with_the_requests_and_the_seconds_and_is_then_left_alone() -> None:
@@ -369,7 +370,7 @@ def test_the_predecessor_is_closed_when_its_last_replay_has_ended() -> None:
 def test_a_watched_scheduler_is_its_scheduler_in_all_else() -> None:
     canary = Canary()
     scheduler = canary.watched.scheduler
-    assert (scheduler.pending(), scheduler.longest_run_s(0)) == (3, 0)
+    assert (scheduler.pending(), scheduler.running_since()) == (3, math.inf)
     canary.watched.close()
     assert canary.scheduler.closed == 1
 

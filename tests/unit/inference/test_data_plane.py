@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +23,11 @@ from tests.unit.inference.ensembles import Queueing, queueing, value
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
 
-class RunsFor:
+class RunsSince:
     """A scheduler that says how long its oldest run takes."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds = seconds
+    def __init__(self, since: float = math.inf) -> None:
+        self._since = since
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         return InferResponse(request.model_name, "1", request.id, {})
@@ -34,14 +35,14 @@ class RunsFor:
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         respond(InferResponse(request.model_name, "1", request.id, {}), True)
 
-    def longest_run_s(self, now: float) -> float:
-        return self._seconds
+    def running_since(self) -> float:
+        return self._since
 
     def close(self) -> None: ...
 
 
-def ready(name: str, version: int = 1, seconds: float = 0.0) -> ModelEntry:
-    loaded = LoadedModel(replace(CONFIG, name=name), version, RunsFor(seconds), ModelStatistics())
+def ready(name: str, version: int = 1, since: float = math.inf) -> ModelEntry:
+    loaded = LoadedModel(replace(CONFIG, name=name), version, RunsSince(since), ModelStatistics())
     return ModelEntry(name, version, ModelState.READY, loaded=loaded)
 
 
@@ -123,22 +124,22 @@ def test_the_index_lists_all_or_only_what_is_ready(registry: ModelRegistry) -> N
     assert [entry.name for entry in data_plane.index(only_ready=True)] == ["m"]
 
 
-def test_the_longest_run_names_its_model(registry: ModelRegistry) -> None:
+def test_the_oldest_run_names_its_model(registry: ModelRegistry) -> None:
     data_plane = DataPlane(registry)
-    assert data_plane.longest_run(0.0) == ("", 0.0)
-    registry.replace("m", [ready("m", seconds=1.0)])
-    registry.replace("slow", [ready("slow", seconds=70.0)])
-    assert data_plane.longest_run(0.0) == ("slow", 70.0)
+    assert data_plane.oldest_run() == ("", math.inf)
+    registry.replace("m", [ready("m", since=99.0)])
+    registry.replace("slow", [ready("slow", since=30.0)])
+    assert data_plane.oldest_run() == ("slow", 30.0)
 
 
 def test_a_run_on_a_model_that_was_replaced_still_counts(registry: ModelRegistry) -> None:
     data_plane = DataPlane(registry)
-    registry.replace("m", [ready("m", seconds=70.0)])
+    registry.replace("m", [ready("m", since=30.0)])
     request = registry.lease()
-    registry.replace("m", [ready("m", version=2, seconds=1.0)])
-    assert data_plane.longest_run(0.0) == ("m", 70.0)
+    registry.replace("m", [ready("m", version=2, since=99.0)])
+    assert data_plane.oldest_run() == ("m", 30.0)
     request.release()
-    assert data_plane.longest_run(0.0) == ("m", 1.0)
+    assert data_plane.oldest_run() == ("m", 99.0)
 
 
 def test_a_caller_callers_that_raises_ends_neither_the_model_nor_another_s_lease(

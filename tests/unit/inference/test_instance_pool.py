@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -167,13 +168,16 @@ def test_under_a_crowd_every_caller_is_served_and_none_is_forgotten() -> None:
     assert served == [1600]
 
 
-def test_the_longest_run_is_the_oldest_that_has_not_ended() -> None:
+def test_the_oldest_run_is_known_until_it_ends() -> None:
     pool = InstancePool([Nothing(), Nothing()])
-    assert pool.longest_run_s(time.monotonic()) == 0.0
+    assert (pool.running_since(), pool.running_s(0.0)) == (math.inf, 0.0)
     with lent(pool, urgent=False, deadline=None):
-        now = time.monotonic()
-        assert 5.0 <= pool.longest_run_s(now + 5.0) < 6.0
-    assert pool.longest_run_s(time.monotonic()) == 0.0
+        since = pool.running_since()
+        with lent(pool, urgent=False, deadline=None):
+            assert pool.running_since() == since <= time.monotonic()
+            assert pool.running_s(since + 5.0) == 5.0
+        assert (pool.running_since(), pool.running_s(since + 5.0)) == (since, 0.0)
+    assert pool.running_since() == math.inf
 
 
 def test_closing_closes_every_instance() -> None:

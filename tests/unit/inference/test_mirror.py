@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -281,8 +282,8 @@ class UsesOthers:
     def pending(self) -> int:
         return 0
 
-    def longest_run_s(self, now: float) -> float:
-        return 0.0
+    def running_since(self) -> float:
+        return math.inf
 
     def close(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ class CountsCloses:
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         raise NotImplementedError
 
-    def longest_run_s(self, now: float) -> float:
-        return 0.0
+    def running_since(self) -> float:
+        return math.inf
 
     def close(self) -> None:
         self.closed += 1

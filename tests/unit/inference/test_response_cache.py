@@ -234,8 +234,8 @@ def test_a_response_that_leaves_an_output_out_is_kept_as_it_is() -> None:
         def pending(self) -> int:
             return 0
 
-        def longest_run_s(self, now: float) -> float:
-            return now
+        def running_since(self) -> float:
+            return 7.0
 
         def close(self) -> None: ...
 

@@ -12,6 +12,7 @@ from edge_server.lanes.road_geometry import PitchMeasurement, road_of
 from tests.unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
 
 FPS = 2.0
+S = 1_000_000_000
 
 
 def drive(pitch_deg: np.ndarray, seed: int = 0, curvature: float = 0.0) -> PitchDrift:
@@ -27,7 +28,7 @@ def drive(pitch_deg: np.ndarray, seed: int = 0, curvature: float = 0.0) -> Pitch
     for number, each in enumerate(np.round(pitch_deg, 1)):
         road = road_of(noisy(seen[round(each, 1)], rng, 1.5), CAMERA)
         if road.pitch is not None:
-            drift.add(road.pitch.rad, road.ego.curvature_1pm, number / FPS)
+            drift.add(road.pitch.rad, road.ego.curvature_1pm, round(number / FPS * S))
     return drift
 
 
@@ -52,7 +53,7 @@ def test_braking_is_no_drift(seed: int, degrees: float) -> None:
     minute = int(60 * FPS)
     assume(all(np.mean(pitch[i : i + minute] > 0) < 0.45 for i in range(len(pitch) - minute)))
     for number, each in enumerate(pitch):
-        drift.add(np.radians(rng.normal(each, 0.15)), 0.0, number / FPS)
+        drift.add(np.radians(rng.normal(each, 0.15)), 0.0, round(number / FPS * S))
         assert drift.rad is None
 
 
@@ -64,10 +65,10 @@ def test_less_than_a_minute_is_no_drift_and_bends_do_not_count() -> None:
 def test_a_drift_ends_where_the_pitch_is_right_again() -> None:
     drift = PitchDrift()
     for number in range(240):
-        drift.add(np.radians(0.8), 0.0, number * 0.5)
+        drift.add(np.radians(0.8), 0.0, number * S // 2)
     assert drift.rad == pytest.approx(np.radians(0.8))
     for number in range(240, 320):
-        drift.add(0.0, 0.0, number * 0.5)
+        drift.add(0.0, 0.0, number * S // 2)
     assert drift.rad is None
 
 
@@ -75,18 +76,38 @@ def test_the_filter_follows_braking_and_returns_to_rest() -> None:
     pitch = PitchFilter(np.radians(0.2))
     resting = pitch.std_rad
     for number in range(50):
-        pitch.predict(number / 25)
+        pitch.predict(number * S // 25)
         pitch.correct(PitchMeasurement(np.radians(1.5) - pitch.rad, np.radians(0.2)))
     assert np.degrees(pitch.rad) == pytest.approx(1.5, abs=0.1)
     assert pitch.std_rad < 0.3 * resting
     for number in range(10):
-        pitch.predict(2.0 + number)
+        pitch.predict((2 + number) * S)
     assert pitch.rad == pytest.approx(0.0, abs=np.radians(0.05))
     assert pitch.std_rad == pytest.approx(resting, rel=0.05)
 
 
 def test_lines_that_part_are_no_pitch() -> None:
     pitch = PitchFilter(np.radians(0.2))
-    pitch.predict(0.0)
+    pitch.predict(0)
     pitch.correct(PitchMeasurement(np.radians(8.0), np.radians(0.1)))
     assert pitch.rad == 0.0
+
+
+def test_the_pitch_is_the_same_in_every_digit_however_long_the_machine_has_run() -> None:
+    """Seconds of CLOCK_MONOTONIC as a float are rounded the more, the larger they are."""
+
+    def followed(uptime_ns: int) -> list[tuple[float, float, float | None]]:
+        pitch, drift = PitchFilter(np.radians(0.2)), PitchDrift()
+        found = []
+        for number in range(300):
+            mono_ns = uptime_ns + number * S // 2 - number % 3
+            pitch.predict(mono_ns)
+            pitch.correct(PitchMeasurement(np.radians(1.5 + number % 3) - pitch.rad, 0.01))
+            drift.add(pitch.rad, 0.0, mono_ns)
+            found.append((pitch.rad, pitch.std_rad, drift.rad))
+        return found
+
+    uptimes_s = (60, 3 * 86_400 + 0.123456789, 400 * 86_400 + 0.987654321)
+    first, *others = [followed(round(uptime_s * S)) for uptime_s in uptimes_s]
+    assert first[-1][2] is not None
+    assert all(other == first for other in others)

@@ -29,7 +29,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from edge_server.lifecycle.model_spec import ModelSpec
@@ -69,6 +69,7 @@ class Bench:
             table,
             deployments,
             canary_terms=CanaryTerms(requests=10, least_s=0.0),
+            quarantine=deployments.quarantine,
             on_rolled_back=deployments.rolled_back,
             on_passed=pass_on,
         )
@@ -221,6 +222,32 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
     assert (counted.loads["m"], bench.ask("m")) == (begun, 7)
     bench.changed("e", ENSEMBLE, "")
     assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
+
+
+def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a process that is killed at any moment never serves it again after that."""
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", COUNTED, "8")
+    table = bench.deployments.table
+    bad, publish = table.get("m").serving_copy, table.publish
+    assert bad is not None
+    known = []
+
+    def publish_and_look(names: Collection[str]) -> None:
+        state = (bench.store.directory / "state.json").read_bytes()
+        known.append(bad.digest.encode() in state)
+        publish(names)
+
+    monkeypatch.setattr(table, "publish", publish_and_look)
+    model_spec = table.serves("m")
+    assert model_spec is not None
+    assert bench.loader.lifecycle.roll_back(model_spec, "slow")
+    assert known
+    assert all(known)
+    assert bench.ask("m") == 7
+    assert bench.store.quarantined(bad.digest) == "rolled back: slow"
 
 
 def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -66,7 +67,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         receive_maximum = 65535
         live_in_flight = in_flight = 0
         retained: frozenset[str] = frozenset()
-        watched = closed = False
+        watched = closed = acknowledged = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host
@@ -90,7 +91,9 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
                 made.unread = self.births
                 made.changed.notify_all()
 
-        def watch(self, *filters: str) -> None:
+        ended_by_errors = contextlib.nullcontext
+
+        def watch(self, topics: object) -> None:
             pass
 
         def publish_state(self, topic: str, payload: bytes) -> None:

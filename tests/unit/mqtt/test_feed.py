@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from google.protobuf import json_format
 
 from edge_server.board.identity import Identity
@@ -40,6 +41,10 @@ def log_of(count: int) -> EventLog:
         log.put(replace(DEPARTURE, id=0, cause=str(number)))
     log._end()
     return log
+
+
+def mark(id_: int, log: EventLog) -> payloads.Mark:
+    return payloads.Mark(str(id_), log.id)
 
 
 def taken(feed: EventFeed) -> list[int]:
@@ -77,52 +82,58 @@ def test_a_broker_gets_what_follows_its_mark() -> None:
     taken(feed)
     feed.acknowledge(5)
     # It came back with what it had at some earlier time, maybe long before.
-    feed.begin(2)
+    feed.begin(mark(2, log))
     assert taken(feed) == [3, 4, 5]
-    # A mark of another log, and no mark: what was settled counts.
-    for mark in (6, None):
-        feed.begin(mark)
+    # A mark beyond all that it can have, and no mark: what was settled counts.
+    for each in (mark(6, log), None):
+        feed.begin(each)
         assert taken(feed) == [1, 2, 3, 4, 5]
 
 
-def test_a_mark_of_the_run_before_is_none_where_ids_begin_again() -> None:
-    log = EventLog()
+@pytest.mark.parametrize("its_log", ["of another device", ""])
+def test_a_mark_of_another_log_hides_no_event_and_ids_go_on_above_it(its_log: str) -> None:
+    log = log_of(3)
     feed = EventFeed(log)
-    log.put(DEPARTURE)
+    taken(feed)
+    feed.acknowledge(3)
+    feed.begin(payloads.Mark("2", its_log))
+    assert taken(feed) == [1, 2, 3]
+    feed.begin(payloads.Mark("300", its_log))
+    assert taken(feed) == [1, 2, 3]
     log.put(DEPARTURE)
     log._end()
-    feed.begin(1)
-    assert taken(feed) == [1, 2]
-    feed.acknowledge(1)
-    feed.begin(1)
-    assert taken(feed) == [2]
+    assert taken(feed) == [301]
 
 
 def test_the_mark_follows_the_acknowledgements_now_and_then() -> None:
     now_s = [100.0]
-    feed = EventFeed(log_of(5), lambda: now_s[0])
+    log = log_of(5)
+    feed = EventFeed(log, lambda: now_s[0])
     feed.begin(None)
     assert feed.take_mark() is None
     taken(feed)
     feed.acknowledge(1)
-    assert feed.take_mark() == 1
+    assert feed.take_mark() == payloads.acknowledged(log.id, 1)
     feed.acknowledge(2)
     feed.acknowledge(3)
     assert feed.take_mark() is None
     now_s[0] += 1
-    assert feed.take_mark() == 3
+    assert feed.take_mark() == payloads.acknowledged(log.id, 3)
     now_s[0] += 1
     assert feed.take_mark() is None
     # A broker that lost its mark gets it again with the next acknowledgement.
     feed.begin(None)
     feed.acknowledge(3)
-    assert feed.take_mark() == 3
+    assert feed.take_mark() == payloads.acknowledged(log.id, 3)
 
 
 def test_a_mark_that_is_none_is_none() -> None:
-    assert payloads.acknowledged_event(payloads.acknowledged(41)) == 41
-    for payload in (b"", b"{}", b"[1]", b'{"event": "x"}', b'{"event": 3}', b"\xff"):
-        assert payloads.acknowledged_event(payload) is None
+    assert payloads.mark_of(payloads.acknowledged("ab", 41)) == payloads.Mark("41", "ab")
+    assert payloads.mark_of(b'{"event": "41"}') == payloads.Mark("41"), "of an earlier version"
+    for event in (b'"x"', b"3", b'"-3"', b'"1e3"', b'"\xd9\xa3"', b'"%d"' % 2**62, b"{}", b'""'):
+        assert payloads.mark_of(b'{"event": %s}' % event) is None
+    for payload in (b"", b"{}", b"[1]", b"\xff", b'{"event": "1", "log": 2}'):
+        assert payloads.mark_of(payload) is None
 
 
 def test_a_restart_begins_after_what_was_settled() -> None:

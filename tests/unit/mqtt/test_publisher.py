@@ -254,3 +254,25 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     assert not connection.retained
     connection.close()
     link.leave()
+
+
+def pause_after(link: linking.Link, *, acknowledged: bool, refused: bool = False) -> float:
+    """Return how long a link waits after the loss of a connection."""
+    connection = Connection(link.mqtt, "client")
+    connection.acknowledged, connection.refused = acknowledged, refused
+    link._lose(connection, "gone")
+    return link._retry_at - time.monotonic()
+
+
+def test_the_pause_is_short_after_a_connection_that_carried_something() -> None:
+    link = linking.Link(
+        Mqtt("127.0.0.1"), Feed(IDENTITY, Topics("truck-7")), may_publish=lambda _: True
+    )
+    assert max(pause_after(link, acknowledged=False) for _ in range(9)) <= 5.0
+    before_s = time.monotonic()
+    pause_after(link, acknowledged=False)
+    assert link._retry_at - before_s >= 2.5, "nothing shows that the broker is back"
+    for _ in range(9):
+        assert pause_after(link, acknowledged=True) <= 0.5
+    assert pause_after(link, acknowledged=False, refused=True) <= 5.0
+    link.leave()

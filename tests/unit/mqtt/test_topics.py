@@ -46,3 +46,14 @@ def test_no_name_adds_a_level_or_a_wildcard(name: str) -> None:
     for topic in topics:
         assert topic.count("/") == 5
         assert not set(topic) & set("+#$ \0")
+
+
+def test_a_state_is_of_this_device_and_of_a_name_that_may_be() -> None:
+    topics = Topics("truck-7")
+    for topic in (topics.model_state("M_1.a"), topics.camera_status("c"), topics.calibration("c")):
+        assert topics.is_state(topic)
+    root = "edge/v1/truck-7"
+    for topic in ("", "+", f"{root}/models/+/state", f"{root}/models/m/state/", f"{root}/status"):
+        assert not topics.is_state(topic)
+    for topic in (f"{root}/cameras/C/status", f"{root}/cameras/c/lanes", "x/models/m/state"):
+        assert not topics.is_state(topic)

@@ -9,8 +9,10 @@ import errno
 import os
 import shutil
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,9 @@ from edge_server.pipeline import event_file, event_log
 from edge_server.pipeline.event_file import EventFile
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
+
+# What a damaged file may have held beyond its readable events.
+LOST = 100_000
 
 
 def event(cause: str = "left") -> Event:
@@ -118,19 +123,20 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     (tmp_path / "events.db").write_bytes(b"no database at all, " * 100)
     events = EventLog(tmp_path / "events.db")
     add(events, "a")
-    assert events.newest == 1
+    assert events.newest > time.time(), "no reader has had so great an id"
     assert "is damaged" in caplog.text
     assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+    assert causes(opened_again(events, tmp_path)) == ["a"]
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "left"),
     [
-        """UPDATE events SET event = CAST('{"kind":"' AS BLOB) || x'ff' || CAST('"}' AS BLOB)""",
-        "INSERT INTO readers VALUES (CAST(x'ff' AS TEXT), 1)",
+        ("""UPDATE events SET event = CAST('{"kind":"' || x'ff' || '"}' AS BLOB)""", []),
+        ("INSERT INTO readers VALUES (CAST(x'ff' AS TEXT), 1)", ["a"]),
     ],
 )
-def test_a_damaged_text_sets_the_file_aside(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_text_sets_the_file_aside(tmp_path: Path, damage: str, left: list[str]) -> None:
     events = EventLog(tmp_path / "events.db")
     add(events, "a")
     events._end()
@@ -138,7 +144,7 @@ def test_a_damaged_text_sets_the_file_aside(tmp_path: Path, damage: str) -> None
     database.execute(damage)
     database.commit()
     database.close()
-    assert EventLog(tmp_path / "events.db").newest == 0
+    assert causes(EventLog(tmp_path / "events.db")) == left
     assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
 
 
@@ -238,8 +244,164 @@ def test_damaged_ids_are_given_to_nobody(tmp_path: Path, id_: int) -> None:
     _with_last(tmp_path / "events.db", row, '"id":2', f'"id":{id_}')
     again = EventLog(tmp_path / "events.db")
     add(again, "c")
-    assert [each.id for each in again.after(0)] == [1]
+    assert [each.cause for each in again.after(0)][-1] == "c"
+    assert again.newest == 1 + LOST + 1
     assert len(list(tmp_path.glob("*.damaged-*"))) == 1
+
+
+def damage(path: Path, sector: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(sector * 4096)
+        file.write(bytes(range(256)) * 16)
+
+
+@pytest.mark.parametrize("sector", range(12))
+def test_events_survive_a_bad_sector_with_their_log_and_ids_go_on_above(
+    tmp_path: Path, sector: int
+) -> None:
+    path = tmp_path / "events.db"
+    events = EventLog(path)
+    add(events, *map(str, range(300)))
+    events._end()
+    assert path.stat().st_size > 12 * 4096
+    damage(path, sector)
+    again = EventLog(path)
+    assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+    survivors = again.after(0)
+    assert len(survivors) >= 300 - 40, "those of other sectors"
+    assert [each.cause for each in survivors] == [str(each.id - 1) for each in survivors]
+    # Killed before there is an event: ids are given once all the same.
+    again = opened_again(again, tmp_path)
+    add(again, "new")
+    assert again.newest == survivors[-1].id + LOST + 1
+    assert {each.log for each in again.after(0)} == {again.id} == {events.id}
+    assert causes(opened_again(again, tmp_path)) == [*(each.cause for each in survivors), "new"]
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_sector_that_cannot_be_read_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
+) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, *map(str, range(300)))
+
+    def unreadable(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def read(descriptor: int, size: int, start: int) -> bytes:
+        if start == 4096 * 5:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(descriptor, size, start)
+
+    monkeypatch.setattr(event_file, "os", SimpleNamespace(pread=read, fstat=os.fstat))
+    if at_start:
+        events._end()
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(event_file, "_store", unreadable)
+            add(events, "a")
+    check, calls = event_file._check, iter(range(1000))
+
+    def once(file: sqlite3.Connection) -> None:
+        if next(calls) == 0:
+            unreadable()
+        check(file)
+
+    monkeypatch.setattr(event_file, "_check", once)
+    if at_start:
+        events = EventLog(tmp_path / "events.db")
+        assert 260 < len(causes(events)) < 300
+    add(events, "b", now=9.0)
+    again = opened_again(events, tmp_path)
+    assert causes(again) == causes(events)
+    assert causes(again)[-1] == "b"
+    assert len(list(tmp_path.glob("events.db.damaged-*"))) == 1
+
+
+@pytest.mark.parametrize("steps", range(3))
+def test_a_kill_while_a_damaged_file_is_replaced_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    path = tmp_path / "events.db"
+    events = EventLog(path)
+    add(events, "a", "b")
+    assert events._file is not None
+    events._file.close()
+    shutil.copy(path, tmp_path / "whole")
+    with path.open("r+b") as file:
+        file.write(b"no database")
+    (tmp_path / "events.db-wal").write_bytes(b"of the damaged file")
+    rename, renames = Path.rename, iter(range(100))
+
+    def killed(this: Path, target: str | Path) -> Path:
+        if next(renames) == steps:
+            raise KeyboardInterrupt
+        return rename(this, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            EventLog(path)
+    again = EventLog(path)
+    assert causes(again) == ["a", "b"]
+    assert again.id == events.id
+    add(again, "c")
+    assert again.newest == 2 + LOST + 1
+
+
+def test_a_full_disk_keeps_what_a_damaged_file_holds_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a")
+    events._end()
+    damage(tmp_path / "events.db", 0)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(event_file, "_store", full)
+        again = EventLog(tmp_path / "events.db")
+        add(again, "b")
+        assert causes(again) == ["a", "b"]
+        assert again.id == events.id
+    add(again, "c", now=9.0)
+    assert causes(opened_again(again, tmp_path)) == ["a", "b", "c"]
+
+
+def test_events_of_a_version_without_identities_get_one_that_stays(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db")
+    add(events, "a", "b")
+    events._end()
+    database = sqlite3.connect(tmp_path / "events.db")
+    database.execute(
+        "UPDATE events SET event = replace(cast(event as text), ?, '')", (f',"log":"{events.id}"',)
+    )
+    database.commit()
+    database.close()
+    first = EventLog(tmp_path / "events.db")
+    tick(first)
+    assert {each.log for each in first.after(0)} == {first.id}
+    assert first.id != events.id
+    assert opened_again(first, tmp_path).id == first.id
+
+
+def test_a_new_log_has_another_identity(tmp_path: Path) -> None:
+    assert len({EventLog().id, EventLog().id, EventLog(tmp_path / "events.db").id}) == 3
+
+
+def test_ids_go_on_above_one_that_a_reader_has_had(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.db", kept=10)
+    add(events, "a")
+    events.continue_above(300)
+    tick(events)
+    again = opened_again(events, tmp_path)
+    add(again, "b")
+    assert [each.id for each in again.after(0)] == [1, 301]
+    again.continue_above(5)
+    add(again, "c")
+    assert causes(opened_again(again, tmp_path)) == ["a", "b", "c"], "a gap is no event"
 
 
 def test_a_disk_that_is_full_at_the_start_costs_no_lanes(

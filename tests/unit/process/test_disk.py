@@ -17,6 +17,7 @@ from edge_server.process.disk import (
     lock_directory,
     make_locked_directory,
     orphans,
+    stays,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,18 @@ def test_what_a_mount_or_room_would_mend_may_pass(number: int) -> None:
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.EISDIR, errno.EEXIST, errno.ENOTDIR])
 def test_something_of_another_kind_stays(number: int) -> None:
     assert type(error_of_place(OSError(number, "why"), "why")) is SettingsError
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE])
+def test_a_fault_of_the_disk_or_a_shortage_may_pass_for_every_path(number: int) -> None:
+    for mounted in (True, False):
+        assert not stays(OSError(number, "why"), mounted=mounted)
+
+
+def test_only_a_path_that_may_be_mounted_later_may_be_missing_until_then() -> None:
+    missing = OSError(errno.ENOENT, "why")
+    assert stays(missing)
+    assert not stays(missing, mounted=False)
 
 
 def test_a_directory_whose_process_died_before_it_named_it_is_removed(tmp_path: Path) -> None:

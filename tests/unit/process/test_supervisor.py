@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.errors import InternalError, StageStuck
-from edge_server.process.worker import Worker, check_progress
+from edge_server.process.awake_time import AwakeTime
+from edge_server.process.worker import Auxiliary, Worker, check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,35 +48,117 @@ def ended(name: str, error: Exception | None = None) -> Worker:
     return worker
 
 
+def looking(seconds: float, *, late_s: float = 0.0) -> AwakeTime:
+    """The main loop's, which looks from now on so long, and is then late once."""
+    awake, now = AwakeTime(1.0), time.monotonic()
+    for number in range(round(2 * seconds) + 1):
+        awake.look(now + number / 2)
+    if late_s:
+        awake.look(now + seconds + late_s)
+    return awake
+
+
 def test_work_within_its_deadline_is_fine(hanging: Worker) -> None:
-    check_progress([hanging], time.monotonic())
+    check_progress([hanging], looking(9.0))
 
 
 def test_one_that_hangs_among_others_is_named(hanging: Worker) -> None:
     workers = [Worker("idle", lambda _: None), ended("camera-road"), hanging]
-    later = time.monotonic() + 11
     with pytest.raises(StageStuck, match=r"^worker lanes-road: no progress for more than 10 s$"):
-        check_progress(workers, later, check_progress(workers, later))
+        check_progress(workers, looking(11.0))
 
 
-def test_one_that_is_late_because_the_process_was_suspended_gets_time_for_its_tick() -> None:
-    worker = Worker("mqtt", lambda _: time.sleep(0.01), deadline_s=10.0)
-    worker.start()
-    late = check_progress([worker], time.monotonic() + 11)
-    assert late == [worker]
-    assert check_progress([worker], time.monotonic(), late) == []
-    worker.stop(LONG_S)
+def test_standstills_of_the_process_count_for_no_deadline(hanging: Worker) -> None:
+    check_progress([hanging], looking(1.0, late_s=60.0))
+    check_progress([hanging], looking(8.0, late_s=60.0))
+    with pytest.raises(StageStuck, match="lanes-road"):
+        check_progress([hanging], looking(10.0, late_s=60.0))
 
 
 def test_one_that_has_come_to_its_end_is_fine() -> None:
-    check_progress([ended("camera-road")], time.monotonic() + LONG_S)
+    check_progress([ended("camera-road")], looking(LONG_S))
 
 
 def test_one_that_died_is_named_with_its_error(hanging: Worker) -> None:
     workers = [hanging, ended("mqtt", OSError("gone"))]
     with pytest.raises(InternalError, match=r"^worker mqtt: OSError\('gone'\)$"):
-        check_progress(workers, time.monotonic())
+        check_progress(workers, looking(0.0))
 
 
 def test_with_nobody_to_watch_all_is_well() -> None:
-    check_progress([], time.monotonic())
+    check_progress([], looking(0.0))
+
+
+class Part:
+    """A part whose present worker a test replaces, and how often it was opened again."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.workers = list(workers)
+        self.reopened = 0
+        self.errors: list[Exception] = []
+
+    def reopen(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.reopened += 1
+        self.workers = [Worker("http", lambda _: None)]
+
+
+class MainLoop:
+    """One that looks at an auxiliary part, and between two looks is never asleep."""
+
+    def __init__(self, auxiliary: Auxiliary) -> None:
+        self._auxiliary = auxiliary
+        self._awake = AwakeTime(inf)
+        self._now = time.monotonic()
+        self._awake.look(self._now)
+
+    def look(self, *after_s: float) -> str:
+        """Look after each of these pauses; the part's fault then."""
+        for seconds in after_s:
+            self._now += seconds
+            self._awake.look(self._now)
+            self._auxiliary.check(self._now, self._awake)
+        return self._auxiliary.fault
+
+
+def test_an_auxiliary_part_that_hangs_is_closed_and_opened_again(hanging: Worker) -> None:
+    part = Part(hanging)
+    loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
+    assert loop.look(9) == ""
+    assert loop.look(2) == "worker lanes-road: no progress for more than 10 s"
+    assert loop.look(0.5), "its reason can be seen"
+    assert (loop.look(2), part.reopened) == ("", 1)
+
+
+def test_one_that_died_is_opened_again_as_soon_as_the_system_lets_it() -> None:
+    part = Part(ended("recorder", OSError("gone")))
+    part.errors = [OSError("too many open files"), RuntimeError("can't start new thread")]
+    loop = MainLoop(Auxiliary("recorder", lambda: part.workers, part.reopen))
+    assert loop.look(0) == "worker recorder: OSError('gone')"
+    for seconds in (2.5, 8.0):
+        assert loop.look(seconds)
+    assert (loop.look(20), part.reopened) == ("", 1)
+
+
+def test_while_two_threads_of_a_part_hang_no_third_is_started(hanging: Worker) -> None:
+    part = Part(hanging)
+    loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
+    loop.look(11, 2.5)
+    assert part.reopened == 1
+    other, let_go = threading.Event(), threading.Event()
+
+    def tick(now: float) -> bool:
+        other.set()
+        let_go.wait(LONG_S)
+        return False
+
+    second = Worker("http", tick, deadline_s=10.0)
+    second.start()
+    assert other.wait(LONG_S)
+    part.workers = [second]
+    assert loop.look(20, 100, 100)
+    assert part.reopened == 1
+    let_go.set()
+    second.stop(LONG_S)
+    assert (loop.look(100), part.reopened) == ("", 2)

@@ -54,8 +54,8 @@ def test_every_reference_leads_somewhere() -> None:
 def test_every_topic_is_in_it() -> None:
     topics = Topics("0device")
     named = {name: each for name, each in vars(Topics).items() if not name.startswith("_")}
-    # `provision` is read, not sent; `states` are filters.
-    for name in named.keys() - {"provision", "states", "device"}:
+    # `provision` is read, not sent; `states` are filters, and `is_state` looks for their topics.
+    for name in named.keys() - {"provision", "states", "is_state", "device"}:
         if isinstance(named[name], property):
             address = getattr(topics, name)
         elif name == "event":
@@ -79,7 +79,7 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
         ("Status", payloads.status(IDENTITY, "offline")),
         ("Meta", payloads.meta(IDENTITY, "abc", "json", {"front": "ab12"}, {"lanes": [1]})),
         ("Update", payloads.update(IDENTITY, UpdateRecord())),
-        ("Acknowledged", payloads.acknowledged(7)),
+        ("Acknowledged", payloads.acknowledged("0123456789abcdef", 7)),
         ("ModelState", payloads.model_state("lanes", "READY", "")),
         ("CameraStatus", payloads.camera_status("ok", None)),
         ("Calibration", payloads.calibration(CALIBRATION)),

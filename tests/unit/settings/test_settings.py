@@ -212,18 +212,26 @@ def test_plain_text_beyond_the_loopback_is_served_where_it_is_requested_by_name(
 
 @pytest.mark.parametrize("trust", [{"insecure": True}, {"tls": {"enabled": True}}])
 @pytest.mark.parametrize("control", [{}, {"control": "everywhere"}])
-def test_control_beyond_the_loopback_needs_clients_with_certificates(
+def test_control_beyond_the_loopback_has_no_effect_without_certificates_or_tokens(
     trust: dict[str, Any], control: dict[str, str]
 ) -> None:
     files = {"certificate": "c", "key": "k", "client_ca": "a"}
     grpc = {"host": "192.168.1.2", "socket": "/run/s", **control}
     known = {"tls": {**files, "enabled": True}} if "tls" in trust else trust
-    with pytest.raises(SettingsError, match=r"control = \"unix\", --grpc-control=unix.*mutual in"):
-        read_settings(None, {"grpc": {**grpc, **known}})
+
+    def notes(settings: dict[str, Any], **others: Any) -> list[str]:
+        found = read_settings(None, {"grpc": settings, **others}).without_effect()
+        return [line for line in found if line.startswith("grpc.control")]
+
+    (note,) = notes({**grpc, **known})
+    assert "on grpc, as 192.168.1.2 is beyond the loopback" in note
+    assert "[access] tokens_file" in note
+    assert "mutual in [grpc.tls]" in note
     for confined in ("unix", "off"):
-        read_settings(None, {"grpc": {**grpc, **known, "control": confined}})
-    read_settings(None, {"grpc": {**grpc, "tls": {**files, "mutual": True}}})
-    read_settings(None, {"grpc": {**grpc, "host": "127.0.0.1"}})
+        assert notes({**grpc, **known, "control": confined}) == []
+    assert notes({**grpc, "tls": {**files, "mutual": True}}) == []
+    assert notes({**grpc, **known}, access={"tokens_file": "/etc/tokens"}) == []
+    assert notes({**grpc, "host": "127.0.0.1"}) == []
 
 
 @pytest.mark.parametrize(

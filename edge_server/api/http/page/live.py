@@ -16,6 +16,7 @@ from edge_server.pipeline.picture_feed import SizeName  # noqa: TC001 -- msgspec
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.requests import HTTPConnection
     from starlette.types import Message, Receive, Scope, Send
 
     from edge_server.api.http.page.access import PageAccess
@@ -72,17 +73,18 @@ class LivePages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
         await socket.receive()  # websocket.connect
-        if self._access.fault_of(socket):
-            await socket.close(MISTAKE)  # before it is accepted: 403
-            return
-        await socket.accept()
-        # A browser shows its page neither status nor body of a refusal, but this code and text.
-        if not self._access.is_open_to(socket):
-            await socket.close(NEEDS_TOKEN, "a token is needed")
-        elif len(self._rings) >= self._most:
-            await socket.close(TRY_LATER, f"{self._most} pages are open already")
-        else:
+        if (refusal := self.refusal(socket)) is None:
             await self._serve(socket)
+        else:
+            await socket.close(*refusal)  # before it is accepted: 403
+
+    def refusal(self, connection: HTTPConnection) -> tuple[int, str] | None:
+        """Return the code and the reason with which a socket would be refused now; None if not."""
+        if not self._access.is_open_to(connection):
+            return NEEDS_TOKEN, "a token is needed"
+        if len(self._rings) >= self._most:
+            return TRY_LATER, f"{self._most} pages are open already"
+        return None
 
     async def _serve(self, socket: WebSocket) -> None:
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
@@ -93,9 +95,11 @@ class LivePages:
 
         self._rings = (*self._rings, ring)
         viewer = self._sources.pictures.open(ring)
-        receiving = asyncio.create_task(_receive(socket, viewer))
-        tasks = {receiving, asyncio.create_task(self._send(socket, viewer, wake, receiving))}
+        tasks: set[asyncio.Task[None]] = set()
         try:
+            await socket.accept()
+            receiving = asyncio.create_task(_receive(socket, viewer))
+            tasks = {receiving, asyncio.create_task(self._send(socket, viewer, wake, receiving))}
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._sources.pictures.close(viewer)
@@ -114,7 +118,7 @@ class LivePages:
         receiving: asyncio.Task[None],
     ) -> None:
         events = self._sources.events
-        event_id = events.newest - RECENT_EVENTS
+        event_id = 0
         state_due_s = 0.0
         # Before Python 3.12, `wait_for` loses a cancellation that comes as its wait ends.
         while not receiving.done():

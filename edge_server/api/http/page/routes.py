@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from edge_server.api.http.page.access import COOKIE, PageAccess
-from edge_server.api.http.page.live import LivePages
+from edge_server.api.http.page.live import NEEDS_TOKEN, LivePages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -58,23 +58,23 @@ class _TokenBody(msgspec.Struct):
 def page_routes(sources: PageSources) -> Sequence[BaseRoute]:
     """Return the routes of the page; the part of the daemon that starts `sources.pictures.worker`
     is another one's."""
-    access = PageAccess(sources.host_names, sources.may_read)
+    access = PageAccess(sources.may_read)
+    pages = LivePages(sources, access)
     return [
-        *(Route(path, _file(name, access), methods=["GET"]) for path, name in _FILES.items()),
+        *(Route(path, _file(name), methods=["GET"]) for path, name in _FILES.items()),
         Route("/page/token", _take_token(access), methods=["POST"]),
-        WebSocketRoute("/page/live", LivePages(sources, access)),
+        Route("/page/token", _tell(pages), methods=["GET"]),
+        WebSocketRoute("/page/live", pages),
     ]
 
 
-def _file(name: str, access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
+def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
     """Return what serves a file of the package: the page without what it shows needs no token."""
     data = (files("edge_server.api.http.page") / "static" / name).read_bytes()
     etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
     media_type = _TYPES[name.rpartition(".")[2]]
 
     async def serve(request: Request) -> Response:
-        if fault := access.fault_of(request):
-            return JSONResponse({"error": fault}, 403)
         headers = {**_HEADERS, "ETag": etag}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
@@ -83,12 +83,23 @@ def _file(name: str, access: PageAccess) -> Callable[[Request], Awaitable[Respon
     return serve
 
 
+def _tell(pages: LivePages) -> Callable[[Request], Awaitable[Response]]:
+    """Return what tells a page why its socket would be refused: of a socket, no browser tells it."""
+
+    async def tell(request: Request) -> Response:
+        refusal = pages.refusal(request)
+        if refusal is None:
+            return Response(status_code=204, headers=_HEADERS)
+        code, text = refusal
+        return JSONResponse({"error": text}, 401 if code == NEEDS_TOKEN else 503, _HEADERS)
+
+    return tell
+
+
 def _take_token(access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
     """Return what keeps a token in a cookie, which no script of any page reads."""
 
     async def take(request: Request) -> Response:
-        if fault := access.fault_of(request):
-            return JSONResponse({"error": fault}, 403)
         body = b""
         async for chunk in request.stream():
             body += chunk

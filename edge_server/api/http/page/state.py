@@ -36,7 +36,6 @@ class PageSources:
         pictures: of the cameras.
         vehicle_width_m: between the outer edges of its front wheels.
         may_read: returns whether a token lets its owner read; None where nobody needs a token.
-        host_names: by which browsers may call this device, beside its own and its addresses.
     """
 
     identity: Identity
@@ -45,7 +44,6 @@ class PageSources:
     events: EventLog
     vehicle_width_m: float = 1.9
     may_read: Callable[[str], bool] | None = None
-    host_names: tuple[str, ...] = ()
 
 
 def state_text(sources: PageSources) -> str:

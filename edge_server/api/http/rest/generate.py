@@ -9,13 +9,15 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.api.convert import to_infer_request
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.infer_request import set_parameter
-from edge_server.api.http.rest.tensor_data import encode, to_list, to_raw_contents
+from edge_server.api.http.rest.tensor_data import to_json, to_raw_contents
 from edge_server.api.statuses import http_status
 from edge_server.errors import (
     EdgeServerError,
@@ -29,6 +31,7 @@ from edge_server.process.utf8 import as_utf8
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from edge_server.api.http.call import HttpCall
     from edge_server.api.http.rest.api import RestApi, RestCall
     from edge_server.inference.registry import Lease
     from edge_server.model_config.config import ModelConfig
@@ -47,8 +50,10 @@ class GeneratedResponses:
     response. What the model responds then, or once the client is gone, is dropped.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: HttpCall | None = None) -> None:
         self._loop = loop
+        self._call = call
+        self._sent_bytes = 0  # counted of the response that was taken last
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._over = False
@@ -69,7 +74,7 @@ class GeneratedResponses:
 
     def respond(self, response: ResponseCallback, final: bool) -> None:
         """See `Respond`."""
-        written = None if response is None else _written(response)
+        written = None if response is None else self._counted(_written(response))
         with self._changed:
             in_time = written is None or self._changed.wait_for(
                 lambda: self._over or len(self._waiting) < _MOST_WAITING, _SLOW_READER_S
@@ -84,6 +89,20 @@ class GeneratedResponses:
         with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
             self._loop.call_soon_threadsafe(self._came.set)
 
+    def _counted(self, written: tuple[int, bytes]) -> tuple[int, bytes]:
+        """Count a long response until it is sent; where it does not fit, return the error."""
+        if self._call is not None and len(written[1]) >= COUNTED_FROM_BYTES:
+            try:
+                self._call.count(len(written[1]))
+            except Unavailable as error:
+                return _written(error)
+        return written
+
+    def _took(self, text: bytes) -> None:
+        if self._call is not None:
+            self._call.give(self._sent_bytes)
+            self._sent_bytes = len(text) if len(text) >= COUNTED_FROM_BYTES else 0
+
     def end(self) -> None:
         """The client is gone: let no model wait."""
         with self._changed:
@@ -97,7 +116,9 @@ class GeneratedResponses:
             with self._changed:
                 if self._waiting:
                     self._changed.notify_all()
-                    return self._waiting.popleft()
+                    taken = self._waiting.popleft()
+                    self._took(taken[1])
+                    return taken
                 if self._complete:
                     return None
             if self._begun.done():
@@ -130,7 +151,7 @@ def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:
     if call.headers.get("content-encoding", "") not in ("", "identity"):
         raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
     message, raw = generate_request(
-        call.model, call.version, loaded.config, fields.read_json(call.body)
+        call.model, call.version, loaded.config, fields.read_json(call.body, call.connection)
     )
     request, _ = to_infer_request(message, raw, None, call.connection, config=loaded.config)
     return api.forwarding.add(request, call.headers.items())
@@ -138,7 +159,7 @@ def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:
 
 def generate_request(
     model: str, version: str, config: ModelConfig, given: dict[str, Any]
-) -> tuple[Any, list[bytes]]:
+) -> tuple[Any, list[bytes | memoryview]]:
     """Return the message of a generate request, and its raw contents.
 
     A key that names an input is that input, a value or a list of them; `id` is the request's; every
@@ -149,7 +170,7 @@ def generate_request(
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     inputs = {spec.name: spec for spec in config.inputs}
-    raw: list[bytes] = []
+    raw: list[bytes | memoryview] = []
     if "parameters" in inputs:
         raise InvalidRequest(
             "Keyword: 'parameters' for nested schema also given as input tensor name"
@@ -167,7 +188,9 @@ def generate_request(
     return message, raw
 
 
-def _add_input(message: Any, spec: TensorSpec, config: ModelConfig, value: Any) -> bytes:
+def _add_input(
+    message: Any, spec: TensorSpec, config: ModelConfig, value: Any
+) -> bytes | memoryview:
     count = len(value) if isinstance(value, list) else 1
     shape = list(config.full_shape(spec))
     fixed = math.prod(dim for dim in shape if dim != -1)
@@ -208,10 +231,9 @@ def _flat(response: InferResponse) -> bytes:
     made |= {"model_name": response.model_name, "model_version": response.model_version}
     made |= response.parameters
     for name, tensor in response.outputs.items():
-        values = to_list(name, tensor.array, tensor.datatype)
-        made[name] = values[0] if len(values) == 1 else values
-    ordered = {name: made[name] for name in sorted(made)}
-    return encode(ordered, [tensor.array for tensor in response.outputs.values()])
+        data = b"".join(to_json(name, tensor.array, tensor.datatype))
+        made[name] = msgspec.Raw(data if tensor.array.size == 1 else b"[" + data + b"]")
+    return msgspec.json.encode({name: made[name] for name in sorted(made)})
 
 
 NOT_ONE = InternalError(

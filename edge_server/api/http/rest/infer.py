@@ -8,26 +8,29 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server.api.call_traces import HTTP, UnaryTrace
+from edge_server.api.compressed import PART_BYTES, WINDOW_BITS, decompress
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import Classification, to_infer_request
 from edge_server.api.http.rest.api import JSON, Answer
 from edge_server.api.http.rest.infer_request import Wanted, json_length, json_request, raw_request
-from edge_server.api.http.rest.tensor_data import encode, to_list
+from edge_server.api.http.rest.tensor_data import to_json
 from edge_server.api.shared_memory import RegionSlice
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from edge_server.api.convert import OutputForm
+    from edge_server.api.http.call import HttpCall
     from edge_server.api.http.rest.api import RestApi, RestCall
     from edge_server.requests import InferResponse
 
-_COMPRESSED = {"gzip": 31, "deflate": 15}  # zlib's window bits, the header included
-_PART_BYTES = 64 * 1024
 _FASTEST = 1
+# A control character, which JSON escapes, stands for an array that is written in parts.
+_MARK = b"\0"
+WRITTEN_APART = msgspec.Raw(_MARK)
 
 
 def infer(api: RestApi, call: RestCall) -> Answer:
@@ -46,7 +49,9 @@ def infer(api: RestApi, call: RestCall) -> Answer:
         body = decompressed(api, call)
         length = json_length(call.headers, len(body))
         if length:
-            message, raw, wanted = json_request(call.model, call.version, body, length)
+            message, raw, wanted = json_request(
+                call.model, call.version, body, length, call.connection
+            )
         else:
             message, raw = raw_request(call.model, call.version, config, body)
             wanted = Wanted(others_binary=True)
@@ -61,7 +66,7 @@ def infer(api: RestApi, call: RestCall) -> Answer:
             request = trace.begin(request, times.when_answered, call.headers.items)
         response = snapshot.run(loaded, request)
         api.requests.responded("http", config.name, call.connection.read_ns)
-    answer = to_answer(response, forms, wanted)
+    answer = to_answer(response, forms, wanted, call.connection)
     if trace is not None:
         trace.send()
     return compressed(answer, call.headers.get("accept-encoding", ""))
@@ -78,45 +83,28 @@ def decompressed(api: RestApi, call: RestCall) -> memoryview:
     encoding = call.headers.get("content-encoding", "")
     if encoding in ("", "identity"):
         return call.body
-    if encoding not in _COMPRESSED:
+    if encoding not in WINDOW_BITS:
         raise Unsupported("Unsupported compression type")
-    reader = zlib.decompressobj(_COMPRESSED[encoding])
-    whole = bytearray()
-    try:
-        for part in _inflated(reader, call.body):
-            if len(part) == _PART_BYTES:
-                call.connection.count(len(part))
-            whole += part
-            if len(whole) > api.longest_bytes:
-                raise InvalidRequest(
-                    f"the body has more than {api.longest_bytes} bytes when it is decompressed "
-                    "(http.max_body_bytes)"
-                )
-    except zlib.error as error:
-        raise InvalidRequest(f"the body is not compressed with {encoding}: {error}") from error
-    if not reader.eof:
-        raise InvalidRequest(f"the body ends before its {encoding} data does")
+    whole = decompress(
+        call.body, encoding, api.longest_bytes, call.connection, "http.max_body_bytes"
+    )
     return memoryview(whole)
 
 
-def _inflated(reader: Any, body: memoryview) -> Iterator[bytes]:
-    """Yield what `body` decompresses to, in parts of at most `_PART_BYTES`."""
-    for start in range(0, len(body), _PART_BYTES):
-        left: bytes | memoryview = body[start : start + _PART_BYTES]
-        while left and not reader.eof:
-            yield reader.decompress(left, _PART_BYTES)
-            left = reader.unconsumed_tail
-    yield reader.flush()
-
-
-def to_answer(response: InferResponse, forms: Mapping[str, OutputForm], wanted: Wanted) -> Answer:
+def to_answer(
+    response: InferResponse, forms: Mapping[str, OutputForm], wanted: Wanted, call: HttpCall
+) -> Answer:
     """Return the answer with JSON and, behind it, the outputs wanted as binary data: views.
+
+    Args:
+        call: counts the answer.
 
     Raises:
         InvalidRequest, InternalError: an output does not travel in the wanted form.
+        Unavailable: there is no room for the answer.
     """
     outputs: list[dict[str, Any]] = []
-    arrays: list[NDArray[Any]] = []
+    written: list[list[bytes]] = []
     binary: list[bytes | memoryview] = []
     for name, tensor in response.outputs.items():
         form = forms.get(name)
@@ -136,21 +124,31 @@ def to_answer(response: InferResponse, forms: Mapping[str, OutputForm], wanted: 
             if len(raw):
                 binary.append(raw)
         else:
-            output["data"] = to_list(name, array, value.datatype)
-            arrays.append(array)
+            output["data"] = WRITTEN_APART
+            written.append(to_json(name, array, value.datatype, call))
         outputs.append(output)
     message: dict[str, Any] = {"id": response.id} if response.id else {}
     message |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.parameters:
         message["parameters"] = dict(response.parameters)
-    text = encode(message | {"outputs": outputs}, arrays)
+    text = with_data(msgspec.json.encode(message | {"outputs": outputs}), written)
+    call.count_answer(sum(len(part) for part in binary))
     if not binary:
-        return Answer(200, JSON, (text,))
+        return Answer(200, JSON, text)
     headers = (
         ("content-type", "application/octet-stream"),
-        ("inference-header-content-length", str(len(text))),
+        ("inference-header-content-length", str(sum(len(part) for part in text))),
     )
-    return Answer(200, headers, (text, *binary))
+    return Answer(200, headers, (*text, *binary))
+
+
+def with_data(message: bytes, written: list[list[bytes]]) -> list[bytes]:
+    """Return the parts of JSON in which each `WRITTEN_APART` is an array; small ones joined."""
+    between = message.split(_MARK)
+    parts = [between[0]]
+    for data, after in zip(written, between[1:], strict=True):
+        parts += (b"[", *data, b"]", after)
+    return parts if any(len(data) > 1 for data in written) else [b"".join(parts)]
 
 
 def _region(form: RegionSlice, array: NDArray[Any]) -> dict[str, Any]:
@@ -166,13 +164,13 @@ def compressed(answer: Answer, accepts: str) -> Answer:
     it is JSON. Tensors gain little and cost much, and some clients name gzip at every request."""
     encoding = _wanted_encoding(accepts)
     only = "," not in accepts
-    if encoding not in _COMPRESSED or not (only or answer.headers == JSON):
+    if encoding not in WINDOW_BITS or not (only or answer.headers == JSON):
         return answer
-    writer = zlib.compressobj(_FASTEST, wbits=_COMPRESSED[encoding])
+    writer = zlib.compressobj(_FASTEST, wbits=WINDOW_BITS[encoding])
     parts = [
-        writer.compress(memoryview(part)[start : start + _PART_BYTES])
+        writer.compress(memoryview(part)[start : start + PART_BYTES])
         for part in answer.parts
-        for start in range(0, len(part), _PART_BYTES)
+        for start in range(0, len(part), PART_BYTES)
     ]
     headers = (*answer.headers, ("content-encoding", encoding))
     return Answer(answer.status, headers, (b"".join([*parts, writer.flush()]),))
@@ -187,7 +185,7 @@ def _wanted_encoding(accepts: str) -> str:
             weighs = float(weight) if weight else 1.0
         except ValueError:
             continue
-        if name in ("identity", *_COMPRESSED) and weighs > most:
+        if name in ("identity", *WINDOW_BITS) and weighs > most:
             best, most = name, weighs
     return best
 

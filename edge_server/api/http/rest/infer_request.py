@@ -22,6 +22,7 @@ from edge_server.tensors import DataType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_server.api.admission import Call
     from edge_server.model_config.config import ModelConfig
 
 LENGTH_HEADER = "inference-header-content-length"
@@ -101,17 +102,18 @@ def raw_request(
 
 
 def json_request(
-    model: str, version: str, body: memoryview, length: int
+    model: str, version: str, body: memoryview, length: int, call: Call | None = None
 ) -> tuple[Any, list[bytes | memoryview], Wanted]:
     """Return the message of a body, its raw contents, and the form of the outputs.
 
     Args:
         length: of the JSON in `body`; behind it are the binary tensors, in order.
+        call: counts what is made of the JSON; None counts nothing.
 
     Raises:
         InvalidRequest, InternalError: Triton's texts and status.
     """
-    request = fields.read_json(body[:length])
+    request = fields.read_json(body[:length], call)
     binary = body[length:]
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     message.id = fields.field(request, "id", fields.text, default="")

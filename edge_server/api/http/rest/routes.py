@@ -14,14 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
-from edge_server.api.http.call import HttpCall
+from edge_server.api.control_calls import loading
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall, Refused
 from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.table import PATHS
 from edge_server.api.statuses import http_status
-from edge_server.errors import EdgeServerError, forget_frames
+from edge_server.errors import EdgeServerError, Unavailable, forget_frames
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Receive, Scope, Send
 
-    from edge_server.api.access import AccessRules
     from edge_server.api.http.rest.api import RestApi
     from edge_server.api.http.rest.table import Path
 
 log = logging.getLogger(__name__)
 
 _LONGEST_TEXT = 4000
+# Interval at which an idle stream looks whether its token is still valid.
+_LOOK_S = 1.0
 
 
 class _Version(StringConvertor):
@@ -75,13 +77,18 @@ def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
 def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         path = by_method["GET" if request.method == "HEAD" else request.method]
-        headers = dict(request.headers)
-        if (refused := _refusal(api.rules, path, headers)) is not None:
+        # Not dict(request.headers), which reads all of them once for each.
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.raw[::-1]}
+        if (refused := _refusal(api, path, headers)) is not None:
             return refused
+        connection = HttpCall.of(request.scope)
+        if path.is_question:
+            connection.limit(QUESTION_BYTES)
+            if connection.refusal is not None:
+                raise Refused
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
-        connection = HttpCall.of(request.scope)
         call = RestCall(
             request.method,
             {k: str(v) for k, v in request.path_params.items()},
@@ -92,7 +99,7 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
         try:
             if path.function is not None:
                 return _AsIs(await _on_thread(api, path.function, api, call))
-            return await _generate(api, call, streams=path.streams)
+            return await _generate(api, call, path)
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             answer = _answer_of(error, request)
             forget_frames(error)
@@ -103,8 +110,10 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
     return serve
 
 
-def _refusal(rules: AccessRules, path: Path, headers: dict[str, str]) -> Response | None:
-    """Return the answer to a call that the rules refuse; its body is not looked at."""
+def _refusal(api: RestApi, path: Path, headers: dict[str, str]) -> Response | None:
+    """Return the answer to a call that the rules, or the control mode, refuse; its body is not
+    looked at."""
+    rules = api.rules
     name, updates = path.method_name, path.method == "POST" and path.method_name in UPDATES
     if (token := rules.token_refusal(name, headers.items(), updates=updates)) is not None:
         status = http_status(token)
@@ -113,15 +122,26 @@ def _refusal(rules: AccessRules, path: Path, headers: dict[str, str]) -> Respons
     refusal = rules.refusal(name, headers.items()) or (
         rules.update_refusal(name) if updates else ""
     )
-    return _AsIs(error_answer(403, refusal)) if refusal else None
+    if refusal:
+        return _AsIs(error_answer(403, refusal))
+    if path.operation in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        try:
+            loading(api.control)
+        except Unavailable as error:
+            return _AsIs(error_answer(http_status(error), str(error)))
+    return None
 
 
-async def _generate(api: RestApi, call: RestCall, *, streams: bool) -> Response:
-    responses = GeneratedResponses(asyncio.get_running_loop())
+async def _generate(api: RestApi, call: RestCall, path: Path) -> Response:
+    responses = GeneratedResponses(asyncio.get_running_loop(), call.connection)
     responses.begin(_on_thread(api, start, api, call, responses))
     first = await responses.next()
-    if streams:
-        return _Events(first, responses)
+    if path.streams:
+
+        def revoked() -> EdgeServerError | None:
+            return api.rules.token_refusal(path.method_name, call.headers.items())
+
+        return _Events(first, responses, revoked if api.rules.tokens is not None else None)
     if first is None or await responses.next() is not None:
         responses.end()
         raise NOT_ONE
@@ -190,11 +210,22 @@ class _AsIs(Response):
 
 
 class _Events(Response):
-    """Server-sent events, one for each response of a model, as they come."""
+    """Server-sent events, one for each response of a model, as they come.
 
-    def __init__(self, first: tuple[int, bytes] | None, responses: GeneratedResponses) -> None:
+    Args:
+        revoked: returns why the client may receive no more; None where no client needs a token.
+    """
+
+    def __init__(
+        self,
+        first: tuple[int, bytes] | None,
+        responses: GeneratedResponses,
+        revoked: Callable[[], EdgeServerError | None] | None = None,
+    ) -> None:
         self._first = first
         self._responses = responses
+        self._revoked = revoked
+        self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
@@ -210,7 +241,24 @@ class _Events(Response):
             while response is not None:
                 event = b"data: " + response[1] + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                response = await self._responses.next()
+                response = await self._next()
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._responses.end()
+
+    async def _next(self) -> tuple[int, bytes] | None:
+        """Return the next response; the last one is an error where the token has been revoked."""
+        if self._is_over:
+            return None
+        if self._revoked is None:
+            return await self._responses.next()
+        coming = asyncio.ensure_future(self._responses.next())
+        try:
+            while (error := self._revoked()) is None:
+                if (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                    return coming.result()
+        finally:
+            coming.cancel()
+        self._is_over = True
+        answer = error_answer(http_status(error), str(error))
+        return answer.status, bytes(answer.parts[0])

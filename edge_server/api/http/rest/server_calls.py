@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.control_calls import (
-    load_model,
+    load_files,
+    refuse_long_config,
     unload_model,
     update_log_settings,
     update_trace_settings,
@@ -19,6 +18,7 @@ from edge_server.api.http.rest.api import NOTHING, Answer, as_json
 from edge_server.api.model_info import server_extensions, statistics_message
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.inference.control import path_in_model
 from edge_server.model_config.parse import config_json
 from edge_server.process.utf8 import as_utf8
 
@@ -111,19 +111,17 @@ def repository_index(api: RestApi, call: RestCall) -> Answer:
 def load(api: RestApi, call: RestCall) -> Answer:
     """Load a model; files of it come in base64."""
     _refuse_repository(call)
-    given = fields.read_load_parameters(call.body, api.longest_bytes)
-    request = pb.RepositoryModelLoadRequest(model_name=call.model)
-    for key, value in given.items():
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in fields.read_load_parameters(call.body, api.longest_bytes).items():
         if key == "config":
-            request.parameters[key].string_param = value
+            refuse_long_config(memoryview(value).nbytes)
+            config = fields.load_value(key, value, str)
         elif key.startswith("file:"):
-            try:
-                request.parameters[key].bytes_param = base64.b64decode(value, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise InvalidRequest(f"load parameter '{key}' is not base64: {error}") from error
+            files[path_in_model(key)] = fields.load_value(key, value, bytes)
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    load_model(api.control, request, call.connection)
+    load_files(api.control, call.model, config, files, call.connection)
     return NOTHING
 
 

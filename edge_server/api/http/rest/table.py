@@ -44,6 +44,11 @@ class Path(NamedTuple):
         return self.operation in ("ModelInfer", "ModelStreamInfer")
 
     @property
+    def is_question(self) -> bool:
+        """Whether its body has neither tensors nor files."""
+        return not self.runs_model and self.operation != "RepositoryModelLoad"
+
+    @property
     def method_name(self) -> str:
         """As the access rules spell it."""
         return TRITON + self.operation

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edge_server.api.certificates import check_certificates
+from edge_server.api.certificates import CertificateWatch, check_certificates
 from edge_server.errors import SettingsError
 from edge_server.settings import Tls
 
@@ -64,6 +65,50 @@ def test_the_key_of_another_certificate_is_refused(tls: Callable[..., Tls], auth
     _, other = authority.issue("other")
     with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
         check_certificates(tls(key=other))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *itertools.product(
+            ("certificate", "key", "client_ca"), ("empty", "half", "directory", "missing")
+        ),
+        ("certificate", "of another"),
+        ("key", "of another"),
+    ],
+)
+def test_a_wrong_file_in_the_place_of_a_right_one_changes_nothing_until_it_is_right(
+    authority: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, wrong: str
+) -> None:
+    server, other = authority.issue("server"), authority.issue("other")
+    first = {"certificate": server[0], "key": server[1], "client_ca": authority.ca}
+    paths = {each: tmp_path / each for each in first}
+    for each, path in paths.items():
+        path.write_bytes(first[each].read_bytes())
+        path.chmod(0o600)
+    watch = CertificateWatch(Tls(mutual=True, **{n: str(p) for n, p in paths.items()}), "grpc.tls")
+    shown, path = watch.shown, paths[name]
+    content = path.read_bytes()
+    path.unlink()
+    if wrong == "directory":
+        path.mkdir()
+    elif wrong != "missing":
+        theirs = {"certificate": other[0], "key": other[1]}
+        left = {"empty": b"", "half": content[: len(content) // 2]}
+        path.write_bytes(left[wrong] if wrong in left else theirs[name].read_bytes())
+        path.chmod(0o600)
+    for _ in range(3):
+        assert watch.renewed() is None
+        assert watch.shown is shown
+    assert caplog.text.count("grpc: certificates stay as they were: grpc.tls.") == 1
+    if wrong == "directory":
+        path.rmdir()
+    for each, new in zip(("certificate", "key"), other, strict=True):
+        paths[each].write_bytes(new.read_bytes())
+        paths[each].chmod(0o600)
+    paths["client_ca"].write_bytes(authority.ca.read_bytes())
+    assert watch.renewed() is not None
+    assert watch.shown.certificate == other[0].read_bytes()
 
 
 def test_a_key_with_a_password_is_refused_without_a_prompt(

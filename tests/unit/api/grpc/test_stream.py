@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.admission import ByteBudget
 from edge_server.api.grpc.stream import InferStream
 from edge_server.errors import Cancelled, InternalError, NotFound, Unavailable
 from edge_server.requests import InferResponse
@@ -321,3 +322,38 @@ def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
 
     (written,) = InferStream(submit).responses(iter([b"x" * 100_000]))
     assert len(read(written)[1]) == 4000
+
+
+def test_responses_that_wait_count_until_they_are_sent(pool: ThreadPoolExecutor) -> None:
+    models, budget = Models(), ByteBudget()
+    stream = InferStream(models.submit, budget)
+    responses = stream.responses(iter([b"d1", b"2"]))
+    first = pool.submit(next, responses)
+    decoupled, ordered = models.wait_for("d1", "2")
+    read_bytes = budget.used_bytes
+    large = InferResponse("m", "1", "", {"x": Tensor(np.zeros(10_000, np.uint8))})
+    decoupled.respond(large, False)
+    decoupled.respond(large, False)
+    ordered.respond(large, True)
+    first.result(TIMEOUT_S)
+    assert budget.used_bytes == read_bytes + 30_000
+    next(responses)  # the first one is sent
+    assert budget.used_bytes == read_bytes + 20_000
+    decoupled.respond(None, True)
+    assert len(list(responses)) == 1
+    assert budget.used_bytes == 0
+
+
+def test_a_stream_that_is_cut_off_gives_back_what_its_responses_held(
+    pool: ThreadPoolExecutor,
+) -> None:
+    models, budget = Models(), ByteBudget()
+    stream = InferStream(models.submit, budget)
+    written = pool.submit(list, stream.responses(iter([b"1", b"2"])))
+    first, second = models.wait_for("1", "2")
+    large = InferResponse("m", "1", "", {"x": Tensor(np.zeros(10_000, np.uint8))})
+    second.respond(large, True)  # it waits for the first one
+    stream.end()
+    written.result(TIMEOUT_S)
+    first.respond(large, True)
+    assert budget.used_bytes == 0

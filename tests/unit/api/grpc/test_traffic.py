@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from edge_server.api.admission import MIB, ByteBudget
-from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
-from edge_server.errors import Unavailable
+from edge_server.api.grpc.traffic import COMPRESSED, SLOW_READER_S, Traffic
+from edge_server.errors import InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -287,3 +290,93 @@ def test_other_limits_apply_at_once(traffic: Traffic) -> None:
     call.close()
     with traffic.budget.hold(MIB), pytest.raises(Unavailable, match=f"and of {MIB} at most"):
         traffic.budget.take(MIB)
+
+
+def test_a_small_response_counts_once_it_is_unsent_for_a_second(traffic: Traffic) -> None:
+    reader, gone = Reader(), Reader()
+    for call in (reader, gone):
+        traffic.send(bytes(60_000), call)  # type: ignore[arg-type]
+    gone.cancel()  # its client took it
+    now = time.monotonic()
+    traffic.tick(now + 0.9)
+    assert traffic.budget.used_bytes == 0
+    traffic.tick(now + 1.1)
+    traffic.tick(now + 1.2)
+    assert traffic.budget.used_bytes == 60_000
+    traffic.tick(now + 3.1)
+    assert reader.cancelled
+    assert traffic.budget.used_bytes == 0
+
+
+def test_unsent_small_responses_for_which_there_is_no_room_end_their_calls(
+    traffic: Traffic,
+) -> None:
+    readers = [Reader() for _ in range(200)]
+    for reader in readers:
+        traffic.send(bytes(60_000), reader)  # type: ignore[arg-type]
+    traffic.tick(time.monotonic() + 1.1)
+    assert sum(not reader.cancelled for reader in readers) == 8 * MIB // 60_000
+    assert traffic.budget.used_bytes <= 8 * MIB
+
+
+def test_a_stream_ends_once_its_token_is_revoked(traffic: Traffic) -> None:
+    stream, over = Reader(), Reader()
+    reason: list[tuple[grpc.StatusCode, str]] = []
+    for each in (stream, over):
+        traffic.end_once(each, lambda: reason[0] if reason else None)  # type: ignore[arg-type]
+    over.cancel()
+    over.cancelled = False
+    now = time.monotonic()
+    traffic.tick(now + 2)
+    assert not stream.cancelled
+    reason.append((grpc.StatusCode.UNAUTHENTICATED, "the token is not valid"))
+    traffic.tick(now + 4)
+    assert (stream.cancelled, over.cancelled) == (True, False)
+
+
+class Counted:
+    """A call that holds so many bytes."""
+
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def count(self, size_bytes: int) -> None:
+        if self.bytes + size_bytes > MIB:
+            raise Unavailable("no room")
+        self.bytes += size_bytes
+
+    def when_cancelled(self, callback: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("compress", "encoding"), [(gzip.compress, "gzip"), (zlib.compress, "deflate")]
+)
+def test_a_compressed_request_is_refused_unless_the_settings_bound_it(
+    traffic: Traffic, compress: Callable[[bytes], bytes], encoding: str
+) -> None:
+    data = b"lanes" * 100_000
+    request = compress(data)
+    assert request.startswith(COMPRESSED)
+    with pytest.raises(
+        Unsupported, match=f"compressed with {encoding}.*or set grpc.max_decompressed_bytes"
+    ):
+        traffic.decompressed(request, Counted())
+    bounded = Traffic(longest_decompressed_bytes=2 * MIB)
+    call = Counted()
+    assert bounded.decompressed(request, call) == data
+    assert len(data) - 256 * 1024 < call.bytes <= len(data)
+    with pytest.raises(Unavailable, match="no room"):
+        bounded.decompressed(compress(bytes(3 * MIB // 2)), Counted())
+    less = Traffic(longest_decompressed_bytes=1000)
+    with pytest.raises(InvalidRequest, match=r"more than 1000 bytes.*grpc\.max_decompressed_bytes"):
+        less.decompressed(request, Counted())
+    for damaged in (request[:-5], request[:2] + b"damaged"):
+        with pytest.raises(InvalidRequest, match=f"{encoding}"):
+            bounded.decompressed(damaged, Counted())
+
+
+@pytest.mark.parametrize("level", range(-1, 10))
+def test_every_header_of_zlib_is_known_as_compressed(level: int) -> None:
+    assert zlib.compress(b"lanes", level).startswith(COMPRESSED)

@@ -20,7 +20,7 @@ from edge_server.api.grpc.wire import (
     write_response,
     write_stream_response,
 )
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable
 
 NAMES = st.text("abc", max_size=3)
 
@@ -187,3 +187,40 @@ def test_a_stream_response_reads_as_if_protobuf_had_written_it() -> None:
     written = write_stream_response(response.SerializeToString())
     expected = pb.ModelStreamInferResponse(infer_response=response)
     assert pb.ModelStreamInferResponse.FromString(written) == expected
+
+
+class Counted:
+    """A call that counts what is made of its request."""
+
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def count(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+
+    def when_cancelled(self, callback: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "times"),
+    [("fp32_contents", [0.0] * 2**16, 2), ("bytes_contents", [b""] * 2**16, 16)],
+)
+def test_what_protobuf_makes_of_a_large_request_counts_before_it_is_parsed(
+    field: str, values: list[object], times: int
+) -> None:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(2**20)])
+    getattr(request.inputs.add(name="a").contents, field).extend(values)
+    request.inputs.add(name="b", shape=[1] * 100)
+    data, call = request.SerializeToString(), Counted()
+    read_request(data, call)
+    parsed_bytes = len(data) - 2**20
+    assert times * parsed_bytes <= call.bytes + 1000 <= times * parsed_bytes + 20_000
+
+    class Full(Counted):
+        def count(self, size_bytes: int) -> None:
+            raise Unavailable("full")
+
+    with pytest.raises(Unavailable, match="full"):
+        read_request(data, Full())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import threading
@@ -10,22 +11,25 @@ import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.call_threads import CallThreads
-from edge_server.api.http.call import HttpCall
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest import generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
-from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed
-from edge_server.api.http.rest.infer_request import json_request
-from edge_server.api.http.rest.json_fields import read_json, read_load_parameters
+from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
+from edge_server.api.http.rest.infer_request import Wanted, json_request
+from edge_server.api.http.rest.json_fields import load_value, read_json, read_load_parameters
 from edge_server.api.http.rest.openapi import document
 from edge_server.api.http.rest.routes import _on_thread
 from edge_server.api.http.rest.table import PATHS
+from edge_server.api.http.rest.tensor_data import to_json
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.requests import InferResponse
+from edge_server.tensors import DataType, Tensor
 
 MIB = 1024 * 1024
 
@@ -102,11 +106,16 @@ def test_deeper_json_is_refused(before: bytes) -> None:
         read_json(before + b"[" * 100 + b"]" * 100 + b"}")
 
 
+def load_parameters(body: bytes) -> dict[str, str]:
+    found = read_load_parameters(memoryview(body), 64 * MIB)
+    return {key: load_value(key, value, str) for key, value in found.items()}
+
+
 def test_what_a_load_does_not_know_makes_no_objects() -> None:
     tracemalloc.start()
     try:
         body = b'{"parameters":{"config":"{}"},"more":[' + b"[]," * 300_000 + b"1]}"
-        assert read_load_parameters(body, 64 * MIB) == {"config": "{}"}
+        assert load_parameters(body) == {"config": "{}"}
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()
@@ -114,7 +123,7 @@ def test_what_a_load_does_not_know_makes_no_objects() -> None:
 
 def test_a_load_that_is_no_utf8_is_the_client_s_fault() -> None:
     with pytest.raises(InternalError, match="failed to parse the request JSON buffer"):
-        read_load_parameters(b'{"parameters": {"config": "\xff"}}', 64 * MIB)
+        load_parameters(b'{"parameters": {"config": "\xff"}}')
 
 
 @pytest.mark.parametrize(
@@ -240,3 +249,130 @@ def test_the_description_has_every_path_and_is_valid(validator: Any) -> None:
         (path, method.upper()) for path, each in described["paths"].items() for method in each
     } == {(each.path, each.method) for each in PATHS}
     validator.validate(described)
+
+
+def test_a_load_of_a_million_parameters_is_refused_before_they_are_read() -> None:
+    body = b'{"parameters":{' + b'"":"",' * 1_000_000 + b'"":""}}'
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="more than 65536 quotation marks"):
+            load_parameters(body)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_file_of_a_load_is_read_from_base64_without_a_text_of_it() -> None:
+    body = b'{"parameters":{"file:1/a":"' + base64.b64encode(bytes(MIB)) + b'","file:2/b":"-"}}'
+    found = read_load_parameters(memoryview(body), 64 * MIB)
+    tracemalloc.start()
+    try:
+        assert load_value("file:1/a", found["file:1/a"], bytes) == bytes(MIB)
+        assert tracemalloc.get_traced_memory()[1] < 2.2 * MIB
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(InvalidRequest, match="'file:2/b' is not base64"):
+        load_value("file:2/b", found["file:2/b"], bytes)
+    with pytest.raises(InternalError, match="Unable to parse 'config'"):
+        load_value("config", msgspec.Raw(b"1"), str)
+
+
+@pytest.mark.parametrize("item", [b"[],", b"{},", b'"ab",', b'{"":1},', b"0.5,"])
+def test_what_becomes_of_json_counts_before_it_is_parsed(item: bytes) -> None:
+    text = b'{"a":[' + item * 30_000 + b"1]}"
+    call = HttpCall(None, 64 * MIB, ByteBudget(64 * MIB))
+    tracemalloc.start()
+    try:
+        kept = read_json(text, call)
+        assert kept
+        made_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made_bytes <= call._budget.used_bytes < 20 * made_bytes
+    full = ByteBudget(MIB, "http.max_pending_bytes")
+    full.take(1)
+    with pytest.raises(Unavailable, match=r"http\.max_pending_bytes.*send tensors as binary data"):
+        read_json(text, HttpCall(None, 64 * MIB, full))
+    assert full.used_bytes == 1
+
+
+def test_a_question_is_short_whether_it_says_its_length_or_not() -> None:
+    budget = ByteBudget(64 * MIB)
+    declared = HttpCall(MIB, 64 * MIB, budget)
+    declared.limit(QUESTION_BYTES)
+    chunked = HttpCall(None, 64 * MIB, budget)
+    chunked.limit(QUESTION_BYTES)
+    chunked.add(bytes(QUESTION_BYTES))
+    assert chunked.refusal is None
+    chunked.add(b"1")
+    for call in (declared, chunked):
+        assert call.refusal is not None
+        assert call.refusal.status == 413
+        assert call.refusal.text.endswith("it has 65536 at most")
+    assert budget.used_bytes == 0
+
+
+def test_only_tensors_and_files_make_a_body_long() -> None:
+    long = {path.operation for path in PATHS if path.method == "POST" and not path.is_question}
+    assert long == {"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"}
+
+
+def test_json_of_an_output_is_made_in_parts_and_counted_with_them() -> None:
+    budget = ByteBudget(2 * MIB, "http.max_pending_bytes")
+    values = np.arange(100_000, dtype=np.int32)
+    values_json = json.dumps(values.tolist(), separators=(",", ":")).encode()
+    call = HttpCall(None, MIB, budget)
+    parts = to_json("y", values, DataType.INT32, call)
+    assert b"[" + b"".join(parts) + b"]" == values_json
+    assert 0.9 * len(values_json) < budget.used_bytes <= len(values_json) + 100
+    with pytest.raises(Unavailable, match=r"http\.max_pending_bytes.*request 'y' as binary data"):
+        to_json("y", np.full(MIB, 255, np.uint8), DataType.UINT8, call)
+    call.release()
+    assert budget.used_bytes == 0
+
+
+def test_an_answer_has_its_arrays_in_their_places() -> None:
+    outputs = {
+        "a\0": Tensor(np.arange(20_000, dtype=np.int64)),
+        "b": Tensor(np.array([1.5, np.nan], np.float32)),
+        "c": Tensor(np.array([b"x\0", b"\xc3\xbc"], object)),
+        "d": Tensor(np.zeros(0, np.uint8)),
+    }
+    response = InferResponse("m", "1", "\0", outputs)
+    call = HttpCall(None, MIB, ByteBudget())
+    answer = to_answer(response, {}, Wanted(), call)
+    found = json.loads(b"".join(answer.parts))
+    assert found["id"] == "\0"
+    data = {output["name"]: output["data"] for output in found["outputs"]}
+    assert data["a\0"] == list(range(20_000))
+    assert data["b"][0] == 1.5
+    assert np.isnan(data["b"][1])
+    assert (data["c"], data["d"]) == (["x\0", "ü"], [])
+
+
+def test_a_long_response_of_generate_counts_until_the_next_one_is_taken() -> None:
+    loop, budget = asyncio.new_event_loop(), ByteBudget(MIB)
+    responses = generate.GeneratedResponses(loop, HttpCall(None, MIB, budget))
+    responses.begin(asyncio.sleep(0))
+    large = InferResponse("m", "1", "", {"x": Tensor(np.full(150_000, 7, np.uint8))})
+    for number in range(4):
+        responses.respond(large, final=number == 3)
+    statuses = []
+    while (taken := loop.run_until_complete(responses.next())) is not None:
+        statuses.append(taken[0])
+    assert statuses == [200, 200, 200, 503]
+    assert budget.used_bytes == 0
+    loop.close()
+
+
+def test_an_answer_counts_as_far_as_it_is_longer_than_its_request() -> None:
+    budget = ByteBudget(4 * MIB)
+    call = HttpCall(MIB, MIB, budget)
+    call.count_answer(MIB)
+    assert budget.used_bytes == MIB
+    call.count_answer(2 * MIB)
+    assert budget.used_bytes == 2 * MIB
+    with pytest.raises(Unavailable):
+        call.count_answer(5 * MIB)
+    call.release()
+    assert budget.used_bytes == 0

@@ -90,6 +90,7 @@ def test_an_event_s_file_has_the_seconds_before_and_after_it(tmp_path: Path) -> 
     with path.open("rb") as file:
         about = {each.name: each.metadata for each in make_reader(file).iter_metadata()}
     assert about[RECORDING]["event_id"] == "1"
+    assert about[RECORDING]["event_log"] == drive.events.id
     assert about[RECORDING]["event_cause"] == "left"
 
 
@@ -373,6 +374,49 @@ def test_what_a_crash_leaves_is_recovered_to_its_last_chunk(tmp_path: Path, shar
     assert found.frame_ids == readable == list(range(len(readable)))
     of_a_chunk = 2 + (256 << 10) * 60 // len(data)
     assert len(readable) >= 60 * share - of_a_chunk
+
+
+def left_by_a_crash(directory: Path, *, frames: int = 120, file_s: float = 1.0) -> Path:
+    """Record into several files, and leave the last one as a crash does."""
+    drive = Drive(directory, file_s=file_s)
+    drive.frames(frames, jpeg=True)
+    drive.stop()
+    whole = drive.files()[-1]
+    return whole.rename(whole.with_name(f"{whole.name}.part"))
+
+
+def test_the_disk_budget_holds_while_what_a_crash_left_is_recovered(tmp_path: Path) -> None:
+    """The part and the whole file made of it take space at the same time: older ones go first."""
+    part = left_by_a_crash(tmp_path)
+    older = sorted(tmp_path.glob("*.mcap"))
+    frame_ids, size = content(part).frame_ids, part.stat().st_size
+    used = sum(path.stat().st_size for path in (*older, part))
+    budget = used + (1 << 20)
+    # What was there while the second file was written, seen when the disk was asked for its space.
+    seen = []
+
+    def free(directory: Path) -> int:
+        seen.append(sum(path.stat().st_size for path in directory.glob("*.mcap*")))
+        return 1 << 40
+
+    Drive(tmp_path, most_bytes=budget, free=free).stop()
+    assert seen[-1] + size <= budget
+    left = sorted(tmp_path.glob("*.mcap"))
+    assert not set(left) >= set(older)
+    assert left[-1].name == part.name.removesuffix(".part")
+    assert content(left[-1]).frame_ids == frame_ids
+
+
+def test_what_a_crash_left_waits_where_its_recovery_would_take_the_disk_s_reserve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = left_by_a_crash(tmp_path, frames=30, file_s=60.0)
+    data = part.read_bytes()
+    Drive(tmp_path, free=lambda _: len(data)).stop()
+    assert f"recorder: {part.name}: not recovered now: the disk has less than" in caplog.text
+    assert [path.read_bytes() for path in tmp_path.glob("*.mcap*")] == [data]
+    Drive(tmp_path).stop()
+    assert is_whole(tmp_path / part.name.removesuffix(".part"))
 
 
 def test_damage_in_the_middle_costs_what_follows(tmp_path: Path) -> None:

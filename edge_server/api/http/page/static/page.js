@@ -58,25 +58,37 @@ function connect() {
   url.protocol = url.protocol.replace("http", "ws");
   socket = new WebSocket(url);
   socket.binaryType = "arraybuffer";
+  let opened = false;
   // They come again; those of a daemon without a file are other ones after its restart.
-  socket.onopen = () => { events.length = 0; };
+  socket.onopen = () => { opened = true; events.length = 0; };
   socket.onmessage = ({ data }) => {
     if (typeof data !== "string") return takePicture(data);
     const message = JSON.parse(data);
     if (message.type === "state") takeState(message);
     else if (message.type === "events") takeEvents(message.events);
   };
-  socket.onclose = ({ code, reason }) => {
+  socket.onclose = async ({ code, reason }) => {
     looked = "";
-    if (code === 4401) return $("login").open || $("login").showModal();
+    const refused = opened ? { status: code === 4401 ? 401 : 0 } : await refusal();
+    if (refused.status === 401) return $("login").open || $("login").showModal();
     const waitS = delayS * (0.8 + 0.4 * Math.random());
     delayS = Math.min(2 * delayS, LONGEST_DELAY_S);
-    offlineWhy = reason || "The device does not respond";
+    offlineWhy = reason || refused.error || "The device does not respond";
     tone($("link"), "bad");
     say($("link"), "reconnecting");
     setTimeout(connect, 1000 * waitS);
     refresh();
   };
+}
+
+// No browser tells its page why a socket was refused.
+async function refusal() {
+  try {
+    const response = await fetch("page/token", { signal: AbortSignal.timeout(3000) });
+    return { status: response.status, error: response.ok ? "" : (await response.json()).error };
+  } catch {
+    return { status: 0 };
+  }
 }
 
 // Pictures are made only for what is seen.

@@ -26,15 +26,15 @@ from edge_server.proto.edge.lanes.v1 import events_pb2 as edge_dot_lanes_dot_v1_
 from edge_server.proto.edge.lanes.v1 import lanes_pb2 as edge_dot_lanes_dot_v1_dot_lanes__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edge/lanes/v1/lane_service.proto\x12\redge.lanes.v1\x1a\x1a\x65\x64ge/lanes/v1/events.proto\x1a\x19\x65\x64ge/lanes/v1/lanes.proto\"[\n\x12StreamLanesRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\x12\x0e\n\x06max_hz\x18\x02 \x01(\x02\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x14\n\x0c\x61\x63knowledged\x18\x04 \x01(\x04\"^\n\x13StreamLanesResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\'\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x18.edge.lanes.v1.LaneFrame\x12\x0c\n\x04lost\x18\x03 \x01(\r\"\'\n\x15GetLatestLanesRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"A\n\x16GetLatestLanesResponse\x12\'\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.edge.lanes.v1.LaneFrame\"9\n\x13StreamEventsRequest\x12\x15\n\x08\x61\x66ter_id\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_after_id\";\n\x14StreamEventsResponse\x12#\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x14.edge.lanes.v1.Event\"\x14\n\x12ListCamerasRequest\"=\n\x13ListCamerasResponse\x12&\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x15.edge.lanes.v1.Camera\"\x83\x01\n\x06\x43\x61mera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12/\n\x0b\x63\x61libration\x18\x06 \x01(\x0b\x32\x1a.edge.lanes.v1.Calibration\"\xec\x01\n\x0b\x43\x61libration\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04lens\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\n\n\x02\x66x\x18\x05 \x01(\x01\x12\n\n\x02\x66y\x18\x06 \x01(\x01\x12\n\n\x02\x63x\x18\x07 \x01(\x01\x12\n\n\x02\x63y\x18\x08 \x01(\x01\x12\x12\n\ndistortion\x18\t \x03(\x01\x12\x10\n\x08height_m\x18\n \x01(\x01\x12\x11\n\tpitch_rad\x18\x0b \x01(\x01\x12\x0f\n\x07yaw_rad\x18\x0c \x01(\x01\x12\x10\n\x08roll_rad\x18\r \x01(\x01\x12\x0b\n\x03x_m\x18\x0e \x01(\x01\x12\x0b\n\x03y_m\x18\x0f \x01(\x01\"\xac\x01\n\x16SetVehicleStateRequest\x12\x16\n\tspeed_mps\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eyaw_rate_radps\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12+\n\tindicator\x18\x03 \x01(\x0e\x32\x18.edge.lanes.v1.Indicator\x12\x0f\n\x07mono_ns\x18\x04 \x01(\x03\x42\x0c\n\n_speed_mpsB\x11\n\x0f_yaw_rate_radps\"\x19\n\x17SetVehicleStateResponse\"d\n\rRecordRequest\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x15\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07\x61\x66ter_s\x18\x03 \x01(\x02H\x01\x88\x01\x01\x42\x0b\n\t_before_sB\n\n\x08_after_s\"\x1e\n\x0eRecordResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t*x\n\tIndicator\x12\x19\n\x15INDICATOR_UNSPECIFIED\x10\x00\x12\x11\n\rINDICATOR_OFF\x10\x01\x12\x12\n\x0eINDICATOR_LEFT\x10\x02\x12\x13\n\x0fINDICATOR_RIGHT\x10\x03\x12\x14\n\x10INDICATOR_HAZARD\x10\x04\x32\xa0\x04\n\x0bLaneService\x12X\n\x0bStreamLanes\x12!.edge.lanes.v1.StreamLanesRequest\x1a\".edge.lanes.v1.StreamLanesResponse(\x01\x30\x01\x12]\n\x0eGetLatestLanes\x12$.edge.lanes.v1.GetLatestLanesRequest\x1a%.edge.lanes.v1.GetLatestLanesResponse\x12Y\n\x0cStreamEvents\x12\".edge.lanes.v1.StreamEventsRequest\x1a#.edge.lanes.v1.StreamEventsResponse0\x01\x12T\n\x0bListCameras\x12!.edge.lanes.v1.ListCamerasRequest\x1a\".edge.lanes.v1.ListCamerasResponse\x12`\n\x0fSetVehicleState\x12%.edge.lanes.v1.SetVehicleStateRequest\x1a&.edge.lanes.v1.SetVehicleStateResponse\x12\x45\n\x06Record\x12\x1c.edge.lanes.v1.RecordRequest\x1a\x1d.edge.lanes.v1.RecordResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edge/lanes/v1/lane_service.proto\x12\redge.lanes.v1\x1a\x1a\x65\x64ge/lanes/v1/events.proto\x1a\x19\x65\x64ge/lanes/v1/lanes.proto\"[\n\x12StreamLanesRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\x12\x0e\n\x06max_hz\x18\x02 \x01(\x02\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x14\n\x0c\x61\x63knowledged\x18\x04 \x01(\x04\"^\n\x13StreamLanesResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\'\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x18.edge.lanes.v1.LaneFrame\x12\x0c\n\x04lost\x18\x03 \x01(\r\"\'\n\x15GetLatestLanesRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"A\n\x16GetLatestLanesResponse\x12\'\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.edge.lanes.v1.LaneFrame\"F\n\x13StreamEventsRequest\x12\x15\n\x08\x61\x66ter_id\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03log\x18\x02 \x01(\tB\x0b\n\t_after_id\";\n\x14StreamEventsResponse\x12#\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x14.edge.lanes.v1.Event\"\x14\n\x12ListCamerasRequest\"=\n\x13ListCamerasResponse\x12&\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x15.edge.lanes.v1.Camera\"\x83\x01\n\x06\x43\x61mera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12/\n\x0b\x63\x61libration\x18\x06 \x01(\x0b\x32\x1a.edge.lanes.v1.Calibration\"\xec\x01\n\x0b\x43\x61libration\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04lens\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\n\n\x02\x66x\x18\x05 \x01(\x01\x12\n\n\x02\x66y\x18\x06 \x01(\x01\x12\n\n\x02\x63x\x18\x07 \x01(\x01\x12\n\n\x02\x63y\x18\x08 \x01(\x01\x12\x12\n\ndistortion\x18\t \x03(\x01\x12\x10\n\x08height_m\x18\n \x01(\x01\x12\x11\n\tpitch_rad\x18\x0b \x01(\x01\x12\x0f\n\x07yaw_rad\x18\x0c \x01(\x01\x12\x10\n\x08roll_rad\x18\r \x01(\x01\x12\x0b\n\x03x_m\x18\x0e \x01(\x01\x12\x0b\n\x03y_m\x18\x0f \x01(\x01\"\xac\x01\n\x16SetVehicleStateRequest\x12\x16\n\tspeed_mps\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eyaw_rate_radps\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12+\n\tindicator\x18\x03 \x01(\x0e\x32\x18.edge.lanes.v1.Indicator\x12\x0f\n\x07mono_ns\x18\x04 \x01(\x03\x42\x0c\n\n_speed_mpsB\x11\n\x0f_yaw_rate_radps\"\x19\n\x17SetVehicleStateResponse\"d\n\rRecordRequest\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x15\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07\x61\x66ter_s\x18\x03 \x01(\x02H\x01\x88\x01\x01\x42\x0b\n\t_before_sB\n\n\x08_after_s\"\x1e\n\x0eRecordResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t*x\n\tIndicator\x12\x19\n\x15INDICATOR_UNSPECIFIED\x10\x00\x12\x11\n\rINDICATOR_OFF\x10\x01\x12\x12\n\x0eINDICATOR_LEFT\x10\x02\x12\x13\n\x0fINDICATOR_RIGHT\x10\x03\x12\x14\n\x10INDICATOR_HAZARD\x10\x04\x32\xa0\x04\n\x0bLaneService\x12X\n\x0bStreamLanes\x12!.edge.lanes.v1.StreamLanesRequest\x1a\".edge.lanes.v1.StreamLanesResponse(\x01\x30\x01\x12]\n\x0eGetLatestLanes\x12$.edge.lanes.v1.GetLatestLanesRequest\x1a%.edge.lanes.v1.GetLatestLanesResponse\x12Y\n\x0cStreamEvents\x12\".edge.lanes.v1.StreamEventsRequest\x1a#.edge.lanes.v1.StreamEventsResponse0\x01\x12T\n\x0bListCameras\x12!.edge.lanes.v1.ListCamerasRequest\x1a\".edge.lanes.v1.ListCamerasResponse\x12`\n\x0fSetVehicleState\x12%.edge.lanes.v1.SetVehicleStateRequest\x1a&.edge.lanes.v1.SetVehicleStateResponse\x12\x45\n\x06Record\x12\x1c.edge.lanes.v1.RecordRequest\x1a\x1d.edge.lanes.v1.RecordResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edge.lanes.v1.lane_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INDICATOR']._serialized_start=1317
-  _globals['_INDICATOR']._serialized_end=1437
+  _globals['_INDICATOR']._serialized_start=1330
+  _globals['_INDICATOR']._serialized_end=1450
   _globals['_STREAMLANESREQUEST']._serialized_start=106
   _globals['_STREAMLANESREQUEST']._serialized_end=197
   _globals['_STREAMLANESRESPONSE']._serialized_start=199
@@ -44,25 +44,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLATESTLANESRESPONSE']._serialized_start=336
   _globals['_GETLATESTLANESRESPONSE']._serialized_end=401
   _globals['_STREAMEVENTSREQUEST']._serialized_start=403
-  _globals['_STREAMEVENTSREQUEST']._serialized_end=460
-  _globals['_STREAMEVENTSRESPONSE']._serialized_start=462
-  _globals['_STREAMEVENTSRESPONSE']._serialized_end=521
-  _globals['_LISTCAMERASREQUEST']._serialized_start=523
-  _globals['_LISTCAMERASREQUEST']._serialized_end=543
-  _globals['_LISTCAMERASRESPONSE']._serialized_start=545
-  _globals['_LISTCAMERASRESPONSE']._serialized_end=606
-  _globals['_CAMERA']._serialized_start=609
-  _globals['_CAMERA']._serialized_end=740
-  _globals['_CALIBRATION']._serialized_start=743
-  _globals['_CALIBRATION']._serialized_end=979
-  _globals['_SETVEHICLESTATEREQUEST']._serialized_start=982
-  _globals['_SETVEHICLESTATEREQUEST']._serialized_end=1154
-  _globals['_SETVEHICLESTATERESPONSE']._serialized_start=1156
-  _globals['_SETVEHICLESTATERESPONSE']._serialized_end=1181
-  _globals['_RECORDREQUEST']._serialized_start=1183
-  _globals['_RECORDREQUEST']._serialized_end=1283
-  _globals['_RECORDRESPONSE']._serialized_start=1285
-  _globals['_RECORDRESPONSE']._serialized_end=1315
-  _globals['_LANESERVICE']._serialized_start=1440
-  _globals['_LANESERVICE']._serialized_end=1984
+  _globals['_STREAMEVENTSREQUEST']._serialized_end=473
+  _globals['_STREAMEVENTSRESPONSE']._serialized_start=475
+  _globals['_STREAMEVENTSRESPONSE']._serialized_end=534
+  _globals['_LISTCAMERASREQUEST']._serialized_start=536
+  _globals['_LISTCAMERASREQUEST']._serialized_end=556
+  _globals['_LISTCAMERASRESPONSE']._serialized_start=558
+  _globals['_LISTCAMERASRESPONSE']._serialized_end=619
+  _globals['_CAMERA']._serialized_start=622
+  _globals['_CAMERA']._serialized_end=753
+  _globals['_CALIBRATION']._serialized_start=756
+  _globals['_CALIBRATION']._serialized_end=992
+  _globals['_SETVEHICLESTATEREQUEST']._serialized_start=995
+  _globals['_SETVEHICLESTATEREQUEST']._serialized_end=1167
+  _globals['_SETVEHICLESTATERESPONSE']._serialized_start=1169
+  _globals['_SETVEHICLESTATERESPONSE']._serialized_end=1194
+  _globals['_RECORDREQUEST']._serialized_start=1196
+  _globals['_RECORDREQUEST']._serialized_end=1296
+  _globals['_RECORDRESPONSE']._serialized_start=1298
+  _globals['_RECORDRESPONSE']._serialized_end=1328
+  _globals['_LANESERVICE']._serialized_start=1453
+  _globals['_LANESERVICE']._serialized_end=1997
 # @@protoc_insertion_point(module_scope)

@@ -57,10 +57,12 @@ class GetLatestLanesResponse(_message.Message):
     def __init__(self, frame: _Optional[_Union[_lanes_pb2.LaneFrame, _Mapping]] = ...) -> None: ...
 
 class StreamEventsRequest(_message.Message):
-    __slots__ = ("after_id",)
+    __slots__ = ("after_id", "log")
     AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     after_id: int
-    def __init__(self, after_id: _Optional[int] = ...) -> None: ...
+    log: str
+    def __init__(self, after_id: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
 
 class StreamEventsResponse(_message.Message):
     __slots__ = ("event",)

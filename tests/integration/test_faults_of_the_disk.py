@@ -1,0 +1,78 @@
+"""What a disk or a network file system does to a daemon that serves: it goes on, and says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.waiting import wait_until
+
+from tests.integration.test_poll import build, network, swap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.conftest import Server
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    place = tmp_path / "repository"
+    build(place / "m", network(1))
+    build(place / "other", network(100))
+    return place
+
+
+def test_what_serves_goes_on_while_the_state_directory_is_read_only(
+    serve: Callable[..., Server],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if os.geteuid():
+        pytest.skip("a mount namespace needs root")
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("STATE_DIRECTORY", str(state))
+    within = ("unshare", "--mount", "--propagation=private")
+    server = serve(f"--repository-copies={state / 'store'}", within=within)
+
+    def mount(command: str) -> None:
+        enter = ["nsenter", "--mount", f"--target={server.process.popen.pid}"]
+        subprocess.run([*enter, "sh", "-ec", command, str(state)], check=True)
+
+    wait_until(lambda: "model m: last known good" in server.log, otherwise=lambda: server.log)
+    mount('mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"')
+    swap(repository, "m", network(2))
+    assert server.wait_for_reason("Read-only file system") == "READY"
+    assert server.answer() == 1
+    mount('umount "$0"')
+    assert server.wait_for(2) <= {1}
+    wait_until(lambda: server.index()["m"] == [("READY", "")], otherwise=lambda: server.log)
+    assert server.process.terminate() == 0
+
+
+def test_what_a_network_file_system_leaves_and_the_clock_of_its_server_are_no_change(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    """A file that is removed while it is open stays as `.nfs…`; times are those of the server."""
+    years_ns = 10**9 * 3600 * 24 * 3650
+    now_ns = (repository / "m" / "config.pbtxt").stat().st_mtime_ns
+    os.utime(repository / "m" / "1" / "model.onnx", ns=(0, now_ns + years_ns))
+    server = serve()
+    assert server.answer() == 1
+    loaded = server.metric('edge_model_reload_total{result="loaded"}')
+    for folder in (repository, repository / "m", repository / "m" / "1"):
+        (folder / ".nfs000000000000a1b200000001").write_bytes(b"open")
+    # The next change is loaded, and it is the only one, though it is older than what serves.
+    model = repository / "m" / "1" / "model.onnx"
+    model.unlink()
+    model.write_bytes(network(2))
+    os.utime(model, ns=(0, now_ns - years_ns))
+    assert server.wait_for(2) <= {1}
+    assert server.metric('edge_model_reload_total{result="loaded"}') == loaded + 1
+    assert server.metric('edge_model_reload_total{result="failed"}') == 0
+    assert server.index().keys() == {"m", "other"}
