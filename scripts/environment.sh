@@ -26,7 +26,8 @@ any_python() {
 }
 
 # make_venv DIRECTORY PYTHON EXTRAS [OPTION]: an environment with this checkout and its extras in
-# it, OPTION as of python -m venv; a second call does nothing until pyproject.toml changes.
+# it, OPTION as of python -m venv; a second call does nothing until pyproject.toml changes. Most of
+# what is installed is never imported, so nothing is compiled before it is.
 make_venv() {
     local stamp wanted
     stamp=$1/.installed
@@ -34,7 +35,7 @@ make_venv() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "installing edge-server[$3] into ${1#"$root"/} …" >&2
     if ! "$2" -m venv ${4:+"$4"} "$1" ||
-        ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "${root}[$3]" >&2; then
+        ! "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "${root}[$3]" >&2; then
         echo "${1#"$root"/} is not complete, for the reason above: pip needs PyPI, or the mirror that" \
             "PIP_INDEX_URL names, and some hundred MB of disk; then run this again" >&2
         return 1
@@ -79,35 +80,59 @@ end_jobs() {
     done
 }
 
-# need COMMAND PACKAGE...: installs Debian packages for a command that is missing, where that can
-# be done without asking; otherwise says what would.
+# The Debian packages of commands that are missing.
+declare -A absent=()
+
+# need COMMAND PACKAGE...: notes the packages of a command that is missing.
 need() {
-    local command=$1
-    shift
-    command -v "$command" >/dev/null || [ -x "/usr/sbin/$command" ] && return
-    install_packages "$command" "$@"
+    command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || absent[$1]=${*:2}
 }
 
-install_packages() {
-    local wanted=$1
-    shift
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "installing $* …" >&2
-        { apt-get update && apt-get install -y --no-install-recommends "$@"; } >/dev/null 2>&1 && return
-    fi
-    echo "$wanted is missing; to have it: apt install $*" >&2
+# require COMMAND PACKAGE...: ends the script where the command is missing.
+require() {
+    need "$@"
+    [ ! "${absent[$1]-}" ] || { echo "${0##*/}: $1 is missing: apt install ${*:2}" >&2 && exit 69; }
 }
 
 # need_journal: systemd's own library, for the system's own Python, with which the package runs.
 need_journal() {
     /usr/bin/python3 -c "import systemd.journal" 2>/dev/null ||
-        install_packages "systemd's Python library" python3-systemd
+        absent["systemd's Python library"]=python3-systemd
 }
 
 # need_gstreamer: GStreamer, its codecs, and PyGObject, which belongs to the system's own Python.
 need_gstreamer() {
     local probe="import gi; gi.require_version('GstRtspServer', '1.0'); gi.require_version('GstVideo', '1.0'); from gi.repository import Gst; Gst.init(None); assert all(map(Gst.ElementFactory.find, ('x264enc', 'x265enc', 'avdec_h265', 'rtspsrc', 'h265parse')))"
-    /usr/bin/python3 -c "$probe" 2>/dev/null || install_packages GStreamer python3-gi python3-gst-1.0 \
-        python3-venv gir1.2-gst-plugins-base-1.0 gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base \
-        gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-plugins-ugly gstreamer1.0-libav
+    /usr/bin/python3 -c "$probe" 2>/dev/null || absent[GStreamer]="python3-gi python3-gst-1.0 \
+python3-venv gir1.2-gst-plugins-base-1.0 gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base \
+gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-plugins-ugly gstreamer1.0-libav"
+}
+
+# install_absent: installs what `need` noted, and says what apt says against it.
+install_absent() {
+    local as_root=() each
+    [ ${#absent[@]} != 0 ] || return 0
+    command -v apt-get >/dev/null || return 0
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends)
+    echo "installing ${absent[*]} …" >&2
+    "${as_root[@]}" apt-get update -qq >&2 || true
+    # shellcheck disable=SC2048,SC2086 # words
+    if "${apt[@]}" ${absent[*]} >/dev/null; then
+        absent=()
+        return
+    fi
+    # One package that this release does not have keeps no other away.
+    for each in "${!absent[@]}"; do
+        # shellcheck disable=SC2086 # words
+        ! "${apt[@]}" ${absent[$each]} >/dev/null || unset "absent[$each]"
+    done
+}
+
+# tell_absent: says what is still missing.
+tell_absent() {
+    local each
+    for each in "${!absent[@]}"; do
+        echo "$each is missing, so what needs it is skipped; to have it: apt install ${absent[$each]}" >&2
+    done
 }

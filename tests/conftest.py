@@ -55,6 +55,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Daemons keep their copies of models among the tests' own files, where those that are killed
+    may leave them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        yield
+
+
 class Authority:
     """Signs certificates for 127.0.0.1; its own is `ca`, in PEM form."""
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from live_cameras.mjpeg import MjpegCamera
 from live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
 from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
 from mosquitto import Mosquitto, mosquitto_binary
+from support.preloaded import preloaded, start_daemon
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
@@ -41,10 +41,20 @@ POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Serial tests run where the long ones do: `scripts/test --all`."""
+    """The longest files begin first, or the run would end with one of them alone; serial tests run
+    where the long ones do: `scripts/test --all`."""
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
     for item in items:
         if item.get_closest_marker("serial") and not item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid}: serial, and not long: nobody would run it")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def daemons_are_preloaded(own_temporary_folder: None) -> Iterator[None]:
+    """Before a test changes folder or environment."""
+    process = preloaded()
+    yield
+    process.close()
 
 
 @pytest.fixture
@@ -96,22 +106,18 @@ class Process:
         self._draining: threading.Thread | None = None
         self.log = folder / "log"
         self.port, self.metrics_port, self.http_port = free_ports(3)
-        with self.log.open("w") as log:
-            self.popen = subprocess.Popen(
-                [
-                    *within,
-                    sys.executable,
-                    "-m",
-                    "edge_server",
-                    "run",
-                    f"--grpc-port={self.port}",
-                    f"--metrics-port={self.metrics_port}",
-                    f"--http-port={self.http_port}",
-                    *arguments,
-                ],
-                stderr=log,
-                env={**os.environ, "NOTIFY_SOCKET": str(address)},
-            )
+        self.popen = start_daemon(
+            [
+                "run",
+                f"--grpc-port={self.port}",
+                f"--metrics-port={self.metrics_port}",
+                f"--http-port={self.http_port}",
+                *arguments,
+            ],
+            {**os.environ, "NOTIFY_SOCKET": str(address)},
+            self.log,
+            within,
+        )
 
     def wait_for(self, assignment: str) -> None:
         end = time.monotonic() + TIMEOUT_S

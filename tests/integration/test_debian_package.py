@@ -82,7 +82,7 @@ OTHERS = (
     *("/var/log", "/var/lib/systemd", "/var/tmp"),  # noqa: S108 - nothing is written there
 )
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 
 def build(folder: Path, *arguments: str) -> Path:

@@ -26,7 +26,7 @@ from tests.integration.half_sender import HalfSender
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 TIMEOUT_S = 60.0
 ROUNDS = int(os.environ.get("EDGE_ATTACK_ROUNDS", "1"))

@@ -94,7 +94,7 @@ esac
 """,
 }
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from edge_server.board.update_record import RecordFile, UpdateRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 UPDATE = Path(__file__).parents[2] / "jetpack" / "update"
 RECORD = "/var/lib/edge_server/update/record.json"

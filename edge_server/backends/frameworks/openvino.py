@@ -6,13 +6,18 @@ OpenVINO is imported by the process of the model alone.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openvino as ov
 
 from edge_server.backends.frameworks.model_file import BadInput, FileSignature, enabled
 from edge_server.tensors import DataType, TensorSpec
+
+# As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
+# is missing; None hides a module.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+import openvino as ov  # noqa: E402
 
 if TYPE_CHECKING:
     from edge_server.backends.frameworks.model_file import Arrays, ModelFile

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -110,8 +109,6 @@ def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
         on_gpu = device == "GPU"
         os.environ["CUDA_VISIBLE_DEVICES"] = arguments["model_instance_device_id"] * on_gpu
     file = model_file(directory / config["default_model_filename"], config, device)
-    # OpenVINO sends usage data to its vendor as soon as it is imported, unless this is missing.
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment] # None hides a module
     framework = f"edge_server.backends.frameworks.{arguments['framework']}"
     model: OpenModel = importlib.import_module(framework).open_model(file)
     return model, file

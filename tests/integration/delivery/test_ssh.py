@@ -175,8 +175,10 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     # sshd wants to be called by its whole path; Debian puts it where only root looks.
     program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     assert program is not None, "no sshd on this machine: apt install openssh-server"
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    # Root's sshd asks for this one, which a service makes elsewhere.
+    privileged = Path("/run/sshd") if os.getuid() == 0 else tmp_path
+    made = not privileged.exists()
+    privileged.mkdir(mode=0o755, exist_ok=True)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -217,6 +219,8 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     yield Sshd(command, authorized)
     server.terminate()
     server.communicate()
+    if made:
+        privileged.rmdir()
 
 
 def test_over_ssh_it_is_the_same(sshd: Sshd, repository: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from systemd_machine import Container, skip_where_no_container_can_be_made, wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 CHECKOUT = Path(__file__).parents[3]
 SCRIPT = CHECKOUT / "jetpack/customize_rootfs.sh"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.paired
+pytestmark = pytest.mark.early
 
 SETUP = """
 [device]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openvino as ov
 
 from .samples import Sampling, TensorInfo, info, run_samples
+
+# As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
+# is missing; None hides a module.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+import openvino as ov  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
