@@ -147,7 +147,7 @@ def test_the_own_page_and_a_link_to_it_are_served(
     page.evaluate("(url) => { location.href = url; }", f"http://{server.url}/")
     page.wait_for_selector("#stage", state="attached")
     told = page.evaluate("() => fetch('page/token').then((response) => response.status)")
-    assert told == 204
+    assert told == 200
     opened = page.evaluate(
         """() => new Promise((done) => {
             const socket = new WebSocket(`ws://${location.host}/page/live`);

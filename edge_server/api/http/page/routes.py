@@ -89,7 +89,7 @@ def _tell(pages: LivePages) -> Callable[[Request], Awaitable[Response]]:
     async def tell(request: Request) -> Response:
         refusal = pages.refusal(request)
         if refusal is None:
-            return Response(status_code=204, headers=_HEADERS)
+            return JSONResponse({}, headers=_HEADERS)
         code, text = refusal
         return JSONResponse({"error": text}, 401 if code == NEEDS_TOKEN else 503, _HEADERS)
 

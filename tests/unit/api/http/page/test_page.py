@@ -286,7 +286,7 @@ def test_a_page_without_a_token_is_refused_before_its_socket_opens_and_told_why(
 
     run(page, scenario)
     assert ask(page, "/page/token", cookie=f"{COOKIE}=wrong")[0] == 401
-    assert ask(page, "/page/token", cookie=f"{COOKIE}=right")[0] == 204
+    assert ask(page, "/page/token", cookie=f"{COOKIE}=right")[0] == 200
 
 
 def test_a_page_ends_when_its_token_is_valid_no_more() -> None:
