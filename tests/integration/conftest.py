@@ -21,17 +21,17 @@ import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from free_ports import free_ports
-from live_cameras.clip import Clip, jpegs, write_road
-from live_cameras.mjpeg import MjpegCamera
-from live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
-from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
-from mosquitto import Mosquitto, mosquitto_binary
+from support.free_ports import free_ports
+from support.live_cameras.clip import Clip, jpegs, write_road
+from support.live_cameras.mjpeg import MjpegCamera
+from support.live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
+from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
+from support.mosquitto import Mosquitto, mosquitto_binary
 from support.preloaded import preloaded, start_daemon
+from support.settings_drive import Drive
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
-from tests.integration.settings_drive import Drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from boards import plant
+from support.boards import plant
 
 from edge_server.board import watch
 from edge_server.board.board import read_board

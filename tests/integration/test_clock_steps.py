@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tritonclient.grpc as triton
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
 
 from tests.integration.test_poll import network, swap
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pytest
-    from mosquitto import Mosquitto
+    from support.mosquitto import Mosquitto
 
     from tests.integration.conftest import Process
 
@@ -33,7 +33,7 @@ class Clock:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._file = folder / "clock"
         library = folder / "wall_clock.so"
-        source = Path(__file__).parents[1] / "stand_ins/wall_clock.c"
+        source = Path(__file__).parents[1] / "support/stand_ins/wall_clock.c"
         subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
         self.set(0)
         patch.setenv("WALL_CLOCK", str(self._file))

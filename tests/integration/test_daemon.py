@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
 from tritonclient.utils import InferenceServerException
 
 from edge_server.api.grpc import self_call

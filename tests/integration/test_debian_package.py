@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from debian_package.targets import TARGETS, target_named
-from systemd_machine import (
+from support.systemd_machine import (
     CONFIG,
     Container,
     Unit,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import SEED, generate_python, write_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
-from fleet_recipes import RECIPES, fleet_lines, vehicle_lines
-from mosquitto import Mosquitto, mosquitto_binary
 from paho.mqtt.subscribeoptions import SubscribeOptions
+from support.fleet_recipes import RECIPES, fleet_lines, vehicle_lines
+from support.mosquitto import Mosquitto, mosquitto_binary
 
 from edge_server.settings import Mqtt
 from tests.integration.test_mqtt_events import WAIT_S, Subscriber, device

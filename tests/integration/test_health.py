@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 from edge_server.api.http.scrape import scrape
 from edge_server.errors import Unavailable

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 import pytest
+from support.half_sender import HalfSender
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.integration.conftest import Process
-from tests.integration.half_sender import HalfSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

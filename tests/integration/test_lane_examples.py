@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from lane_stubs import PROTO, generate_python
+from support.lane_stubs import PROTO, generate_python
 
 from tests.integration.conftest import Process
 

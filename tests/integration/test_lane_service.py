@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import SEED, generate_python, write_calibration
 
 from tests.integration.conftest import Process
 

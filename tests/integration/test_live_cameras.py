@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pytest
-from mosquitto import Mosquitto, Subscriber
+from support.mosquitto import Mosquitto, Subscriber
 
 from edge_server.cameras.readers import gstreamer_missing
 from edge_server.cameras.source import open_source
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
-RECONNECTS = ROOT / "tests/live_cameras/reconnects.py"
+RECONNECTS = ROOT / "tests/support/live_cameras/reconnects.py"
 PATIENCE_S = 30.0
 RIGHT, WRONG = "p:@/ %4", "guess-0815"
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")

@@ -10,18 +10,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.mosquitto import PATIENCE_S, Mosquitto, Subscriber
+from support.settings_drive import MODELS, TOPIC, camera
 
 from tests.integration.conftest import Process
-from tests.integration.settings_drive import MODELS, TOPIC, camera
 from tests.integration.test_metrics import scrape
 from tests.integration.test_transport import tls_live
-from tests.mosquitto import PATIENCE_S, Mosquitto, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.integration.settings_drive import Drive
+    from support.settings_drive import Drive
 
 STATUS = "edge/v1/tested/status"
 FRONT = camera("front")

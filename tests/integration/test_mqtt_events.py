@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
-from fleet_recipes import fleet_lines
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from support.fleet_recipes import fleet_lines
 from support.waiting import wait_until
 
 from edge_server.board.identity import Identity

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from integer_colours import COLOURS, camera_image
+from support.integer_colours import COLOURS, camera_image
 from tritonclient.utils import InferenceServerException
 
 from edge_server.pixels import Image, PixelFormat

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mosquitto import Mosquitto, Subscriber, mosquitto_binary
+from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
 
 from edge_server.backends.tensorrt.plan_build.side_car import side_car_path
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.model_metrics import COUNTERS

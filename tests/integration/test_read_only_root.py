@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 60.0

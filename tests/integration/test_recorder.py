@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import numpy as np
 import pytest
-from mcap_drive import IDENTITY, Drive, content, is_whole
+from support.mcap_drive import IDENTITY, Drive, content, is_whole
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.camera import Camera
@@ -229,7 +229,7 @@ def test_a_recorder_that_is_killed_leaves_files_that_are_read_to_their_last_chun
     tmp_path: Path,
 ) -> None:
     chance = np.random.default_rng(20)
-    program = Path(__file__).parent / "recorder_process.py"
+    program = Path(__file__).parents[1] / "support" / "recorder_process.py"
     recovered = 0
     for _ in range(6):
         process = subprocess.Popen(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from onnx import TensorProto, helper
-from systemd_machine import (
+from support.systemd_machine import (
     CHECKOUT,
     CONFIG,
     SHIPPED_MODELS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from systemd_machine import (
+from support.systemd_machine import (
     CONFIG,
     SHIPPED_MODELS,
     Container,

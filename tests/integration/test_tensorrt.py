@@ -19,9 +19,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from mosquitto import Mosquitto, Subscriber
 from onnx import TensorProto, helper
 from prometheus_client.parser import text_string_to_metric_families
+from support.mosquitto import Mosquitto, Subscriber
 from tritonclient.utils import InferenceServerException
 
 from ..conftest import SIMULATED_GPU

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
 
 from edge_server.board.update_record import RecordFile, UpdateRecord
 

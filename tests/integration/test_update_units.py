@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
+from support.systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
 
 from edge_server.board.update_record import RecordFile, UpdateRecord
 

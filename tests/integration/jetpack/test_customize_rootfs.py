@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from flashed_board import FlashedBoard, skip_where_no_disk_can_be_made
-from systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
+from support.flashed_board import FlashedBoard, skip_where_no_disk_can_be_made
+from support.systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

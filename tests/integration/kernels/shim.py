@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from integer_colours import COLOURS, bgr_by_integers, random_image
+from support.integer_colours import COLOURS, bgr_by_integers, random_image
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.gpu.kernels.preprocess import (

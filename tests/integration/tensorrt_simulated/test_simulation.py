@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tensorrt_api import real_bindings
+from support.tensorrt_api import real_bindings
 
 from ...conftest import SIMULATED_GPU
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
-from boards import plant
 from hypothesis import given
 from hypothesis import strategies as st
+from support.boards import plant
 
 from edge_server.board.facts import (
     BoardEngine,

@@ -13,7 +13,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
+from support.mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize

@@ -1,4 +1,4 @@
-"""Pixel formats, crops and lenses in whole numbers (tests/integer_colours.py), on both places."""
+"""Pixel formats, crops and lenses in whole numbers (support.integer_colours), on both places."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integer_colours import bgr_by_integers, random_image
+from support.integer_colours import bgr_by_integers, random_image
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable

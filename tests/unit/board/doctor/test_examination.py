@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from boards import plant
+from support.boards import plant
 
 from edge_server.board.doctor import checks
 from edge_server.board.doctor.evidence import Finding, Level, ProbeResult

@@ -34,7 +34,7 @@ def skip_where_no_container_can_be_made() -> None:
 
 def make_root(name: str) -> Path:
     """A root of another distribution, made by the first test that needs it; see `make_root`."""
-    script = Path(__file__).with_name("integration") / "make_root"
+    script = Path(__file__).parents[1] / "integration" / "make_root"
     made = subprocess.run([script, name], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"no root {name}: {made.stderr.strip()}")
@@ -48,7 +48,7 @@ class Container:
         self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
         self._console = folder / "console"
         (folder / "mount").mkdir()
-        script = Path(__file__).with_name("integration") / "systemd_container"
+        script = Path(__file__).parents[1] / "integration" / "systemd_container"
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
                 ["bash", script, self.name, folder / "mount", root, *arguments],
@@ -118,7 +118,7 @@ class Container:
         return _children(self._init())[0]
 
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 SHIPPED_MODELS = "/usr/share/edge_server/models"
 # The units are run as shipped but for this. A shorter watchdog saves 8 s; of restarts at once more
 # come within 10 s than systemd allows by default. The checkout and its Python may lie in a home,

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.mosquitto import PATIENCE_S, Subscriber
+from support.mosquitto import PATIENCE_S, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.mosquitto import Mosquitto
     from tests.integration.conftest import Process
-    from tests.mosquitto import Mosquitto
 
 MODELS = Path(__file__).parents[2] / "models"
 CAMERA = '[cameras.{name}]\nuri = "synthetic://road?seed={seed}&fps=5&width=320&height=180"\n'

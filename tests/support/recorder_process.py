@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mcap_drive import Drive
+from support.mcap_drive import Drive
 
 drive = Drive(Path(sys.argv[1]), file_s=3)
 began_ns = drive.now_ns

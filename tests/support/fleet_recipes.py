@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.conftest import Authority
 
-RECIPES = Path(__file__).parents[1] / "examples/fleet"
+RECIPES = Path(__file__).parents[2] / "examples/fleet"
 
 
 def fleet_lines(authority: Authority, folder: Path, acl: Path = RECIPES / "fleet.acl") -> list[str]:
