@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pytest
+    from support.daemon_process import Process
     from support.mosquitto import Mosquitto
-
-    from tests.integration.conftest import Process
 
 TIMEOUT_S = 30.0
 TOPIC = "edge/v1/tested/cameras/front/lanes"

@@ -34,7 +34,7 @@ from edge_server.cli.main import run_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Server
+    from support.polling_server import Server
 
 pytestmark = pytest.mark.long
 

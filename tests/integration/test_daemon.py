@@ -25,7 +25,8 @@ from edge_server.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process, Server
+    from support.daemon_process import Process
+    from support.polling_server import Server
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0

@@ -17,7 +17,7 @@ import cv2
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 60.0
 RIGHT = "q8Zr-right"

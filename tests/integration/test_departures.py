@@ -18,7 +18,8 @@ from support.lane_stubs import SEED, generate_python, write_calibration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 README = Path(__file__).parents[2] / "README.md"
 MODELS = Path(__file__).parents[2] / "models"

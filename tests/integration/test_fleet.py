@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 ROOT = "edge/v1/truck-7"
 NOT_AUTHORIZED = 0x87

@@ -19,7 +19,8 @@ from tests.integration.test_sequences import write_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process, Server
+    from support.daemon_process import Process
+    from support.polling_server import Server
 
 TIMEOUT_S = 60.0
 REQUESTS = 100

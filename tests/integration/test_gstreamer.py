@@ -35,9 +35,10 @@ from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
+    from support.live_cameras.started import LiveCameras
+
     from edge_server.cameras.frame import Frame
     from edge_server.cameras.gstreamer_source import GstreamerSource
-    from tests.integration.conftest import LiveCameras
 
 pytestmark = [
     pytest.mark.gstreamer,

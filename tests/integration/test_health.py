@@ -23,7 +23,7 @@ from edge_server.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integration.conftest import Mosquitto
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 60
 MODELS = Path(__file__).parents[2] / "models"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-hostile")
 ROOT = "edge/v1/truck-7"

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 import pytest
+from support.daemon_process import Process
 from support.half_sender import HalfSender
 from tritonclient.grpc import service_pb2 as pb
-
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.daemon_process import Process
 from support.lane_stubs import PROTO, generate_python
-
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
     from support.live_cameras.rtsp import RtspCamera
-
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 30.0
 READ_MS = 5000

@@ -31,7 +31,8 @@ from edge_server.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integration.conftest import LiveCameras, Process
+    from support.daemon_process import Process
+    from support.live_cameras.started import LiveCameras
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"

@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.daemon_process import Process
 from support.mosquitto import PATIENCE_S, Mosquitto, Subscriber
 from support.settings_drive import MODELS, TOPIC, camera
 
-from tests.integration.conftest import Process
 from tests.integration.test_metrics import scrape
 from tests.integration.test_transport import tls_live
 

@@ -35,9 +35,8 @@ from edge_server.settings import Mqtt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conftest import Authority
-
-    from .conftest import Mosquitto
+    from support.certificates import Authority
+    from support.mosquitto import Mosquitto
 
 ROOT = "edge/v1/truck-7"
 LANES = f"{ROOT}/cameras/front/lanes"

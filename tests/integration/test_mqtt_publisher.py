@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
-
-    from .conftest import Mosquitto
+    from support.certificates import Authority
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 10.0
 ROOT = "edge/v1/truck-7"

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.live_cameras.started import LiveCameras
+
     from edge_server.cameras.frame import Frame, FrameSource
-    from tests.integration.conftest import LiveCameras
 
 AWKWARD = "q8Zr@:/#%?[]&+ é"
 WRONG = "q8Zr-wrong@"

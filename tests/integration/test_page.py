@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 import cv2
 import numpy as np
 import pytest
+from support.daemon_process import Process
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -31,7 +32,6 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

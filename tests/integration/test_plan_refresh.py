@@ -19,7 +19,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import side_car_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 CONFIG = """
 platform: "tensorrt_plan"

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 TIMEOUT_S = 30.0
-
-
 # Callers know of what changes.
 MAY_BREAK = (
     'backend: "onnxruntime" '

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import tritonclient.grpc as triton
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/observability"

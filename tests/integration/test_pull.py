@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 WEIGHTS_BYTES = 3 << 20
 CUT_BYTES = 700 << 10

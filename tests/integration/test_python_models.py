@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 30.0
 

@@ -42,9 +42,10 @@ from edge_server.settings import RecorderSection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.daemon_process import Process
+
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lanes.types import LaneFrame
-    from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 LENS = Lens("pinhole", 1280, 720, 1150.0, 1150.0, 640.0, 360.0, (0.0, 0.0, 0.0, 0.0, 0.0))

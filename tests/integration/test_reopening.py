@@ -16,7 +16,7 @@ from edge_server.mqtt.outbox import Wake
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 20.0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -54,8 +54,6 @@ def network(number: float) -> bytes:
 
 OLD, NEW = network(1), network(2)
 HALF = len(NEW) // 2
-
-
 # In its header, in its weights, and in what comes behind them.
 CUTS = (0, 20, HALF, len(NEW) - 1)
 

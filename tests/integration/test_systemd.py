@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..conftest import Authority
+    from support.certificates import Authority
 
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
 

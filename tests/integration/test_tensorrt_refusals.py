@@ -21,7 +21,7 @@ from support.tensorrt_api import real_bindings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
     Run = Callable[[str], subprocess.CompletedProcess[str]]
 

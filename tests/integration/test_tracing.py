@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 30.0
 ECHO = """

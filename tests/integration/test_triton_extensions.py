@@ -14,9 +14,8 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.daemon_process import Process
 from tritonclient.utils import InferenceServerException
-
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 pytestmark = pytest.mark.usefixtures("strace")
 

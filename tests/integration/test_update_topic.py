@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-
-    from tests.integration.conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 TOPIC = "edge/v1/tested/update"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 RECIPES = Path(__file__).parents[2] / "examples/fleet"
 

@@ -12,8 +12,8 @@ from support.mosquitto import PATIENCE_S, Subscriber
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.daemon_process import Process
     from support.mosquitto import Mosquitto
-    from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 CAMERA = '[cameras.{name}]\nuri = "synthetic://road?seed={seed}&fps=5&width=320&height=180"\n'

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import tritonclient.grpc as triton
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 
 def test_the_verbs_from_key_to_rollback(repository: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from edge_server.board.thermal import EventCounter, ThermalZone
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import FakeBoard
+    from support.fake_board import FakeBoard
 
 
 def test_all_facts_of_an_orin_nx_with_jetpack_6(tmp_path: Path) -> None:

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.devices import Devices
-
-    from ...conftest import SimulatedGpu
 
 FORMATS = pytest.mark.parametrize("pixel_format", [each.value for each in PixelFormat])
 PLANAR = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1] }'

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from support.fake_board import FakeBoard
+
     from edge_server.board.doctor.evidence import Evidence
     from edge_server.board.doctor.examination import Probe
-    from tests.unit.conftest import FakeBoard
 
 NOW_S = 4e9
 OK, WARNING, FAULT = Level.OK, Level.WARNING, Level.FAULT
