@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tritonclient.grpc as triton
 from support.mosquitto import Subscriber
+from support.waiting import wait_until
 
 from tests.integration.test_poll import network, swap
 
@@ -115,7 +116,8 @@ def _steps(subscriber: Subscriber, count: int) -> dict:
 def _wait_for(client: triton.InferenceServerClient, number: float) -> None:
     values = triton.InferInput("x", [1], "FP32")
     values.set_data_from_numpy(np.zeros(1, np.float32))
-    end = time.monotonic() + TIMEOUT_S
-    while float(client.infer("m", [values]).as_numpy("y")[0]) != number:
-        assert time.monotonic() < end, f"model {number} is not followed"
-        time.sleep(0.05)
+    wait_until(
+        lambda: float(client.infer("m", [values]).as_numpy("y")[0]) == number,
+        TIMEOUT_S,
+        otherwise=lambda: f"model {number} is not followed",
+    )

@@ -222,10 +222,11 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         with _connect(server) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b"H"
-            end = time.monotonic() + TIMEOUT_S
-            while server.servers[0].server_state.connections:
-                assert time.monotonic() < end, "the connection stayed open"
-                time.sleep(0.01)
+            wait_until(
+                lambda: not server.servers[0].server_state.connections,
+                TIMEOUT_S,
+                otherwise="the connection stayed open",
+            )
             received = 1
             while part := connection.recv(1 << 20):
                 received += len(part)
@@ -270,10 +271,11 @@ def test_every_request_of_a_connection_learns_that_its_client_is_gone(
     with _connect(server) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n")
         assert connection.recv(1) == b"H"
-    end = time.monotonic() + TIMEOUT_S
-    while server.servers[0].server_state.tasks:
-        assert time.monotonic() < end, "a request goes on for nobody"
-        time.sleep(0.01)
+    wait_until(
+        lambda: not server.servers[0].server_state.tasks,
+        TIMEOUT_S,
+        otherwise="a request goes on for nobody",
+    )
     assert "failed" not in caplog.text
 
 
@@ -289,10 +291,11 @@ def _open(server: HttpServer, path: bytes) -> socket.socket:
 
 
 def _wait_until_none_is_open(server: HttpServer) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while server.servers[0].server_state.connections:
-        assert time.monotonic() < end, "the connection stayed open"
-        time.sleep(0.01)
+    wait_until(
+        lambda: not server.servers[0].server_state.connections,
+        TIMEOUT_S,
+        otherwise="the connection stayed open",
+    )
 
 
 def test_a_websocket_whose_client_does_not_read_is_cut_off(

@@ -22,6 +22,7 @@ import cv2
 import numpy as np
 import pytest
 from support.mosquitto import Mosquitto, Subscriber
+from support.waiting import wait_until
 
 from edge_server.cameras.readers import gstreamer_missing
 from edge_server.cameras.source import open_source
@@ -203,10 +204,7 @@ def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(
     proxy.stall()
     running.wait_for_invalid("stalled", "lost", "unavailable")
     running.wait_for_state("stalled", "lost")
-    end = time.monotonic() + PATIENCE_S
-    while proxy.accepted < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: proxy.accepted >= 2, PATIENCE_S)
     proxy.flow()
     running.wait_for_lanes()
     running.wait_for_state("ok")

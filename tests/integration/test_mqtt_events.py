@@ -243,10 +243,7 @@ def test_a_broker_gets_again_what_it_forgot_and_no_more(
         each.put(3)
         subscriber.wait_for(3)
         # Until the broker has the mark of these events, and has written it.
-        deadline = time.monotonic() + WAIT_S
-        while b'{"event":"3",' not in old.read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: b'{"event":"3",' in old.read_bytes(), WAIT_S)
         now.write_bytes(old.read_bytes())
         each.put(3)
         subscriber.wait_for(6)

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from support.mcap_drive import IDENTITY, Drive, content, is_whole
+from support.waiting import wait_until
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.camera import Camera
@@ -278,10 +279,7 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
     process = start("--config", str(config))
     response = call(process, "Record", pb.RecordRequest(cause="test", after_s=2), pb.RecordResponse)
     path = recordings / response.file
-    end = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert time.monotonic() < end, process.log.read_text()
-        time.sleep(0.1)
+    wait_until(path.exists, PATIENCE_S, otherwise=process.log.read_text)
     assert process.terminate() == 0
     assert is_whole(path)
     assert len(content(path).images) >= 5
@@ -292,6 +290,7 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
     cameras = call(process, "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse).cameras
     assert [camera.name for camera in cameras] == ["road"]
     assert (cameras[0].calibration.height_m, cameras[0].calibration.fx) == (1.35, 1150.0)
+    end = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < end, process.log.read_text()
         try:

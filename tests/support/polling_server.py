@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 import tritonclient.grpc as triton
 
 from support.daemon_process import TIMEOUT_S, Process
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,22 +34,23 @@ class Server:
 
     def wait_for(self, number: float, model: str = "m") -> set[float]:
         """Ask until the answer is `number`; what was answered before. No request may fail."""
-        before: set[float] = set()
-        end = time.monotonic() + TIMEOUT_S
-        while (answer := self.answer(model)) != number:
-            before.add(answer)
-            assert time.monotonic() < end, (before, self.index(), self.log)
-        return before
+        answers: set[float] = set()
+
+        def answered() -> bool:
+            answers.add(answer := self.answer(model))
+            return answer == number
+
+        wait_until(answered, TIMEOUT_S, otherwise=lambda: (answers, self.index(), self.log))
+        return answers - {number}
 
     def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
         """Ask `ask` until the index says so of `model`; its state."""
-        end = time.monotonic() + TIMEOUT_S
-        while True:
-            for state, reason in self.index().get(model, []):
-                if said in reason:
-                    return state
-            assert time.monotonic() < end, (self.index(), self.log)
+
+        def states() -> list[str]:
             self.answer(ask)
+            return [state for state, reason in self.index().get(model, []) if said in reason]
+
+        return wait_until(states, TIMEOUT_S, otherwise=lambda: (self.index(), self.log))[0]
 
     def index(self) -> dict[str, list[tuple[str, str]]]:
         found: dict[str, list[tuple[str, str]]] = {}

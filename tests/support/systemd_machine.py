@@ -13,13 +13,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from debian_package.tree import _lay_out_systemd
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from support.waiting import wait_until
 
 CONFIG = "/etc/edge_server/config.toml"
 
@@ -101,7 +99,7 @@ class Container:
         for hierarchy in ("systemd", "unified", "."):
             group = Path("/sys/fs/cgroup", hierarchy, self.name)
             if group.is_dir():
-                wait_for(lambda group=group: _removed(group))
+                wait_until(lambda group=group: _removed(group), every_s=0.1)
 
     def _is_up(self) -> bool:
         try:
@@ -205,13 +203,6 @@ class Unit:
         lines = self.container.do("journalctl", "-u", self.name, "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.1)
 
 
 def _children(pid: int) -> list[int]:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from support.daemon_process import Process
+from support.waiting import wait_until
 
 from tests.integration.frameworks import networks
 
@@ -120,11 +120,12 @@ class Served:
         return found
 
     def wait_for_children(self, instance: str, count: int) -> list[int]:
-        end = time.monotonic() + LOAD_S
-        while len(found := self.children(instance)) != count:
-            assert time.monotonic() < end, self.process.log.read_text()
-            time.sleep(0.05)
-        return found
+        wait_until(
+            lambda: len(self.children(instance)) == count,
+            LOAD_S,
+            otherwise=self.process.log.read_text,
+        )
+        return self.children(instance)
 
     def close(self) -> None:
         self.client.close()
