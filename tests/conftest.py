@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -32,6 +33,10 @@ settings.load_profile("quick")
 
 # By marker: campaigns, and what boots systemd and installs packages in it.
 TIMEOUTS_S = {"long": 3600, "paired": 600}
+
+
+# Under `nohup` a hang-up is ignored, which the processes that tests start would inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
