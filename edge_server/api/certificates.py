@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import SettingsError
+from edge_server.process.disk import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +137,7 @@ class CertificateWatch:
 def _read(setting: str, path: str) -> tuple[bytes, int]:
     """Return the file's contents and its mode."""
     try:
-        with Path(path).open("rb") as file:
+        with os.fdopen(open_regular(Path(path)), "rb") as file:
             return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         raise SettingsError(

@@ -176,6 +176,8 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         "c('process_vm_readv', {pid}, 0, 0, 0, 0, 0)",
         "c('unshare', 0x10000000)",
         "c('clone', 0x10000011, 0, 0, 0, 0)",
+        "c('clone', 0x00008011, 0, 0, 0, 0)",
+        "c('shmget', 0, 4096, 0o600)",
         "c('bpf', 0, 0, 0)",
         "c('keyctl', 0, 0, 0, 0, 0)",
         "c('io_uring_setup', 1, 0)",

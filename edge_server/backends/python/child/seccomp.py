@@ -17,11 +17,11 @@ from pathlib import Path
 from edge_server.backends.python.child.system_calls import (
     ARCHITECTURES,
     CLONE,
-    NAMESPACES,
     NONE,
     OF_A_PROCESS,
     OF_THE_USER,
     REFUSED,
+    REFUSED_OF_CLONE,
     REFUSED_VALUES,
     SOCKET,
     UNKNOWN,
@@ -173,7 +173,7 @@ def filter_program(
         for value in own:
             body += [(_JEQ, 0, 1, value), (_RET, 0, 0, _ALLOW)]
         program += _of(numbers[column], [*body, (_RET, 0, 0, of_others)])
-    clone = [_load(0), (_JSET, 0, 1, NAMESPACES), _error(errno.EPERM)]
+    clone = [_load(0), (_JSET, 0, 1, REFUSED_OF_CLONE), _error(errno.EPERM)]
     program += _of(CLONE[column], clone)
     if not unix_sockets:
         program += _of(SOCKET[column], _no_unix_stream())

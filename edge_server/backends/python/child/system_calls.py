@@ -69,6 +69,19 @@ REFUSED: dict[str, Numbers] = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "syslog": (103, 116),
+    # System V's queues, semaphores and shared memory outlive who made them, and any process of the
+    # user may open them.
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
 }
 
 # These return 0 and change nothing, so that programs that happen to call them still run.
@@ -116,9 +129,10 @@ REFUSED_VALUES: dict[str, tuple[Numbers, int, tuple[int, ...]]] = {
     "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
 }
 
-# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; and CLONE_PARENT, which makes a
+# child of the daemon: its zombie would stay as long as the daemon runs.
 CLONE: Numbers = (56, 220)
-NAMESPACES = 0x7E020000
+REFUSED_OF_CLONE = 0x7E020000 | 0x8000
 SOCKET: Numbers = (41, 198)
 # PRIO_USER, IOPRIO_WHO_USER: all processes of the user.
 OF_THE_USER = {"setpriority": 2, "ioprio_set": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_the_key_of_another_certificate_is_refused(tls: Callable[..., Tls], auth
     ("name", "wrong"),
     [
         *itertools.product(
-            ("certificate", "key", "client_ca"), ("empty", "half", "directory", "missing")
+            ("certificate", "key", "client_ca"), ("empty", "half", "directory", "missing", "pipe")
         ),
         ("certificate", "of another"),
         ("key", "of another"),
@@ -92,6 +93,8 @@ def test_a_wrong_file_in_the_place_of_a_right_one_changes_nothing_until_it_is_ri
     path.unlink()
     if wrong == "directory":
         path.mkdir()
+    elif wrong == "pipe":
+        os.mkfifo(path, 0o600)
     elif wrong != "missing":
         theirs = {"certificate": other[0], "key": other[1]}
         left = {"empty": b"", "half": content[: len(content) // 2]}
@@ -103,6 +106,8 @@ def test_a_wrong_file_in_the_place_of_a_right_one_changes_nothing_until_it_is_ri
     assert caplog.text.count("grpc: certificates stay as they were: grpc.tls.") == 1
     if wrong == "directory":
         path.rmdir()
+    elif wrong == "pipe":
+        path.unlink()
     for each, new in zip(("certificate", "key"), other, strict=True):
         paths[each].write_bytes(new.read_bytes())
         paths[each].chmod(0o600)
