@@ -262,6 +262,23 @@ def test_an_event_that_no_topic_can_hold_stops_no_other_one(
     assert "camera name 'Front Left'" in caplog.text
 
 
+def test_a_subscription_without_an_answer_holds_no_event_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events = EventLog()
+    events.put(Event("model", "instant", "served", "", 1, 2, model="m"))
+    events.worker.start()
+    with (
+        ScriptedBroker(answers_subscriptions=False) as broker,
+        publishing(broker, events) as publisher,
+    ):
+        wait_until(lambda: f"{ROOT}/events/model" in broker.topics())
+        lanes_arrive(publisher, broker)
+        assert broker.clients == 1
+    events.stop()
+    assert "has not answered a subscription" in caplog.text
+
+
 @pytest.fixture(autouse=True)
 def caplog_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="edge_server.mqtt")

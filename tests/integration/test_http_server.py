@@ -193,6 +193,28 @@ def test_a_header_is_bounded(serve: Callable[..., HttpServer], header: bytes) ->
         _send_until_cut_off(connection, [b"GET " + path + b" HTTP/1.1\r\n" + header])
 
 
+@pytest.mark.parametrize(
+    "after",
+    [b"1;", b"0\r\na: ", b"0\r\na"],
+    ids=["of a chunk", "value of a trailer", "name of a trailer"],
+)
+def test_what_a_chunked_body_has_beside_it_is_bounded(
+    serve: Callable[..., HttpServer], after: bytes
+) -> None:
+    server = serve(message_timeout_ms=600_000)
+    with _connect(server) as connection:
+        head = b"POST /length HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        connection.settimeout(0.1)
+        connection.sendall(head + after)
+        _send_until_cut_off(connection, [b"x" * 1000] * 100)
+    with _connect(server) as connection:
+        connection.sendall(head + b"1\r\nx\r\n" * 100_000 + b"0\r\na: b\r\n\r\n")
+        answer = connection.recv(65536)
+        while not answer.endswith(b"100001"):
+            assert (part := connection.recv(65536)), answer
+            answer += part
+
+
 def test_one_more_connection_ends_the_one_that_has_been_silent_longest(
     serve: Callable[..., HttpServer],
 ) -> None:
