@@ -44,8 +44,8 @@ class MultipartParser:
         """Return the body of the next part; None until the stream has brought it.
 
         Raises:
-            MultipartError: a part is longer than `LONGEST_PART_BYTES`, or what comes before it, or its
-            head never ends.
+            MultipartError: a part, or what comes before it, is longer than
+                `LONGEST_PART_BYTES`, or its head never ends.
         """
         if self._begin is None and not self._find_body():
             return None

@@ -87,7 +87,6 @@ def test_bytes_that_never_become_an_image_are_refused() -> None:
             assert parser.pop() is None
         parser.feed(b"--cam\r\nContent-Length: 1\r\n\r\nx\r\n")
         assert parser.pop() == b"x"
+    parser.feed(bytes(33 * 2**20))
     with pytest.raises(MultipartError, match="no image begins within 32 MiB"):
-        for _ in range(34):
-            parser.feed(bytes(2**20))
-            parser.pop()
+        parser.pop()
