@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,10 @@ settings.load_profile("quick")
 
 # By marker: campaigns, and what boots systemd and installs packages in it.
 TIMEOUTS_S = {"long": 3600, "paired": 600}
+
+
+# Under `nohup` a hang-up is ignored, which the processes that tests start would inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,4 +19,6 @@ drive.recorder.start()
 print("started", flush=True)
 while True:
     drive.give(jpeg=True)  # moves the clock by the time of a frame
+    while drive.recorder._waiting:  # it would leave out what it has no time for
+        time.sleep(0.001)
     time.sleep(0.002)

@@ -196,6 +196,8 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
 class Loads:
     """A ModelControl whose loads go on until it is received that they are done."""
 
+    loads_on_request = True
+
     def __init__(self) -> None:
         self.done = threading.Event()
 
