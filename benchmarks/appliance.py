@@ -1,6 +1,7 @@
 """The whole appliance in this process, with live cameras, a real broker and a subscriber.
 
-Shared by `camera_faults.py` and `camera_latency.py`; the cameras are in `tests/live_cameras`.
+Shared by `camera_faults.py` and `camera_latency.py`; the cameras are in
+`tests/support/live_cameras`.
 Import this file before those, as it adds `tests` to the path.
 """
 
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from live_cameras.clip import write_road  # noqa: E402 - found only since the line before
-from live_cameras.rtsp import RtspCamera, Stream  # noqa: E402 - likewise
-from live_cameras.time_code import read_time  # noqa: E402 - likewise
-from mosquitto import Mosquitto, Subscriber  # noqa: E402 - likewise
+from support.live_cameras.clip import write_road  # noqa: E402 - found only since the line before
+from support.live_cameras.rtsp import RtspCamera, Stream  # noqa: E402 - likewise
+from support.live_cameras.time_code import read_time  # noqa: E402 - likewise
+from support.mosquitto import Mosquitto, Subscriber  # noqa: E402 - likewise
 
 from edge_server.cameras.readers import gstreamer_missing  # noqa: E402 - likewise
 from edge_server.daemon.daemon import Daemon  # noqa: E402 - likewise

@@ -22,9 +22,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from appliance import LiveDaemon, readers
-from live_cameras.clip import Clip, write_road
-from live_cameras.network import TcpProxy
-from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
+from support.live_cameras.clip import Clip, write_road
+from support.live_cameras.network import TcpProxy
+from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from appliance import LiveDaemon, readers, shown_ns
-from live_cameras.clip import write_road
-from live_cameras.network import TcpProxy
-from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
+from support.live_cameras.clip import write_road
+from support.live_cameras.network import TcpProxy
+from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
 
 from edge_server.cameras.source import SourceOptions, open_source
 

@@ -21,8 +21,8 @@ from statistics import median
 import cv2
 import numpy as np
 from appliance import readers
-from live_cameras.clip import road
-from live_cameras.mjpeg import MjpegCamera
+from support.live_cameras.clip import road
+from support.live_cameras.mjpeg import MjpegCamera
 
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from appliance import readers, shown_ns, stamped_cameras
 from google.protobuf import text_format
-from live_cameras.rtsp import what_is_missing
+from support.live_cameras.rtsp import what_is_missing
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel

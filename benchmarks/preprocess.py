@@ -216,7 +216,7 @@ def find_whole_numbers() -> Any:
     """The tests' `bgr_by_integers`, which needs no OpenCV."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     try:
-        return importlib.import_module("integer_colours").bgr_by_integers
+        return importlib.import_module("support.integer_colours").bgr_by_integers
     finally:
         sys.path.pop(0)
 

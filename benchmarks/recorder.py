@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from live_cameras.clip import road
+from support.live_cameras.clip import road
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.frame import Frame

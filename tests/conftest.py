@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import datetime
 import gc
 import importlib.util
-import ipaddress
 import logging
-import os
 import shutil
+import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, settings
+from support.certificates import Authority
+from support.simulated_gpu import SIMULATED_GPU, SimulatedGpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.model_folders import WriteModel
 
 # How long an example takes says something of the machine only.
 settings.register_profile(
@@ -38,6 +33,10 @@ settings.load_profile("quick")
 
 # By marker: campaigns, and what boots systemd and installs packages in it.
 TIMEOUTS_S = {"long": 3600, "paired": 600}
+
+
+# Under `nohup` a hang-up is ignored, which the processes that tests start would inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,60 +63,6 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
-class Authority:
-    """Signs certificates for 127.0.0.1; its own is `ca`, in PEM form."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self.ca = folder / f"{name}.pem"
-        self.ca.write_bytes(_pem(self._sign(self._name, self._key.public_key(), ca=True)))
-
-    def issue(self, name: str, *, days: int = 1) -> tuple[Path, Path]:
-        """The files of a certificate and its key; negative `days` have passed since its end."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
-        certificate_path.write_bytes(_pem(self._sign(subject, key.public_key(), days=days)))
-        key_path.touch(mode=0o600)
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return certificate_path, key_path
-
-    def _sign(
-        self,
-        subject: x509.Name,
-        key: ec.EllipticCurvePublicKey,
-        *,
-        ca: bool = False,
-        days: int = 1,
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.timezone.utc)
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=10))
-            .not_valid_after(now + datetime.timedelta(days=days))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
 @pytest.fixture(autouse=True)
 def log_settings_go_back() -> Iterator[None]:
     """What a test changes of the process's logging is over with it."""
@@ -131,10 +76,6 @@ def log_settings_go_back() -> Iterator[None]:
         handler.setLevel(level)
         handler.setFormatter(formatter)
         handler.filters[:] = filters
-
-
-class WriteModel(Protocol):
-    def __call__(self, name: str, config: str, version: int = 1) -> Path: ...
 
 
 @pytest.fixture
@@ -189,88 +130,6 @@ def authority(tmp_path: Path) -> Authority:
 def stranger(tmp_path: Path) -> Authority:
     """One that nobody trusts."""
     return Authority(tmp_path, "stranger")
-
-
-SIMULATED_GPU = Path(__file__).parent / "simulated_gpu"
-TIMEOUT_S = 60.0
-
-
-class SimulatedGpu:
-    """The simulated driver library, as tests see it; libcuda.c tells what can be set.
-
-    Args:
-        folder: holds the compiled libcuda.so.1.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # Whoever loads libcuda.so.1 in this process from now on gets this one.
-        self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
-        self._library.simulated_device_bytes.restype = ctypes.c_size_t
-        self._library.simulated_allocations.restype = ctypes.c_size_t
-        self._library.simulated_calls.restype = ctypes.c_size_t
-
-    def set(self, words: str) -> None:
-        """As EDGE_SIMULATED_CUDA, at once."""
-        self._library.simulated_settings(words.encode())
-
-    def reset(self) -> None:
-        self._library.simulated_reset()
-
-    @property
-    def device_bytes(self) -> int:
-        """Device memory that is allocated."""
-        return self._library.simulated_device_bytes()
-
-    def comes_to(self, device_bytes: int) -> bool:
-        """Whether so much device memory is allocated once what is garbage has been freed."""
-        end_s = time.monotonic() + TIMEOUT_S
-        while self.device_bytes != device_bytes and time.monotonic() < end_s:
-            time.sleep(0.01)
-        return self.device_bytes == device_bytes
-
-    def keep_busy(self, most_ms: int) -> None:
-        """Whoever frees memory waits until `let_go_on`, or for `most_ms`."""
-        self._library.simulated_keep_busy(most_ms)
-
-    @contextmanager
-    def nothing_is_freed(self) -> Iterator[None]:
-        """Memory that other threads free meanwhile is freed afterwards: to free it ends all work
-        of every stream, here as on a real GPU."""
-        self.keep_busy(int(1000 * TIMEOUT_S))
-        try:
-            yield
-        finally:
-            self.keep_busy(0)
-
-    def let_go_on(self, while_true: Callable[[], bool]) -> bool:
-        """Let the GPU be idle once somebody waits for that; whether somebody did, `while_true`."""
-        while while_true():
-            if self._library.simulated_is_waited_for():
-                self._library.simulated_go_on()
-                return True
-            time.sleep(0.001)
-        return False
-
-    @property
-    def allocations(self) -> int:
-        """How often memory was allocated, on the device or pinned."""
-        return self._library.simulated_allocations()
-
-    @property
-    def calls(self) -> int:
-        """How often the driver was called."""
-        return self._library.simulated_calls()
-
-    def environment(self, words: str = "") -> dict[str, str]:
-        """For a process of its own that shall find this GPU."""
-        path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))
-        return {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(self._folder),
-            "PYTHONPATH": path,
-            "EDGE_SIMULATED_CUDA": words,
-        }
 
 
 @pytest.fixture(scope="session")

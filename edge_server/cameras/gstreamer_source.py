@@ -141,7 +141,7 @@ class GstreamerSource:
         if self._player.arrived > self._arrived:
             self._arrived = self._player.arrived
             self._last_arrival_ns = now_ns
-        if self._form is None:
+        if self._form is None and not self._player.damaged:
             if now_ns - self._opened_ns > _FIRST_FRAME_S * 1e9:
                 raise self._place.error(
                     f"no frame within {_FIRST_FRAME_S:g} s, though the camera was opened; "
@@ -150,7 +150,7 @@ class GstreamerSource:
                 )
             return
         waited_s = (now_ns - self._last_arrival_ns) / 1e9
-        if waited_s > max(_GAP_S, _GAP_PERIODS * self._period_s):
+        if self._form and waited_s > max(_GAP_S, _GAP_PERIODS * self._period_s):
             raise self._place.error(
                 f"no frame for {waited_s:.1f} s; the camera is opened again", "stalled"
             )

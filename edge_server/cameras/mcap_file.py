@@ -40,6 +40,8 @@ EVENTS = "/events"
 # compressed may unpack to as much.
 _LARGEST_RECORD_BYTES = 1 << 26
 _TOO_LARGE = f"a chunk that unpacks to more than {_LARGEST_RECORD_BYTES >> 20} MiB"
+# Its channels, schemas and metadata are kept while it is read: a recorder's have a few kilobytes.
+_TOO_MUCH_KEPT = f"channels, schemas and metadata of more than {_LARGEST_RECORD_BYTES >> 20} MiB"
 # What damaged bytes raise in the library, beside its own errors.
 _DAMAGE = (McapError, DecodeError, struct.error, ValueError, KeyError, OverflowError)
 
@@ -80,9 +82,13 @@ class Records:
         """
         schemas: dict[int, Schema] = {}
         channels: dict[int, Channel] = {}
+        kept_bytes = 0
         with _BoundedFile(io.FileIO(open_regular(self._path))) as file:
             try:
                 for record in _unpacked_records(file):
+                    kept_bytes += _kept_bytes(record)
+                    if kept_bytes > _LARGEST_RECORD_BYTES:
+                        raise McapError(_TOO_MUCH_KEPT)
                     match record:
                         case Schema():
                             schemas[record.id] = record
@@ -180,11 +186,21 @@ def cameras_in(path: Path) -> dict[str, Calibration | None]:
 
 class _BoundedFile(io.BufferedReader):
     """A file of which nothing larger than a record is read at once: a damaged length within a
-    record would ask the library for memory that nobody has."""
+    record would ask the library for memory that nobody has.
+
+    Attributes:
+        left: the bytes that may be read; None where a file may be of any length.
+    """
+
+    left: int | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _LARGEST_RECORD_BYTES:
             raise McapError(f"a field of {size} bytes")
+        if self.left is not None:
+            self.left -= size
+            if self.left < 0:
+                raise McapError(_TOO_MUCH_KEPT)
         return super().read(size)
 
 
@@ -202,6 +218,16 @@ def _unpacked_records(file: _BoundedFile) -> Iterator[McapRecord]:
             yield from breakup_chunk(_unpacked(record), validate_crc=True)
         else:
             yield record
+
+
+def _kept_bytes(record: McapRecord) -> int:
+    """Return how much memory `record` takes until the file is closed."""
+    match record:
+        case Schema():
+            return len(record.data) + len(record.name) + len(record.encoding)
+        case Channel() | Metadata():
+            return sum(len(key) + len(value) for key, value in record.metadata.items())
+    return 0
 
 
 def _unpacked(chunk: Chunk) -> Chunk:
@@ -250,6 +276,7 @@ def _lz4(chunk: Chunk) -> bytes:
 def _channels_of_summary(path: Path) -> Mapping[int, Channel] | None:
     """Return the channels that the end of a file lists; None where it has no such end."""
     with _BoundedFile(io.FileIO(open_regular(path))) as file:
+        file.left = _LARGEST_RECORD_BYTES  # the library keeps all of it
         try:
             summary = make_reader(file).get_summary()
         except (*_DAMAGE, OSError):  # a seek to where a damaged footer points

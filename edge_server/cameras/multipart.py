@@ -32,6 +32,7 @@ class MultipartParser:
         self._delimiter = b"--" + name
         self._data = bytearray()
         self._scanned = 0
+        self._useless = 0  # bytes since the last part
         self._begin: int | None = None  # of the body
         self._length: int | None = None
 
@@ -43,7 +44,8 @@ class MultipartParser:
         """Return the body of the next part; None until the stream has brought it.
 
         Raises:
-            MultipartError: a part is longer than `LONGEST_PART_BYTES`, or its head never ends.
+            MultipartError: a part, or what comes before it, is longer than
+                `LONGEST_PART_BYTES`, or its head never ends.
         """
         if self._begin is None and not self._find_body():
             return None
@@ -67,8 +69,12 @@ class MultipartParser:
         at = self._data.find(self._delimiter, self._scanned)
         if at < 0:
             # What comes between two parts is of no use.
-            del self._data[: max(0, len(self._data) - len(self._delimiter))]
+            useless = max(0, len(self._data) - len(self._delimiter))
+            del self._data[:useless]
             self._scanned = 0
+            self._useless += useless
+            if self._useless > LONGEST_PART_BYTES:
+                raise MultipartError(f"no image begins within {LONGEST_PART_BYTES >> 20} MiB")
             return False
         end = _HEAD_END.search(self._data, at)
         if end is None:
@@ -80,6 +86,7 @@ class MultipartParser:
         self._length = None if length is None else int(length[1])
         self._limit(self._length or 0)
         self._begin = self._scanned = end.end()
+        self._useless = 0
         return True
 
     def _limit(self, part_bytes: int) -> None:

@@ -23,7 +23,13 @@ _FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
 _OPENCV_SILENT = 0  # LOG_LEVEL_SILENT
 # TCP: over UDP, each lost packet gives grey or smeared images; OpenCV's own preference for TCP is
 # lost with any option here.
-_FFMPEG_OPTIONS = {"rtsp_transport": "tcp"}
+# What cameras and videos come in. A playlist would have FFmpeg open further files, itself again
+# too; FFmpeg also plays pictures, and any text as ANSI art.
+_CONTAINERS = (
+    "rtsp,mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,flv,ogg,asf,rm,mxf,nut,dv,wtv,dhav,gif,ivf,"
+    "h264,hevc,av1,obu,vc1,mjpeg,mpjpeg,yuv4mpegpipe"
+)
+_FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "format_whitelist": _CONTAINERS}
 # No frames to guess the rate of a camera from: opening takes 0.6 s, not 1.9 s. Without them that of
 # an MPEG transport stream is twice what it is.
 _OF_CAMERAS = {"fpsprobesize": "0"}

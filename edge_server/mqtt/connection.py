@@ -84,7 +84,7 @@ class Connection:
         refused: the broker refused this client and will again until an operator intervenes.
         taken_over: the broker ended the connection because another client with the same id came.
         live_in_flight: number of live messages that paho has not yet written to the socket.
-        watched: the broker has answered the last `watch`.
+        watched: the broker has answered the last `watch`, or has left it unanswered for too long.
         retained: the topics found by `watch`, a bounded number.
         mark: what the broker retains on `acknowledged`; empty where it has nothing.
         births: what other clients have published on `meta`, and whether it was retained; the
@@ -121,6 +121,7 @@ class Connection:
         self.births: deque[tuple[bytes, bool]] = deque(maxlen=4)
         self._topics: Topics | None = None  # that `watch` has subscribed to
         self._watch_mid: int | None = None
+        self._watched_since = 0.0
         self._heard_topic = ""
         self._on_payload: Callable[[bytes], None] | None = None
         self._listen_mid: int | None = None
@@ -190,6 +191,7 @@ class Connection:
         _, self._watch_mid = self._client.subscribe(
             [(topic, options) for topic in (topics.meta, *topics.states())]
         )
+        self._watched_since = time.monotonic()
 
     def listen(self, topic: str, on_payload: Callable[[bytes], None]) -> None:
         """Subscribe: from now on `step` calls `on_payload` with each message of `topic`.
@@ -309,10 +311,22 @@ class Connection:
 
     def _check_acknowledgements(self) -> None:
         self._awake.look(time.monotonic())
+        if self._topics is not None and not self.watched:
+            self._check_watch()
         for topic, sent_at in self._unacknowledged.values():
             if self._awake.since(sent_at) > ACKNOWLEDGE_S:
                 self._ended(f"{topic} not acknowledged for {ACKNOWLEDGE_S:g} s")
             return  # the first is the oldest
+
+    def _check_watch(self) -> None:
+        if self._awake.since(self._watched_since) > ACKNOWLEDGE_S:
+            self.watched = True
+            log.warning(
+                "mqtt: %s has not answered a subscription for %g s: events go on without knowing "
+                "which ones it has",
+                address_of(self._mqtt),
+                ACKNOWLEDGE_S,
+            )
 
     def _ended(self, reason: str) -> None:
         self.ready = False

@@ -1,6 +1,7 @@
 """The kernels give the CPU's numbers on a real GPU, bit for bit, and so does the backend.
 
-Both are held against whole numbers (tests/integer_colours.py), not against the OpenCV of a board.
+Both are held against whole numbers (tests/support/integer_colours.py), not against the OpenCV of a
+board.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from integer_colours import COLOURS, bgr_by_integers, random_image
+from support.integer_colours import COLOURS, bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import LoadContext, no_progress

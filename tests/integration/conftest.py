@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import threading
-import time
-import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from free_ports import free_ports
-from live_cameras.clip import Clip, jpegs, write_road
-from live_cameras.mjpeg import MjpegCamera
-from live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
-from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
-from mosquitto import Mosquitto, mosquitto_binary
-from support.preloaded import preloaded, start_daemon
+from support.daemon_process import Process
+from support.live_cameras.started import LiveCameras
+from support.mosquitto import Mosquitto, mosquitto_binary
+from support.polling_server import POLL, Server
+from support.preloaded import preloaded
+from support.settings_drive import Drive
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
-from tests.integration.settings_drive import Drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-TIMEOUT_S = 30.0
-POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,67 +77,6 @@ def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
     yield make  # type: ignore[misc]
     for broker in made:
         broker.kill()
-
-
-class Process:
-    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it.
-
-    `within` is a command that runs the daemon in its own place, such as `unshare --mount`.
-    """
-
-    def __init__(self, folder: Path, *arguments: str, within: Sequence[str] = ()) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        address = folder / "notify"
-        address.unlink(missing_ok=True)  # of one that was started before
-        self._socket.bind(str(address))
-        self._socket.settimeout(0.5)
-        self._draining: threading.Thread | None = None
-        self.log = folder / "log"
-        self.port, self.metrics_port, self.http_port = free_ports(3)
-        self.popen = start_daemon(
-            [
-                "run",
-                f"--grpc-port={self.port}",
-                f"--metrics-port={self.metrics_port}",
-                f"--http-port={self.http_port}",
-                *arguments,
-            ],
-            {**os.environ, "NOTIFY_SOCKET": str(address)},
-            self.log,
-            within,
-        )
-
-    def wait_for(self, assignment: str) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        said = ""
-        while assignment not in said:
-            if self.popen.poll() is not None:
-                raise AssertionError(f"ended with {self.popen.returncode}:\n{self.log.read_text()}")
-            assert time.monotonic() < end, f"{assignment} was not said:\n{self.log.read_text()}"
-            with suppress(TimeoutError):
-                said = self._socket.recv(4096).decode()
-
-    def drain(self) -> None:
-        """Read on, until `close`, what the daemon says: it waits for a reader that does not."""
-
-        def read() -> None:
-            while self.popen.poll() is None:
-                with suppress(TimeoutError, OSError):
-                    self._socket.recv(4096)
-
-        self._draining = threading.Thread(target=read)
-        self._draining.start()
-
-    def terminate(self) -> int:
-        self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(TIMEOUT_S)
-
-    def close(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
-        if self._draining is not None:
-            self._draining.join()
-        self._socket.close()
 
 
 @pytest.fixture
@@ -209,58 +136,6 @@ def client(
     yield connect
     for each in made:
         each.close()
-
-
-class Server:
-    """A daemon that polls, and what it answers."""
-
-    def __init__(
-        self, process: Process, client: triton.InferenceServerClient, repository: Path
-    ) -> None:
-        self.process = process
-        self.client = client
-        self.repository = repository
-
-    def answer(self, model: str = "m") -> float:
-        values = triton.InferInput("x", [1], "FP32")
-        values.set_data_from_numpy(np.zeros(1, np.float32))
-        return float(self.client.infer(model, [values]).as_numpy("y")[0])
-
-    def wait_for(self, number: float, model: str = "m") -> set[float]:
-        """Ask until the answer is `number`; what was answered before. No request may fail."""
-        before: set[float] = set()
-        end = time.monotonic() + TIMEOUT_S
-        while (answer := self.answer(model)) != number:
-            before.add(answer)
-            assert time.monotonic() < end, (before, self.index(), self.log)
-        return before
-
-    def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
-        """Ask `ask` until the index says so of `model`; its state."""
-        end = time.monotonic() + TIMEOUT_S
-        while True:
-            for state, reason in self.index().get(model, []):
-                if said in reason:
-                    return state
-            assert time.monotonic() < end, (self.index(), self.log)
-            self.answer(ask)
-
-    def index(self) -> dict[str, list[tuple[str, str]]]:
-        found: dict[str, list[tuple[str, str]]] = {}
-        for entry in self.client.get_model_repository_index().models:
-            found.setdefault(entry.name, []).append((entry.state, entry.reason))
-        return found
-
-    def metric(self, name: str) -> float:
-        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
-            lines = page.read().decode().splitlines()
-        (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
-        return float(value)
-
-    @property
-    def log(self) -> str:
-        return self.process.log.read_text()
 
 
 @pytest.fixture
@@ -328,48 +203,6 @@ def road_input(road_image: np.ndarray) -> triton.InferInput:
     tensor = triton.InferInput("image", [1, *road_image.shape], "UINT8")
     tensor.set_data_from_numpy(road_image[np.newaxis])
     return tensor
-
-
-class LiveCameras:
-    """Makes cameras and what stands between them and a reader; closes them with the test.
-
-    Args:
-        folder: for the clips.
-    """
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-
-    def clip(self, width: int = 640, height: int = 360) -> Clip:
-        return write_road(self._folder, width, height)
-
-    def rtsp(self, clip: Clip | None = None, **stream: Any) -> RtspCamera:
-        """Start a camera with RTSP; `stream` has the fields of `Stream`."""
-        missing = no_rtsp_camera()
-        if missing:
-            pytest.skip(missing)
-        return self._stack.enter_context(RtspCamera(clip or self.clip(), Stream(**stream)))
-
-    def mjpeg(self, **options: Any) -> MjpegCamera:
-        """Start a camera that serves JPEGs over HTTP; see `MjpegCamera`."""
-        pictures = itertools.cycle(jpegs())
-        return self._stack.enter_context(MjpegCamera(lambda: next(pictures), **options))
-
-    def proxy(self, port: int) -> TcpProxy:
-        return self._stack.enter_context(TcpProxy(port))
-
-    def relay(self, port: int, loss: float = 0.05) -> LossyRelay:
-        return self._stack.enter_context(LossyRelay(port, loss=loss))
-
-    def silent_port(self) -> int:
-        return self._stack.enter_context(SilentPort()).port
-
-    def dropping_port(self) -> int:
-        return self._stack.enter_context(DroppingPort()).port
-
-
-no_rtsp_camera = functools.cache(what_is_missing)
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.daemon_process import Process
+from support.polling_server import POLL
 from support.waiting import TIMEOUT_S, wait_until
-
-from tests.integration.conftest import POLL, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 CONFIG = (
     'backend: "python" input { name: "x" data_type: TYPE_FP32 dims: 1 } '

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.deliveries import CONFIG, push
 
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pull
@@ -16,7 +17,6 @@ from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.inventory import take_inventory
 from edge_server.repository.tree import is_left_behind, look
-from tests.unit.repository.transfer.conftest import CONFIG, push
 
 names = st.text(
     string.ascii_letters + string.digits + " ._-~äß日'\"$`;&|*?", min_size=1, max_size=8

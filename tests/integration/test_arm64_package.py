@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from debian_package.targets import TARGETS
-from systemd_machine import make_root
+from support.systemd_machine import make_root
 
 if TYPE_CHECKING:
     from debian_package.targets import Target
@@ -125,7 +125,7 @@ def install(target: Target, folder: Path) -> Path:
     shared.mkdir()
     build(target, shared)
     (shared / "imports.py").write_text(IMPORTS)
-    script = HERE / "lanes_of_a_road.py"
+    script = HERE.parent / "support" / "lanes_of_a_road.py"
     (shared / script.name).write_text(script.read_text())
     root = make_root(target.name)
     emulated: tuple[Path, ...] = ()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 30.0
 # So many loops take the model a second or so; none takes it no time.

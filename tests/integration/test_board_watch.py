@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from boards import plant
+from support.boards import plant
+from support.waiting import wait_until
 
 from edge_server.board import watch
 from edge_server.board.board import read_board
@@ -88,14 +88,9 @@ def test_lanes_go_on_and_the_daemon_ends(
     running = threading.Thread(target=daemon.run, args=(stop,))
     running.start()
     try:
-        end = time.monotonic() + 30
-        while "does not let itself be read" not in caplog.text:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: "does not let itself be read" in caplog.text, 30)
         seen = len(lanes)
-        while len(lanes) < seen + 10:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: len(lanes) >= seen + 10, 30)
         assert running.is_alive()
     finally:
         stop.set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from board_pictures import POSES, BoardCamera
+from support.board_pictures import POSES, BoardCamera
 
 from edge_server.cameras.boards import (
     CalibrationBoard,

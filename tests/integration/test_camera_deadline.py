@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 
 from edge_server.daemon.daemon import Daemon
 from edge_server.settings import read_settings
@@ -116,11 +116,8 @@ class Drive:
         assert self.failure is None
 
     def wait_until(self, true: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not true():
-            assert self.failure is None, self.failure
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: self.failure is not None or true(), PATIENCE_S)
+        assert self.failure is None, self.failure
 
     def processes(self) -> list[str]:
         """Those of the model that have napped, in order."""

@@ -14,7 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 120.0
 MODELS = Path(__file__).parents[2] / "models"

@@ -10,7 +10,7 @@ from tests.unit.cli.test_check import IDENTITY, check_with, checked
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import WriteModel
+    from support.model_folders import WriteModel
 
 
 # Any port: the usual ones may be taken on this machine.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tritonclient.grpc as triton
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
+from support.waiting import wait_until
 
 from tests.integration.test_poll import network, swap
 
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pytest
-    from mosquitto import Mosquitto
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 30.0
 TOPIC = "edge/v1/tested/cameras/front/lanes"
@@ -33,7 +33,7 @@ class Clock:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._file = folder / "clock"
         library = folder / "wall_clock.so"
-        source = Path(__file__).parents[1] / "stand_ins/wall_clock.c"
+        source = Path(__file__).parents[1] / "support/stand_ins/wall_clock.c"
         subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
         self.set(0)
         patch.setenv("WALL_CLOCK", str(self._file))
@@ -116,7 +116,8 @@ def _steps(subscriber: Subscriber, count: int) -> dict:
 def _wait_for(client: triton.InferenceServerClient, number: float) -> None:
     values = triton.InferInput("x", [1], "FP32")
     values.set_data_from_numpy(np.zeros(1, np.float32))
-    end = time.monotonic() + TIMEOUT_S
-    while float(client.infer("m", [values]).as_numpy("y")[0]) != number:
-        assert time.monotonic() < end, f"model {number} is not followed"
-        time.sleep(0.05)
+    wait_until(
+        lambda: float(client.infer("m", [values]).as_numpy("y")[0]) == number,
+        TIMEOUT_S,
+        otherwise=lambda: f"model {number} is not followed",
+    )

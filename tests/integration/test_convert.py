@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
-    from tests.conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 SHIPPED = Path(__file__).parents[2] / "models" / "laneDetect_model"
 SHAPE = (3, 24, 32)

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 
 from edge_server.backends.convert.environments import (
     PADDLE,
@@ -34,7 +34,7 @@ from edge_server.cli.main import run_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Server
+    from support.polling_server import Server
 
 pytestmark = pytest.mark.long
 
@@ -262,7 +262,4 @@ def test_openvino_in_an_environment_of_its_own(
 
 
 def until_ready(server: Server, model: str) -> None:
-    deadline = time.monotonic() + 60
-    while not server.client.is_model_ready(model):
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.05)
+    wait_until(lambda: server.client.is_model_ready(model), 60, otherwise=lambda: server.log)

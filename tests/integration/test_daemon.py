@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
 from tritonclient.utils import InferenceServerException
 
 from edge_server.api.grpc import self_call
@@ -25,7 +25,8 @@ from edge_server.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process, Server
+    from support.daemon_process import Process
+    from support.polling_server import Server
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from debian_package.targets import TARGETS, target_named
-from systemd_machine import (
+from support.systemd_machine import (
     CONFIG,
     Container,
     Unit,
     make_root,
     skip_where_no_container_can_be_made,
-    wait_for,
 )
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -295,7 +295,7 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     def seen() -> list[float]:
         return [float(line) for line in container.do("cat", "/root/lanes").splitlines()]
 
-    wait_for(lambda: container.run("test", "-s", "/root/lanes").returncode == 0)
+    wait_until(lambda: container.run("test", "-s", "/root/lanes").returncode == 0)
     before = unit["MainPID"]
     repository.publish(built, revised(built, 2, tmp_path))
     machine.apt("update")
@@ -304,7 +304,7 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     assert "-2~" in container.do("dpkg-query", "-W", "edge-server")
     assert container.do("cat", CONFIG) == ROAD.strip()
     after = len(seen())
-    wait_for(lambda: len(seen()) > after + 5)
+    wait_until(lambda: len(seen()) > after + 5)
     times = seen()
     gap_s = max(later - earlier for earlier, later in pairwise(times))
     print(f"longest time without lanes: {gap_s:.1f} s")
@@ -315,7 +315,7 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     assert unit.restarted(before)
     assert container.do("cat", CONFIG) == ROAD.strip()
     after = len(seen())
-    wait_for(lambda: len(seen()) > after + 5)
+    wait_until(lambda: len(seen()) > after + 5)
     container.do("systemctl", "stop", "watch", "broker")
 
 
@@ -369,7 +369,7 @@ def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_
     machine.apt("install", "--reinstall", "edge-server")
     assert container.do("dpkg-query", "-Wf", "${db:Status-Abbrev}", "edge-server") == "ii"
     assert container.run("dpkg", "--verify", "edge-server").stdout in ("", CHANGED_SETTINGS)
-    wait_for(lambda: unit["ActiveState"] == "active")
+    wait_until(lambda: unit["ActiveState"] == "active")
     assert container.do("dpkg-query", "-Wf", "${Version}", "edge-server") == version_of(later)
 
 

@@ -9,15 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
 import pytest
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 60.0
 RIGHT = "q8Zr-right"
@@ -145,12 +145,12 @@ def test_a_signal_ends_it_and_leaves_no_broker_behind(
 
 def wait_until_it_starts(pid: int) -> None:
     """Returns when the process has a handler for SIGTERM, long before lanes arrive."""
-    give_up = time.monotonic() + PATIENCE_S
-    while time.monotonic() < give_up:
+
+    def has_a_handler() -> bool:
         caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
-        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
-            return
-        time.sleep(0.005)
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_until(has_a_handler, PATIENCE_S, every_s=0.005)
     raise AssertionError("it never began to listen for signals")
 
 

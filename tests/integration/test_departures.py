@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import SEED, generate_python, write_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 README = Path(__file__).parents[2] / "README.md"
 MODELS = Path(__file__).parents[2] / "models"

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 120
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
-
-from tests.integration.conftest import POLL, Process, Server
+from support.daemon_process import Process
+from support.polling_server import POLL, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

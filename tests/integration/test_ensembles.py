@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 import ssl
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
-from fleet_recipes import RECIPES, fleet_lines, vehicle_lines
-from mosquitto import Mosquitto, mosquitto_binary
 from paho.mqtt.subscribeoptions import SubscribeOptions
+from support.fleet_recipes import RECIPES, fleet_lines, vehicle_lines
+from support.mosquitto import Mosquitto, mosquitto_binary
+from support.waiting import wait_until
 
 from edge_server.settings import Mqtt
 from tests.integration.test_mqtt_events import WAIT_S, Subscriber, device
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 ROOT = "edge/v1/truck-7"
 NOT_AUTHORIZED = 0x87
@@ -120,10 +120,7 @@ def test_events_of_the_time_without_a_fleet_arrive_later_and_in_order(
         fleet.kill()
         each.put(20)
         # The daemon's own broker has them now, and dies as well.
-        deadline = time.monotonic() + WAIT_S
-        while b'{"event":"23"}' not in (tmp_path / "vehicle/mosquitto.db").read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: b'{"event":"23",' in (tmp_path / "vehicle/mosquitto.db").read_bytes())
         vehicle.kill()
     vehicle.start()
     fleet.start()

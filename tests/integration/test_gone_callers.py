@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from onnx import helper as onnx_helper
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.test_sequences import write_model
@@ -19,7 +19,8 @@ from tests.integration.test_sequences import write_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process, Server
+    from support.daemon_process import Process
+    from support.polling_server import Server
 
 TIMEOUT_S = 60.0
 REQUESTS = 100
@@ -70,10 +71,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
     with ThreadPoolExecutor(CALLERS) as callers:
         list(callers.map(give_up, range(REQUESTS)))
     pending = 'nv_inference_pending_request_count{model="slot",version="1"}'
-    until = time.monotonic() + TIMEOUT_S
-    while server.metric(pending):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: not server.metric(pending), TIMEOUT_S, every_s=0.1)
     grown_bytes = resident_bytes(server.process) - before_bytes
     # What waited at once, and what the allocator keeps; not the 400 MiB of all of them.
     assert grown_bytes < 200 * MIB

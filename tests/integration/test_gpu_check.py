@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 ROOT = Path(__file__).parents[2]
 GPU_CHECK = ROOT / "scripts/gpu_check"

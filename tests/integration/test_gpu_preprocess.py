@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-from tests.integration.conftest import Process
+from support.daemon_process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import tritonclient.grpc as triton
-
-    from tests.conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
     Start = Callable[..., Process]
     Client = Callable[[Process], triton.InferenceServerClient]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
-from live_cameras.time_code import read_time
+from support.live_cameras.time_code import read_time
 
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
@@ -35,9 +35,10 @@ from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
+    from support.live_cameras.started import LiveCameras
+
     from edge_server.cameras.frame import Frame
     from edge_server.cameras.gstreamer_source import GstreamerSource
-    from tests.integration.conftest import LiveCameras
 
 pytestmark = [
     pytest.mark.gstreamer,
@@ -446,7 +447,7 @@ def test_what_cannot_be_opened_says_why(uri: str, words: str) -> None:
 def v4l2_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc here: the stand-in for a video device is compiled with it")
-    source = Path(__file__).parents[1] / "live_cameras/v4l2_stand_in.c"
+    source = Path(__file__).parents[1] / "support/live_cameras/v4l2_stand_in.c"
     library = tmp_path_factory.mktemp("v4l2") / "v4l2_stand_in.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 30.0

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
+from support.waiting import wait_until
 
 from edge_server.api.http.scrape import scrape
 from edge_server.errors import Unavailable
@@ -23,7 +24,7 @@ from edge_server.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integration.conftest import Mosquitto
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 60
 MODELS = Path(__file__).parents[2] / "models"
@@ -114,9 +115,8 @@ def test_a_daemon_that_is_not_there_yet_is_waited_for_and_each_fault_has_its_rea
     assert (found.code, found.healthy, found.unmet) == (0, True, {}), found.err
 
     mosquitto.kill()
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not (found := device.health("camera:front", "mqtt")).unmet:
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: device.health("camera:front", "mqtt").unmet, TIMEOUT_S)
+    found = device.health("camera:front", "mqtt")
     assert (found.code, found.unmet) == (69, {"mqtt": "no connection to the broker"})
     assert device.health("model:lane_detection").code == 0
 

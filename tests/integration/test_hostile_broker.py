@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-hostile")
 ROOT = "edge/v1/truck-7"
@@ -260,6 +260,23 @@ def test_an_event_that_no_topic_can_hold_stops_no_other_one(
         assert broker.clients == 1
     events.stop()
     assert "camera name 'Front Left'" in caplog.text
+
+
+def test_a_subscription_without_an_answer_holds_no_event_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events = EventLog()
+    events.put(Event("model", "instant", "served", "", 1, 2, model="m"))
+    events.worker.start()
+    with (
+        ScriptedBroker(answers_subscriptions=False) as broker,
+        publishing(broker, events) as publisher,
+    ):
+        wait_until(lambda: f"{ROOT}/events/model" in broker.topics())
+        lanes_arrive(publisher, broker)
+        assert broker.clients == 1
+    events.stop()
+    assert "has not answered a subscription" in caplog.text
 
 
 @pytest.fixture(autouse=True)

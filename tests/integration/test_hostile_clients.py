@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 import pytest
+from support.daemon_process import Process
+from support.half_sender import HalfSender
+from support.waiting import wait_until
 from tritonclient.grpc import service_pb2 as pb
-
-from tests.integration.conftest import Process
-from tests.integration.half_sender import HalfSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -560,9 +560,11 @@ def test_the_daemon_goes_on_and_its_socket_answers(
 def test_memory_is_given_back_after_large_requests(target: Target) -> None:
     with target.round():
         large_requests(target)
-    until = time.monotonic() + TIMEOUT_S
-    while target.resident_bytes() - target.rest_bytes > 200 * MIB:
-        assert time.monotonic() < until, target.resident_bytes()
-        time.sleep(0.1)
+    wait_until(
+        lambda: target.resident_bytes() - target.rest_bytes <= 200 * MIB,
+        TIMEOUT_S,
+        otherwise=target.resident_bytes,
+        every_s=0.1,
+    )
     values = np.zeros(4, np.float32)
     assert target.infer(request("FP32", [4], values.tobytes())) == "OK"

@@ -7,12 +7,12 @@ import json
 import random
 import socket
 import threading
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 import tritonclient.grpc as triton_grpc
+from support.waiting import wait_until
 
 from tests.integration.test_http_triton import READY, Server, call, start, tensor
 
@@ -179,8 +179,5 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
         # A client that sends its request at once is served, whoever holds the other connections.
         assert call(server.url, "GET", READY).status == 200
         assert call(server.url, "POST", "/v2/models/add/infer", tensor()).status == 200
-    end = time.monotonic() + TIMEOUT_S
     http = server.daemon._http.servers[0].server_state
-    while len(http.connections) > 1:
-        assert time.monotonic() < end, "connections stayed"
-        time.sleep(0.05)
+    wait_until(lambda: len(http.connections) <= 1, TIMEOUT_S, otherwise="connections stayed")

@@ -193,6 +193,28 @@ def test_a_header_is_bounded(serve: Callable[..., HttpServer], header: bytes) ->
         _send_until_cut_off(connection, [b"GET " + path + b" HTTP/1.1\r\n" + header])
 
 
+@pytest.mark.parametrize(
+    "after",
+    [b"1;", b"0\r\na: ", b"0\r\na"],
+    ids=["of a chunk", "value of a trailer", "name of a trailer"],
+)
+def test_what_a_chunked_body_has_beside_it_is_bounded(
+    serve: Callable[..., HttpServer], after: bytes
+) -> None:
+    server = serve(message_timeout_ms=600_000)
+    with _connect(server) as connection:
+        head = b"POST /length HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        connection.settimeout(0.1)
+        connection.sendall(head + after)
+        _send_until_cut_off(connection, [b"x" * 1000] * 100)
+    with _connect(server) as connection:
+        connection.sendall(head + b"1\r\nx\r\n" * 100_000 + b"0\r\na: b\r\n\r\n")
+        answer = connection.recv(65536)
+        while not answer.endswith(b"100001"):
+            assert (part := connection.recv(65536)), answer
+            answer += part
+
+
 def test_one_more_connection_ends_the_one_that_has_been_silent_longest(
     serve: Callable[..., HttpServer],
 ) -> None:
@@ -222,10 +244,11 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         with _connect(server) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b"H"
-            end = time.monotonic() + TIMEOUT_S
-            while server.servers[0].server_state.connections:
-                assert time.monotonic() < end, "the connection stayed open"
-                time.sleep(0.01)
+            wait_until(
+                lambda: not server.servers[0].server_state.connections,
+                TIMEOUT_S,
+                otherwise="the connection stayed open",
+            )
             received = 1
             while part := connection.recv(1 << 20):
                 received += len(part)
@@ -270,10 +293,11 @@ def test_every_request_of_a_connection_learns_that_its_client_is_gone(
     with _connect(server) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n")
         assert connection.recv(1) == b"H"
-    end = time.monotonic() + TIMEOUT_S
-    while server.servers[0].server_state.tasks:
-        assert time.monotonic() < end, "a request goes on for nobody"
-        time.sleep(0.01)
+    wait_until(
+        lambda: not server.servers[0].server_state.tasks,
+        TIMEOUT_S,
+        otherwise="a request goes on for nobody",
+    )
     assert "failed" not in caplog.text
 
 
@@ -289,10 +313,11 @@ def _open(server: HttpServer, path: bytes) -> socket.socket:
 
 
 def _wait_until_none_is_open(server: HttpServer) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while server.servers[0].server_state.connections:
-        assert time.monotonic() < end, "the connection stayed open"
-        time.sleep(0.01)
+    wait_until(
+        lambda: not server.servers[0].server_state.connections,
+        TIMEOUT_S,
+        otherwise="the connection stayed open",
+    )
 
 
 def test_a_websocket_whose_client_does_not_read_is_cut_off(

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 MODELS = Path(__file__).parents[2] / "models"
 ROAD = "synthetic://road?seed=7&fps=10"

@@ -23,9 +23,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from lane_stubs import SEED, generate_python, write_calibration
-
-from tests.integration.conftest import Process
+from support.daemon_process import Process
+from support.lane_stubs import SEED, generate_python, write_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

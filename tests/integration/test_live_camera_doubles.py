@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
-from live_cameras.time_code import read_time, write_time
+from support.live_cameras.time_code import read_time, write_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from http.client import HTTPResponse
 
-    from live_cameras.rtsp import RtspCamera
-
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.rtsp import RtspCamera
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 30.0
 READ_MS = 5000

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pytest
-from mosquitto import Mosquitto, Subscriber
+from support.mosquitto import Mosquitto, Subscriber
+from support.waiting import wait_until
 
 from edge_server.cameras.readers import gstreamer_missing
 from edge_server.cameras.source import open_source
@@ -31,11 +32,12 @@ from edge_server.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integration.conftest import LiveCameras, Process
+    from support.daemon_process import Process
+    from support.live_cameras.started import LiveCameras
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
-RECONNECTS = ROOT / "tests/live_cameras/reconnects.py"
+RECONNECTS = ROOT / "tests/support/live_cameras/reconnects.py"
 PATIENCE_S = 30.0
 RIGHT, WRONG = "p:@/ %4", "guess-0815"
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
@@ -202,10 +204,7 @@ def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(
     proxy.stall()
     running.wait_for_invalid("stalled", "lost", "unavailable")
     running.wait_for_state("stalled", "lost")
-    end = time.monotonic() + PATIENCE_S
-    while proxy.accepted < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: proxy.accepted >= 2, PATIENCE_S)
     proxy.flow()
     running.wait_for_lanes()
     running.wait_for_state("ok")

@@ -6,22 +6,22 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.daemon_process import Process
+from support.mosquitto import PATIENCE_S, Mosquitto, Subscriber
+from support.settings_drive import MODELS, TOPIC, camera
+from support.waiting import wait_until
 
-from tests.integration.conftest import Process
-from tests.integration.settings_drive import MODELS, TOPIC, camera
 from tests.integration.test_metrics import scrape
 from tests.integration.test_transport import tls_live
-from tests.mosquitto import PATIENCE_S, Mosquitto, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.integration.settings_drive import Drive
+    from support.settings_drive import Drive
 
 STATUS = "edge/v1/tested/status"
 FRONT = camera("front")
@@ -256,10 +256,7 @@ def test_a_request_during_the_start_is_met_after_it(tmp_path: Path) -> None:
     config.write_text(base)
     process = Process(tmp_path, "--config", str(config))
     try:
-        until = time.monotonic() + PATIENCE_S
-        while "grpc: listening" not in process.log.read_text():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: "grpc: listening" in process.log.read_text(), PATIENCE_S)
         config.write_text(base + FRONT)
         process.popen.send_signal(signal.SIGHUP)
         process.wait_for("READY=1\nSTATUS=serving 4 models, no camera, broker off")

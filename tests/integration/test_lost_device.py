@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 TIMEOUT_S = 60.0
 

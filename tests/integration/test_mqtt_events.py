@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
-from fleet_recipes import fleet_lines
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from support.fleet_recipes import fleet_lines
 from support.waiting import wait_until
 
 from edge_server.board.identity import Identity
@@ -35,9 +35,8 @@ from edge_server.settings import Mqtt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conftest import Authority
-
-    from .conftest import Mosquitto
+    from support.certificates import Authority
+    from support.mosquitto import Mosquitto
 
 ROOT = "edge/v1/truck-7"
 LANES = f"{ROOT}/cameras/front/lanes"
@@ -244,10 +243,7 @@ def test_a_broker_gets_again_what_it_forgot_and_no_more(
         each.put(3)
         subscriber.wait_for(3)
         # Until the broker has the mark of these events, and has written it.
-        deadline = time.monotonic() + WAIT_S
-        while b'{"event":"3",' not in old.read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: b'{"event":"3",' in old.read_bytes(), WAIT_S)
         now.write_bytes(old.read_bytes())
         each.put(3)
         subscriber.wait_for(6)

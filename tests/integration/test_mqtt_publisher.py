@@ -21,6 +21,7 @@ import numpy as np
 import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
+from support.waiting import wait_until
 
 from edge_server.board.identity import Identity
 from edge_server.inference.snapshot import ModelEntry, ModelState
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
-
-    from .conftest import Mosquitto
+    from support.certificates import Authority
+    from support.mosquitto import Mosquitto
 
 TIMEOUT_S = 10.0
 ROOT = "edge/v1/truck-7"
@@ -538,13 +538,6 @@ def test_names_that_no_topic_can_hold_are_logged_not_raised(log: Received) -> No
     publisher.stop()
     assert len(log.matching(line("ERROR", "camera name 'Front Left'"))) == 1
     assert len(log.matching(line("ERROR", "model name 'a b'"))) == 1
-
-
-def wait_until(fits: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not fits():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def started(broker: Mosquitto, identity: Identity) -> Publisher:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 SAY_REASON = "from edge_server.gpu.devices import Devices; print(Devices().reason)"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DELAY_S = 10

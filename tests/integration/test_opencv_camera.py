@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from live_cameras.clip import jpegs
-from live_cameras.mjpeg import MjpegCamera
-from live_cameras.time_code import read_time
+from support.live_cameras.clip import jpegs
+from support.live_cameras.mjpeg import MjpegCamera
+from support.live_cameras.time_code import read_time
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.opencv_live import open_opencv
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.live_cameras.started import LiveCameras
+
     from edge_server.cameras.frame import Frame, FrameSource
-    from tests.integration.conftest import LiveCameras
 
 AWKWARD = "q8Zr@:/#%?[]&+ é"
 WRONG = "q8Zr-wrong@"

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import tritonclient.grpc as triton
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 30.0

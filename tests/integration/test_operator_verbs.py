@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

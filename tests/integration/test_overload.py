@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from google.protobuf import text_format
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
@@ -27,7 +27,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from tritonclient.utils import InferenceServerException
 
@@ -119,14 +119,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     made.close()
 
 
-def soon(true: Callable[[], bool]) -> bool:
-    """Whether that becomes true; for what the server does and no client hears of."""
-    until = time.monotonic() + TIMEOUT_S
-    while not true() and time.monotonic() < until:
-        time.sleep(0.002)
-    return true()
-
-
 def fill(server: Server, taken: int, asked: int, **how: object) -> Answers:
     """Ask so often while the model runs; all but `taken` are refused before it has ended."""
     server.model.go_on.clear()
@@ -183,10 +175,10 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
         call.cancel()  # type: ignore[attr-defined]
     statuses = gone.next(5 + ASKED)
     assert statuses.keys() <= {"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"}
-    assert soon(lambda: server.inside == 1)
+    wait_until(lambda: server.inside == 1)
     server.model.go_on.set()
     assert busy.next(1) == {"OK": 1}
-    assert soon(lambda: server.inside == 0)
+    wait_until(lambda: server.inside == 0)
     assert not server.model.begun.acquire(blocking=False)
     answers = fill(server, taken, ASKED)
     server.model.go_on.set()
@@ -195,6 +187,8 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
 
 class Loads:
     """A ModelControl whose loads go on until it is received that they are done."""
+
+    loads_on_request = True
 
     def __init__(self) -> None:
         self.done = threading.Event()

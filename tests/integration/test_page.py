@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 import urllib.request
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,6 +12,8 @@ from urllib.error import HTTPError
 import cv2
 import numpy as np
 import pytest
+from support.daemon_process import Process
+from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -31,7 +32,6 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,10 +121,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 def wait_for(page: Page, expression: str) -> None:
     # Playwright's own wait evaluates text later on, which the page's policy forbids.
-    end = time.monotonic() + TIMEOUT_MS / 1e3
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"{expression}; {page.inner_text('#stage')}"
-        page.wait_for_timeout(50)
+    wait_until(
+        lambda: page.evaluate(expression),
+        TIMEOUT_MS / 1e3,
+        otherwise=lambda: f"{expression}; {page.inner_text('#stage')}",
+        every_s=0.05,
+    )
 
 
 LIVE = "document.querySelector('#stage').dataset.state === 'live'"
@@ -146,9 +148,9 @@ def test_lanes_move_over_the_picture_and_nothing_leaves_the_host(
     wait_for(page, ON_THE_ROAD)
     before = lane_pixels(page)
     assert before.sum() > 500, "two lines of some pixels' width"
-    end = time.monotonic() + 20
-    while (before != lane_pixels(page)).sum() < 200:
-        assert time.monotonic() < end, "the lanes stand still"
+    wait_until(
+        lambda: (before != lane_pixels(page)).sum() >= 200, 20, otherwise="the lanes stand still"
+    )
     assert page.inner_text("#device") != "edge-server", "the device's own name"
     assert "laneDetect_model" in page.inner_text("#models")
     assert not seen.errors
@@ -285,9 +287,11 @@ def test_more_sockets_than_pages_are_refused_and_everything_else_goes_on(
             assert answer.status == 200
         for page in (first.page, second.page):
             before = lane_pixels(page)
-            end = time.monotonic() + 20
-            while (before == lane_pixels(page)).all():
-                assert time.monotonic() < end, "the picture stands still"
+            wait_until(
+                lambda page=page, before=before: (before != lane_pixels(page)).any(),
+                20,
+                otherwise="the picture stands still",
+            )
         assert not first.errors
 
 

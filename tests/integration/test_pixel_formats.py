@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from integer_colours import COLOURS, camera_image
+from support.integer_colours import COLOURS, camera_image
 from tritonclient.utils import InferenceServerException
 
 from edge_server.pixels import Image, PixelFormat
@@ -18,7 +18,7 @@ from edge_server.pixels import Image, PixelFormat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 # Where the road lies in a larger frame; the chroma of NV12 goes by pairs of pixels.

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mosquitto import Mosquitto, Subscriber, mosquitto_binary
+from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
 
 from edge_server.backends.tensorrt.plan_build.side_car import side_car_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 CONFIG = """
 platform: "tensorrt_plan"

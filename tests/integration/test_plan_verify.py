@@ -19,7 +19,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import sha256_of, side_ca
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
     Edge = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 TIMEOUT_S = 30.0
-
-
 # Callers know of what changes.
 MAY_BREAK = (
     'backend: "onnxruntime" '
@@ -282,9 +281,11 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
         assert server.wait_for_reason(text) == "READY"
         assert server.answer("e") == 1
     swap(repository, "m", network(3), MAY_BREAK)
-    end = time.monotonic() + TIMEOUT_S
-    while server.index()["e"] != [("READY", "")] or server.answer("e") != 3:
-        assert time.monotonic() < end, (server.index(), server.log)
+    wait_until(
+        lambda: server.index()["e"] == [("READY", "")] and server.answer("e") == 3,
+        TIMEOUT_S,
+        otherwise=lambda: (server.index(), server.log),
+    )
     assert server.answer() == 3
 
 
@@ -303,11 +304,10 @@ def test_a_slow_writer_is_waited_for(serve: Callable[..., Server]) -> None:
 def test_a_model_comes_and_goes_with_its_directory(serve: Callable[..., Server]) -> None:
     server = serve()
     swap(server.repository, "new", network(8))
-    end = time.monotonic() + TIMEOUT_S
-    while not server.client.is_model_ready("new"):
-        assert time.monotonic() < end
+    wait_until(lambda: server.client.is_model_ready("new"))
     assert server.answer("new") == 8
     shutil.rmtree(server.repository / "new")
+    end = time.monotonic() + TIMEOUT_S
     while server.client.is_model_ready("new"):
         assert server.answer() == 1
         assert time.monotonic() < end
@@ -338,9 +338,7 @@ def test_what_served_last_serves_again_without_a_repository(
     server = serve("--config", str(settings))
     swap(server.repository, "m", network(2))
     server.wait_for(2)
-    end = time.monotonic() + TIMEOUT_S
-    while server.log.count("model m: last known good") < 2:
-        assert time.monotonic() < end
+    wait_until(lambda: server.log.count("model m: last known good") >= 2, TIMEOUT_S)
     server.process.popen.kill()
     server.process.close()
     shutil.rmtree(server.repository)

@@ -6,14 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
+from support.waiting import wait_until
 
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.model_metrics import COUNTERS
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import tritonclient.grpc as triton
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/observability"
@@ -106,15 +105,14 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def wait_for(self, query: str) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while True:
+
+        def has_a_result() -> bool:
             try:
-                if self.get("query", query=query)["result"]:
-                    return
+                return bool(self.get("query", query=query)["result"])
             except OSError:
-                pass
-            assert time.monotonic() < end, f"no result of {query}"
-            time.sleep(0.2)
+                return False
+
+        wait_until(has_a_result, TIMEOUT_S, otherwise=f"no result of {query}", every_s=0.2)
 
     def stop(self) -> None:
         self._popen.terminate()

@@ -24,6 +24,7 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
 from google.protobuf import text_format
 from grpc_health.v1 import health_pb2
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -415,16 +416,7 @@ def test_a_stream_that_its_client_leaves_gives_its_place_back(server: Server) ->
         for client in (*clients, third):
             client.stop_stream(cancel_requests=True)
             client.close()
-        wait_for(lambda: not server.admission._open_streams)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    woken = threading.Event()
-    for _ in range(1000):
-        if holds():
-            return
-        woken.wait(0.01)
-    raise AssertionError("it never came true")
+        wait_until(lambda: not server.admission._open_streams)
 
 
 def test_a_closing_server_ends_idle_streams_in_words(

@@ -21,17 +21,17 @@ import numpy as np
 import oras.client
 import pytest
 import requests
+from support.free_ports import free_ports
 
 from edge_server.cli.main import run_command
 from edge_server.cli.models.push import write_manifest
 from edge_server.repository.manifest import Manifest
-from tests.free_ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 WEIGHTS_BYTES = 3 << 20
 CUT_BYTES = 700 << 10

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 30.0
 
@@ -184,10 +185,7 @@ def act(connection: Any, what: str, **more: Any) -> int:
 
 
 def wait_until_ready(connection: Any, model: str) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not connection.is_model_ready(model):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: connection.is_model_ready(model), TIMEOUT_S)
 
 
 def test_unchanged_models_serve_the_stock_client(
@@ -250,10 +248,7 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     with pytest.raises(InferenceServerException) as raised:
         act(connection, "hang", client_timeout=0.5)
     assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    end = time.monotonic() + TIMEOUT_S
-    while connection.is_model_ready("willing"):
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: not connection.is_model_ready("willing"), TIMEOUT_S)
     wait_until_ready(connection, "willing")
     assert act(connection, "fine") != second
 
@@ -294,10 +289,7 @@ def test_nothing_outlives_a_daemon_that_is_killed(
     with pytest.raises(InferenceServerException):
         act(connection, "hang", client_timeout=0.2)
     process.popen.kill()
-    end = time.monotonic() + TIMEOUT_S
-    while _lives(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not _lives(pid), TIMEOUT_S)
 
 
 def _lives(pid: int) -> bool:

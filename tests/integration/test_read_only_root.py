@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
+from support.waiting import wait_until
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 60.0
@@ -47,15 +47,13 @@ def test_lanes_come_and_state_is_kept_on_a_read_only_root(tmp_path: Path, mode: 
             command, stderr=log, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         )
     try:
-        end = time.monotonic() + TIMEOUT_S
-        while "ready, " not in (text := (tmp_path / "log").read_text()):
-            assert daemon.poll() is None, text
-            assert time.monotonic() < end, text
-            time.sleep(0.1)
+        log = (tmp_path / "log").read_text
+        wait_until(
+            lambda: daemon.poll() is not None or "ready, " in log(), TIMEOUT_S, otherwise=log
+        )
+        assert daemon.poll() is None, log()
         name = f"http://127.0.0.1:{metrics}/metrics"
-        while _lanes(name) < 5:
-            assert time.monotonic() < end, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+        wait_until(lambda: _lanes(name) >= 5, TIMEOUT_S, otherwise=log, every_s=0.1)
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(TIMEOUT_S) == 0
     finally:

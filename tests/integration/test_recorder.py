@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import numpy as np
 import pytest
-from mcap_drive import IDENTITY, Drive, content, is_whole
+from support.mcap_drive import IDENTITY, Drive, content, is_whole
+from support.waiting import wait_until
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.camera import Camera
@@ -42,9 +43,10 @@ from edge_server.settings import RecorderSection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.daemon_process import Process
+
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lanes.types import LaneFrame
-    from tests.integration.conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 LENS = Lens("pinhole", 1280, 720, 1150.0, 1150.0, 640.0, 360.0, (0.0, 0.0, 0.0, 0.0, 0.0))
@@ -229,7 +231,7 @@ def test_a_recorder_that_is_killed_leaves_files_that_are_read_to_their_last_chun
     tmp_path: Path,
 ) -> None:
     chance = np.random.default_rng(20)
-    program = Path(__file__).parent / "recorder_process.py"
+    program = Path(__file__).parents[1] / "support" / "recorder_process.py"
     recovered = 0
     for _ in range(6):
         process = subprocess.Popen(
@@ -277,10 +279,7 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
     process = start("--config", str(config))
     response = call(process, "Record", pb.RecordRequest(cause="test", after_s=2), pb.RecordResponse)
     path = recordings / response.file
-    end = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert time.monotonic() < end, process.log.read_text()
-        time.sleep(0.1)
+    wait_until(path.exists, PATIENCE_S, otherwise=process.log.read_text)
     assert process.terminate() == 0
     assert is_whole(path)
     assert len(content(path).images) >= 5
@@ -291,6 +290,7 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
     cameras = call(process, "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse).cameras
     assert [camera.name for camera in cameras] == ["road"]
     assert (cameras[0].calibration.height_m, cameras[0].calibration.fx) == (1.35, 1150.0)
+    end = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < end, process.log.read_text()
         try:

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 from edge_server.cameras.reopening import DeviceWatch, PortWatch
 from edge_server.mqtt.outbox import Wake
@@ -16,7 +16,7 @@ from edge_server.mqtt.outbox import Wake
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.conftest import LiveCameras
+    from support.live_cameras.started import LiveCameras
 
 PATIENCE_S = 20.0
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import Unavailable
 from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildStopped, run_in_child
@@ -105,10 +106,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    ends_at = time.monotonic() + 30
-    while not (pids := children.read_text().split()):
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)
+    pids = wait_until(lambda: children.read_text().split(), 30)
     time.sleep(start_s / 2)
     parent.send_signal(signal.SIGKILL)
     parent.wait(30)
@@ -116,12 +114,9 @@ def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    ends_at = time.monotonic() + 20
     status = Path(f"/proc/{pid}/status")
     # Whoever inherits it may reap it late.
-    while status.exists() and "State:\tZ" not in status.read_text():
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)
+    wait_until(lambda: not (status.exists() and "State:\tZ" not in status.read_text()), 20)
 
 
 def test_a_package_s_own_folder_among_the_paths_hides_no_module_of_python(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
 TIMEOUT_S = 60.0
 

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 TIMEOUT_S = 30.0

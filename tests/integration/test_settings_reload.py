@@ -8,17 +8,17 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from support.polling_server import POLL
+from support.settings_drive import MODELS, TOPIC, camera
 
-from tests.integration.conftest import POLL
-from tests.integration.settings_drive import MODELS, TOPIC, camera
 from tests.integration.test_metrics import scrape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Process
-    from tests.integration.settings_drive import Drive
+    from support.daemon_process import Process
+    from support.settings_drive import Drive
 
 PATIENCE_S = 30.0
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -54,8 +55,6 @@ def network(number: float) -> bytes:
 
 OLD, NEW = network(1), network(2)
 HALF = len(NEW) // 2
-
-
 # In its header, in its weights, and in what comes behind them.
 CUTS = (0, 20, HALF, len(NEW) - 1)
 
@@ -197,6 +196,6 @@ def test_with_a_golden_pair_weights_that_are_others_are_never_served(delivery: D
 def test_without_either_a_weight_that_is_another_cannot_be_told(delivery: Delivery) -> None:
     """The limit of what can be seen of a plain copy; whoever minds writes a manifest."""
     delivery.file.write_bytes(with_a_bit_flipped(OLD, HALF))
-    end = time.monotonic() + TIMEOUT_S
-    while delivery.server.answer() == 1:
-        assert time.monotonic() < end, delivery.server.log
+    wait_until(
+        lambda: delivery.server.answer() != 1, TIMEOUT_S, otherwise=lambda: delivery.server.log
+    )

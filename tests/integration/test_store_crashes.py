@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("strace")
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|ftruncate|openat"
 REFUSED = 3
 UNKNOWN = "e" * 64
+WRITER = Path(__file__).parents[1] / "support" / "store_writer.py"
 
 
 class Call(NamedTuple):
@@ -67,7 +68,7 @@ class Bench:
         (self.base / "incoming/half/m/config.pbtxt").write_text("x")
         shutil.copytree(self.old.directory.parent, self.base / "copies" / UNKNOWN)
         self.write("m", "new" * 1000)
-        command = [sys.executable, Path(__file__).with_name("store_writer.py"), self.repository]
+        command = [sys.executable, WRITER, self.repository]
         pipe = subprocess.PIPE
         self._writers = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.traced = self._trace()

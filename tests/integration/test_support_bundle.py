@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 MODELS = __file__.rpartition("/tests/")[0] + "/models"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from onnx import TensorProto, helper
-from systemd_machine import (
+from support.systemd_machine import (
     CHECKOUT,
     CONFIG,
     SHIPPED_MODELS,
@@ -22,8 +22,8 @@ from systemd_machine import (
     checkout_binds,
     install_units,
     skip_where_no_container_can_be_made,
-    wait_for,
 )
+from support.waiting import wait_until
 
 from edge_server.daemon.daemon import Daemon
 from edge_server.errors import StageStuck
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..conftest import Authority
+    from support.certificates import Authority
 
 SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
 
@@ -150,7 +150,7 @@ def test_the_shipped_configuration_starts(unit: Unit) -> None:
 def test_it_is_active_only_when_it_is_ready(unit: Unit) -> None:
     unit.start_with(ROAD)
     assert unit["ActiveState"] == "active"
-    wait_for(lambda: "serving 4 models, 1 camera, broker off, " in unit["StatusText"])
+    wait_until(lambda: "serving 4 models, 1 camera, broker off, " in unit["StatusText"])
     assert unit["StatusText"].endswith(" lanes/s")
     started_us = int(unit["ExecMainStartTimestampMonotonic"])
     active_us = int(unit["ActiveEnterTimestampMonotonic"])
@@ -200,13 +200,13 @@ def test_it_sees_a_system_that_it_cannot_write_and_no_home(active: Unit) -> None
 def test_a_crash_is_restarted(active: Unit, how: str) -> None:
     before = active["MainPID"]
     active.kill(how)
-    wait_for(lambda: active.restarted(before))
+    wait_until(lambda: active.restarted(before))
 
 
 def test_a_hang_is_ended_by_the_watchdog_and_restarted(active: Unit) -> None:
     before = active["MainPID"]
     active.kill("STOP")
-    wait_for(lambda: active.restarted(before))
+    wait_until(lambda: active.restarted(before))
     said = [text for _, text in active.journal()]
     assert any("Watchdog timeout" in text for text in said)
     # Where it hung: PYTHONFAULTHANDLER.
@@ -217,7 +217,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     late = "/srv/late"
     assert unit.start_with(f'[repository]\npaths = ["{late}"]\n') != 0
     # More tries than systemd's own limit of 5 in 10 s allows.
-    wait_for(lambda: int(unit["NRestarts"]) >= 7, timeout_s=90)
+    wait_until(lambda: int(unit["NRestarts"]) >= 7, timeout_s=90)
     said = str(unit.journal())
     assert f"{late}: the model repository cannot be read" in said
     assert "status=69" in said
@@ -225,7 +225,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     unit.container.do("mkdir", f"{late}.new/m/1")
     unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
     unit.container.do("mv", f"{late}.new", late)
-    wait_for(lambda: unit["ActiveState"] == "active")
+    wait_until(lambda: unit["ActiveState"] == "active")
     assert unit["StatusText"].startswith("serving 1 model,")
 
 
@@ -266,7 +266,7 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
     try:
         assert answer() == 1
         push(2)
-        wait_for(lambda: kept() == 2)
+        wait_until(lambda: kept() == 2)
         assert answer() == 2
         state = "/var/lib/edge_server"
         assert container.do("stat", "-c", "%U %a", state) == "edge-server 700"
@@ -274,11 +274,11 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
         container.do("mv", REPOSITORY, "/srv/away")
         before = unit["MainPID"]
         unit.kill("KILL")
-        wait_for(lambda: unit.restarted(before))
+        wait_until(lambda: unit.restarted(before))
         assert answer() == 2
         container.do("mv", "/srv/away", REPOSITORY)
         push(3)
-        wait_for(lambda: kept() == 3)
+        wait_until(lambda: kept() == 3)
         assert answer() == 3
     finally:
         container.do("systemctl", "stop", "edge-server")
@@ -326,8 +326,8 @@ def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:
         ):
             active.container.write(CONFIG, config)
             active.container.do("systemctl", "reload", "edge-server")
-            wait_for(lambda: active["ActiveState"] == "active")  # not `reloading` any more
-            wait_for(lambda seen=seen: seen(active["StatusText"]))
+            wait_until(lambda: active["ActiveState"] == "active")  # not `reloading` any more
+            wait_until(lambda seen=seen: seen(active["StatusText"]))
         assert active["MainPID"] == pid
         texts = [text for _, text in active.journal()]
         assert any(f"not reloaded, everything stays as it is: {CONFIG}" in text for text in texts)
@@ -370,7 +370,7 @@ def test_secrets_come_as_credentials_that_only_the_daemon_reads(
         # A secret that is missing is systemd's to name: no daemon starts without it.
         container.do("rm", "/root/mqtt_password")
         container.run("systemctl", "restart", "--no-block", "edge-server")
-        wait_for(lambda: unit["ExecMainStatus"] == "243")
+        wait_until(lambda: unit["ExecMainStatus"] == "243")
         assert unit["Result"] == "exit-code"
     finally:
         container.do("rm", drop_in)
@@ -403,7 +403,7 @@ def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Un
     container, plans = unit.container, Unit(unit.container, "edge-server-plans")
     container.write(CONFIG, ROAD)
     container.do("systemctl", "restart", "edge-server-plans")
-    wait_for(lambda: plans["SubState"] == "exited")
+    wait_until(lambda: plans["SubState"] == "exited")
     assert (plans["ActiveState"], plans["Result"]) == ("active", "success")
     assert any("no model of" in text for _, text in plans.journal())
     assert "edge-server.service" in plans["Before"]
@@ -413,7 +413,7 @@ def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Un
     container.write_bytes("/srv/plans/m/1/model.onnx", _network(1))
     container.write(CONFIG, '[repository]\npaths = ["/srv/plans"]\n')
     container.do("systemctl", "restart", "edge-server-plans")
-    wait_for(lambda: plans["ExecMainStatus"] == "69")
+    wait_until(lambda: plans["ExecMainStatus"] == "69")
     assert (plans["ActiveState"], plans["Result"]) == ("active", "success")
     assert any("no plan can be built here" in text for _, text in plans.journal())
 

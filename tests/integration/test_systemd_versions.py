@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from systemd_machine import (
+from support.systemd_machine import (
     CONFIG,
     SHIPPED_MODELS,
     Container,
@@ -14,8 +14,8 @@ from systemd_machine import (
     install_units,
     make_root,
     skip_where_no_container_can_be_made,
-    wait_for,
 )
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,12 +73,12 @@ def test_it_starts_reloads_and_restarts_them_in_their_sandbox(unit: Unit) -> Non
     rear = '[cameras.rear]\nuri = "synthetic://road?seed=3&fps=5"\n'
     container.write(CONFIG, ROAD + rear)
     container.do("systemctl", "reload", "edge-server")
-    wait_for(lambda: any("camera rear: live" in text for _, text in unit.journal()))
+    wait_until(lambda: any("camera rear: live" in text for _, text in unit.journal()))
     # KILL: a crash. STOP: a hang, which the watchdog ends.
     for signal in ("KILL", "STOP"):
         before = unit["MainPID"]
         unit.kill(signal)
-        wait_for(lambda before=before: unit.restarted(before))
+        wait_until(lambda before=before: unit.restarted(before))
     container.do("systemctl", "stop", "edge-server")
     assert (unit["ActiveState"], unit["Result"]) == ("inactive", "success")
 

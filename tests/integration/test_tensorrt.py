@@ -19,18 +19,18 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from mosquitto import Mosquitto, Subscriber
 from onnx import TensorProto, helper
 from prometheus_client.parser import text_string_to_metric_families
+from support.daemon_process import Process
+from support.mosquitto import Mosquitto, Subscriber
+from support.polling_server import POLL
+from support.simulated_gpu import SIMULATED_GPU
 from tritonclient.utils import InferenceServerException
-
-from ..conftest import SIMULATED_GPU
-from .conftest import POLL, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 MODELS = Path(__file__).parents[2] / "models"
 LANES = """

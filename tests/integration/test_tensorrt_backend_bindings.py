@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tensorrt_api import real_bindings
+from support.tensorrt_api import real_bindings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"

@@ -1,4 +1,4 @@
-"""The real Python classes of TensorRT have what `tests/tensorrt_api/names.json` says they have.
+"""The real Python classes of TensorRT have what `tests/support/tensorrt_api/names.json` says.
 
 They come from the package registry, are cached below `build`, and need no GPU. A version whose
 wheel is not made for this Python is compared on another one.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tensorrt_api import real_bindings
+from support.tensorrt_api import real_bindings
 
 from edge_server import errors
 from edge_server.backends.tensorrt.plan_build import process

@@ -1,9 +1,9 @@
 """NVIDIA's own Python bindings refuse, and the backend raises; no GPU is needed.
 
 Behind the bindings is a small library of ours that refuses what it is told to
-(tests/tensorrt_api/fake_nvinfer.c), under the backend a simulated CUDA driver. Up to 10.12 the
-bindings end the process where they mean to raise: that is shown first. The simulation that other
-tests use ends it too (tests/unit/backends/tensorrt/test_simulation.py).
+(tests/support/tensorrt_api/fake_nvinfer.c), under the backend a simulated CUDA driver. Up to 10.12
+the bindings end the process where they mean to raise: that is shown first. The simulation that
+other tests use ends it too (tests/unit/backends/tensorrt/test_simulation.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tensorrt_api import real_bindings
+from support.tensorrt_api import real_bindings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
     Run = Callable[[str], subprocess.CompletedProcess[str]]
 
@@ -147,7 +147,7 @@ def run(version: str, simulated_libcuda: SimulatedGpu, tmp_path: Path) -> Run:
         "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n"
     )
     driver = simulated_libcuda.environment("compute=87")
-    paths = [ROOT, tmp_path, found["PYTHONPATH"], ROOT / "tests" / "stand_ins" / "pycuda"]
+    paths = [ROOT, tmp_path, found["PYTHONPATH"], ROOT / "tests/support/stand_ins/pycuda"]
     libraries = [found["LD_LIBRARY_PATH"], driver["LD_LIBRARY_PATH"]]
 
     def start(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 30.0
 ECHO = """
@@ -194,10 +194,11 @@ def test_requests_of_a_stream_are_traced_into_numbered_files_and_a_kill_leaves_t
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < end, f"{path} does not come"
-        time.sleep(0.01)
+    wait_until(
+        lambda: path.exists() and path.stat().st_size,
+        TIMEOUT_S,
+        otherwise=lambda: f"{path} does not come",
+    )
 
 
 def test_no_client_traces_tensors_or_chooses_the_file(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,9 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.daemon_process import Process
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
-
-from tests.integration.conftest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -472,9 +471,7 @@ def test_a_load_succeeds_although_its_model_is_unloaded_meanwhile(
 
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(connection.load_model, "slow")
-        end = time.monotonic() + TIMEOUT_S
-        while state() != "LOADING":
-            assert time.monotonic() < end
+        wait_until(lambda: state() == "LOADING", TIMEOUT_S)
         connection.unload_model("slow")
         load.result(TIMEOUT_S)
     assert state() == "UNAVAILABLE"

@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from simulated_jetson.board import COMPATIBLE, Board, make_bundle, make_image, make_keys
+from support.simulated_jetson.board import COMPATIBLE, Board, make_bundle, make_image, make_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

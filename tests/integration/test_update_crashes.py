@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from onnx import TensorProto, helper
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 pytestmark = pytest.mark.usefixtures("strace")
 
@@ -180,7 +181,7 @@ class Bench:
     def wait_good(self) -> None:
         """Returns when `m` is what is in the repository, and kept."""
         assert self.server.wait_for(self.number) <= {self.number - 1}
-        _wait_for(self.is_good)
+        wait_until(self.is_good)
         assert self.server.index()["m"] == [("READY", "")]
 
     def is_good(self) -> bool:
@@ -237,7 +238,7 @@ class Bench:
         assert strace.stderr is not None
         assert "attached" in (said := strace.stderr.readline()), said
         change()
-        _wait_for(lambda: daemon.poll() is not None or is_over())
+        wait_until(lambda: daemon.poll() is not None or is_over())
         with suppress(subprocess.TimeoutExpired):
             daemon.wait(_LAST_S)
         died = daemon.poll() is not None
@@ -256,7 +257,7 @@ class Bench:
         daemon.kill()
         daemon.communicate(timeout=TIMEOUT_S)
         ended = re.compile(rf"^{daemon.pid} +\+\+\+ ", re.MULTILINE)
-        _wait_for(lambda: ended.search(self._log.read_text(errors="replace")) is not None)
+        wait_until(lambda: ended.search(self._log.read_text(errors="replace")) is not None)
         return not is_ready
 
     def _kept(self, name: str) -> list[str]:
@@ -311,7 +312,7 @@ def test_a_daemon_that_dies_while_it_forgets_a_model_is_followed_by_one_that_ser
 
     def there_again() -> None:
         bench.put("other", 100)
-        _wait_for(lambda: bench.server.client.is_model_ready("other") and not bench.is_gone())
+        wait_until(lambda: bench.server.client.is_model_ready("other") and not bench.is_gone())
 
     calls = some(bench.calls(take_away, bench.is_gone).at(bench.state_paths))
     bench.start_from_copies()
@@ -319,7 +320,7 @@ def test_a_daemon_that_dies_while_it_forgets_a_model_is_followed_by_one_that_ser
         there_again()
         assert bench.die(call, take_away, bench.is_gone)
         assert bench.start_from_copies() == bench.number
-        _wait_for(bench.is_gone)
+        wait_until(bench.is_gone)
         assert not bench.server.client.is_model_ready("other")
     tell("forgetting a model", bench, len(calls))
 
@@ -363,10 +364,3 @@ def network(number: float) -> bytes:
 
 def _only(paths: Paths) -> list[str]:
     return [flag for path in paths for flag in ("-P", str(path))]
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from simulated_jetson.board import make_keys, programs
-from simulated_jetson.firmware import Firmware
+from support.simulated_jetson.board import make_keys, programs
+from support.simulated_jetson.firmware import Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile, UpdateRecord

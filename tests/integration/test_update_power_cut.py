@@ -3,7 +3,7 @@
     EDGE_CRASH_POINTS=all pytest tests/integration/test_update_power_cut.py
 
 cuts at every call that changes a file or a variable of the firmware, not at some. The board is
-simulated: `tests/simulated_jetson` has the rules of its firmware.
+simulated: `tests/support/simulated_jetson` has the rules of its firmware.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from simulated_jetson.board import (
+from support.simulated_jetson.board import (
     Board,
     cut_power,
     make_bundle,
@@ -26,7 +26,7 @@ from simulated_jetson.board import (
     make_keys,
     programs,
 )
-from simulated_jetson.firmware import TRIES, Firmware
+from support.simulated_jetson.firmware import TRIES, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile
@@ -40,7 +40,7 @@ POINTS = os.environ.get("EDGE_CRASH_POINTS", "")
 # In an ordinary run of the tests: one cut of so many.
 EACH = 1 if POINTS == "all" else 3
 CHANGES = "write|pwrite64|fsync|fdatasync|rename.*|mkdir.*|unlink.*|ftruncate|openat"
-WRITER = Path(__file__).with_name("update_writer.py")
+WRITER = Path(__file__).parents[1] / "support" / "update_writer.py"
 VERSIONS = {"A": "1.0", "B": "2.0"}
 
 

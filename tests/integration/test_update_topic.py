@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mosquitto import Subscriber
+from support.mosquitto import Subscriber
 
 from edge_server.board.update_record import RecordFile, UpdateRecord
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-
-    from tests.integration.conftest import Mosquitto, Process
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 TOPIC = "edge/v1/tested/update"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
+from support.systemd_machine import Container, skip_where_no_container_can_be_made
+from support.waiting import wait_until
 
 from edge_server.board.update_record import RecordFile, UpdateRecord
 
@@ -73,11 +74,11 @@ def test_a_system_on_trial_that_is_not_kept_is_rebooted_and_no_other(
 
     for code in (69, 1, 139):  # unhealthy, or a Python that does not even start
         assert commit(machine, code, trial, tmp_path) == "failed"
-        wait_for(lambda: machine.run("cat", "/run/rebooted").stdout == "reboot\n")
+        wait_until(lambda: machine.run("cat", "/run/rebooted").stdout == "reboot\n")
 
     assert commit(machine, 69, UpdateRecord("committed", "A", "B"), tmp_path) == "failed"
     state = ("/usr/bin/systemctl", "show", "-P", "ExecMainExitTimestamp")
-    wait_for(lambda: machine.do(*state, "edge-server-rollback.service") != "")
+    wait_until(lambda: machine.do(*state, "edge-server-rollback.service") != "")
     log = ("journalctl", "-u", "edge-server-rollback", "--output=cat", "--no-pager")
-    wait_for(lambda: "slot A is not on trial" in machine.do(*log))
+    wait_until(lambda: "slot A is not on trial" in machine.do(*log))
     assert machine.run("test", "-e", "/run/rebooted").returncode

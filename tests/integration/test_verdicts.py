@@ -17,7 +17,7 @@ from .delivery.verbs import models
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Server
+    from support.polling_server import Server
 
 TIMEOUT_S = 120.0
 CONFIG = 'backend: "onnxruntime"'

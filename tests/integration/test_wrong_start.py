@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Process
+    from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 120.0

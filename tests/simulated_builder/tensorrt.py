@@ -1,9 +1,9 @@
 """A simulation of TensorRT's builder, of the version in SIMULATED_TENSORRT (8.6 to 11.4).
 
 It builds nothing: a "plan" is a JSON list of what was asked for. What a version's classes do not
-have, by `tests/tensorrt_api/names.json`, they do not have here either, to read or to set. Some
-names of ONNX files make it fail as the real one does. With SIMULATED_DLA cores; a Runtime without a
-CUDA driver crashes, as the real one does.
+have, by `tests/support/tensorrt_api/names.json`, they do not have here either, to read or to set.
+Some names of ONNX files make it fail as the real one does. With SIMULATED_DLA cores; a Runtime
+without a CUDA driver crashes, as the real one does.
 """
 # ruff: noqa: F821 - which enums there are says names.json
 
@@ -27,7 +27,7 @@ __version__ = f"{_VERSION}.0.30" if _VERSION.count(".") == 1 else _VERSION
 
 def _names() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    said = json.loads((_HERE.parent / "tensorrt_api" / "names.json").read_text())
+    said = json.loads((_HERE.parent / "support" / "tensorrt_api" / "names.json").read_text())
     for name, groups in said.items():
         for versions, members in groups.items():
             if _VERSION in versions.split():

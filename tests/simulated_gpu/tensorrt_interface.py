@@ -2,8 +2,8 @@
 
     python tests/simulated_gpu/tensorrt_interface.py FOLDER VERSION
 
-asks the real bindings below FOLDER (see tests/tensorrt_api/real_bindings.py) and writes what they
-say into tensorrt_interface.json beside this file.
+asks the real bindings below FOLDER (see tests/support/tensorrt_api/real_bindings.py) and writes
+what they say into tensorrt_interface.json beside this file.
 """
 
 from __future__ import annotations

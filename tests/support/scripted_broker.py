@@ -49,6 +49,7 @@ class ScriptedBroker:
         subscribed: called with the client's socket once for each client, on its first subscription,
             before that is acknowledged.
         tls: encrypts.
+        answers_subscriptions: False leaves every one without an answer.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class ScriptedBroker:
         properties: bytes = b"",
         subscribed: Callable[[socket.socket], None] = lambda _: None,
         tls: ssl.SSLContext | None = None,
+        answers_subscriptions: bool = True,
     ) -> None:
         self.clients = 0
         self.published: list[tuple[str, bytes]] = []
         self._properties = properties
         self._subscribed = subscribed
         self._tls = tls
+        self._answers_subscriptions = answers_subscriptions
         self._ends = threading.Event()
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.settimeout(_LOOK_S)
@@ -109,7 +112,9 @@ class ScriptedBroker:
                     if not subscribed:
                         self._subscribed(client)
                     subscribed = True
-                    client.sendall(packet(0x90, body[:2] + b"\0" + bytes(_filters(body))))
+                    if self._answers_subscriptions:
+                        answer = body[:2] + b"\0" + bytes(_filters(body))
+                        client.sendall(packet(0x90, answer))
                 elif first & 0xF0 == 0x30:
                     self._take(client, first, body)
                 elif first == 0xC0:

@@ -334,7 +334,8 @@ class Traffic:
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            self._awake.wait(_UNSENT_S if self._streams else None)
+            # Connections without a call take memory too.
+            self._awake.wait(_UNSENT_S if self._streams else _MOST_UNREST_S)
             self._awake.clear()
             while not self._closed.wait(_LOOK_S):
                 self.tick(time.monotonic())

@@ -150,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._in_header = True
         self._header_bytes = 0  # parsed
-        self._unparsed_bytes = 0  # what arrived since the last request
+        self._unparsed_bytes = 0  # what arrived since the last request or part of a body
         self._call: HttpCall | None = None
         self._unanswered: deque[_Unanswered] = deque()
         self._sending: TimerHandle | None = None
@@ -195,13 +195,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._sending is None and self in self._limits.waiting:
             self._await_client()
-        if self._in_header:
-            # The parser keeps a name or a value until it is complete, however long it grows. The
-            # last read may have more than the header.
-            self._unparsed_bytes += len(data)
-            if self._unparsed_bytes >= self._limits.header_bytes + _READ_BYTES:
-                self.cut_off()
-                return
+        # The parser keeps a name or a value until it is complete, however long it grows, that of a
+        # trailer too. The last read may have more than the header.
+        self._unparsed_bytes += len(data)
+        if self._unparsed_bytes >= self._limits.header_bytes + _READ_BYTES:
+            self.cut_off()
+            return
         super().data_received(data)
         call = self._call
         if call is not None and not self._in_header and call.left:
@@ -250,6 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep the body in one buffer; uvicorn would keep copies, and pause the client for them."""
+        self._unparsed_bytes = 0
         call = self._call
         if call is None or self.transport.is_closing() or self.cycle.response_complete:
             return

@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.cli.models.push import pack
 from edge_server.repository.signature import SigningKey, make_keys
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import tritonclient.grpc as triton
-
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 
 def test_the_verbs_from_key_to_rollback(repository: Path, tmp_path: Path) -> None:
@@ -332,11 +331,8 @@ def test_interrupted_from_the_keyboard_it_takes_everything_back(
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + TIMEOUT_S
-    while not list(repository.glob(".incoming-*/1/large")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: process.poll() is not None or list(repository.glob(".incoming-*/1/large")))
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, said) == (130, "edge-server: interrupted; no half model is left\n")

@@ -22,13 +22,13 @@ from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.settings import Python
 from tests.integration.frameworks import networks
-from tests.integration.frameworks.conftest import params
+from tests.integration.frameworks.daemon import params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.frameworks.conftest import Served
+    from tests.integration.frameworks.daemon import Served
 
 
 def of(*backends: str) -> Any:

@@ -19,10 +19,10 @@ from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import GpuEvent, Stream
 
 if TYPE_CHECKING:
+    from support.simulated_gpu import SimulatedGpu
+
     from edge_server.gpu.device import Device
     from edge_server.gpu.device_array import CudaArray
-
-    from ...conftest import SimulatedGpu
 
 
 @pytest.fixture

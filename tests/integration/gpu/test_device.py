@@ -19,9 +19,9 @@ from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
 from edge_server.gpu.stream import GpuEvent, Module, Stream
 
 if TYPE_CHECKING:
-    from edge_server.gpu.device import Device
+    from support.simulated_gpu import SimulatedGpu
 
-    from ...conftest import SimulatedGpu
+    from edge_server.gpu.device import Device
 
 
 @pytest.mark.parametrize(

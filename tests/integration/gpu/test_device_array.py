@@ -14,10 +14,10 @@ from edge_server.gpu.stream import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.simulated_gpu import SimulatedGpu
+
     from edge_server.gpu.device import Device
     from edge_server.gpu.device_array import CudaArray
-
-    from ...conftest import SimulatedGpu
 
 
 @pytest.fixture

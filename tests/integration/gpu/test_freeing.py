@@ -20,9 +20,9 @@ from edge_server.gpu.stream import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.gpu.device import Device
+    from support.simulated_gpu import SimulatedGpu
 
-    from ...conftest import SimulatedGpu
+    from edge_server.gpu.device import Device
 
 LONG_MS = 30_000
 SHORT_MS = 200

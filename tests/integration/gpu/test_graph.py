@@ -19,9 +19,9 @@ from edge_server.gpu.memory import DeviceMemory, pinned_array
 from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:
-    from edge_server.gpu.device import Device
+    from support.simulated_gpu import SimulatedGpu
 
-    from ...conftest import SimulatedGpu
+    from edge_server.gpu.device import Device
 
 with_bindings = pytest.mark.skipif(
     not importlib.util.find_spec("cuda"), reason="no cuda-bindings here"

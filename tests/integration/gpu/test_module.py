@@ -17,9 +17,9 @@ from edge_server.gpu.stream import Module, Stream
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.gpu.device import Device
+    from support.simulated_gpu import SimulatedGpu
 
-    from ...conftest import SimulatedGpu
+    from edge_server.gpu.device import Device
 
 SHIM = """
 const char signature_mix[] = "Pif4s";

@@ -11,13 +11,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from ...conftest import SIMULATED_GPU
+from support.simulated_gpu import SIMULATED_GPU
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from ...conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 RECORD = json.loads((SIMULATED_GPU / "pycuda_interface.json").read_text())
 

@@ -15,9 +15,9 @@ from edge_server.gpu.memory import DeviceMemory, pinned_array
 from edge_server.gpu.stream import GpuEvent, Module, PriorityStream, Stream
 
 if TYPE_CHECKING:
-    from edge_server.gpu.device import Device
+    from support.simulated_gpu import SimulatedGpu
 
-    from ...conftest import SimulatedGpu
+    from edge_server.gpu.device import Device
 
 
 def test_copies_and_fills_of_one_stream_happen_in_turn(device: Device) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from flashed_board import FlashedBoard, skip_where_no_disk_can_be_made
-from systemd_machine import Container, skip_where_no_container_can_be_made, wait_for
+from support.flashed_board import FlashedBoard, skip_where_no_disk_can_be_made
+from support.systemd_machine import Container, skip_where_no_container_can_be_made
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,7 +201,7 @@ def boot(image: Path, tmp_path: Path) -> Iterator[Callable[..., Container]]:
         )
         started.append(container)
         container.wait_until_up()
-        wait_for(
+        wait_until(
             lambda: container.run("systemctl", "is-system-running").stdout.strip() in ENDS, 300
         )
         return container

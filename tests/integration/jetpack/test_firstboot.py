@@ -12,7 +12,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from flashed_board import FIRSTBOOT, FlashedBoard, skip_where_no_disk_can_be_made
+from support.flashed_board import FIRSTBOOT, FlashedBoard, skip_where_no_disk_can_be_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

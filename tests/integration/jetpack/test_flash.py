@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from mock_linux_for_tegra import MockLinuxForTegra
+from support.mock_linux_for_tegra import MockLinuxForTegra
 
 JETPACK = Path(__file__).parents[3] / "jetpack"
 QSPI = "'-c bootloader/generic/cfg/flash_t234_qspi.xml'"

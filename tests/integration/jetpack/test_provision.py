@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import paho.mqtt.client as paho
 import pytest
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.mosquitto import Mosquitto
+    from support.mosquitto import Mosquitto
 
 FILE = '[device]\nid = "truck-17"\n[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
 

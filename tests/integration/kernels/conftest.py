@@ -6,19 +6,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
-from tests.integration.kernels.shim import Shim
+from tests.integration.kernels.shim import BuildShim, Shim
 
 ROOT = Path(__file__).parents[3]
 BUILD_SHIM = ROOT / "tests/simulated_gpu/kernel_shim/build_shim"
 KERNELS = ROOT / "edge_server/gpu/kernels"
-
-
-class BuildShim(Protocol):
-    def __call__(self, source: Path) -> Shim: ...
 
 
 @pytest.fixture(scope="session")

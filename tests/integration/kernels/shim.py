@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from integer_colours import COLOURS, bgr_by_integers, random_image
+from support.integer_colours import COLOURS, bgr_by_integers, random_image
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.gpu.kernels.preprocess import (
@@ -178,3 +178,7 @@ class Shim:
         assert (memory.bytes[first + size_bytes :] == 0x5A).all()
         made = memory.bytes[first : first + size_bytes].copy()
         return made.view(wish.dtype).reshape(shape)
+
+
+class BuildShim(Protocol):
+    def __call__(self, source: Path) -> Shim: ...

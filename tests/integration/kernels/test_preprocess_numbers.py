@@ -1,4 +1,4 @@
-"""Kernels and CPU give the numbers of tests/integer_colours.py, bit for bit."""
+"""Kernels and CPU give the numbers of tests/support/integer_colours.py, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
+from support.integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.cameras.synthetic.road_renderer import render

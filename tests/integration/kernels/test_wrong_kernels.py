@@ -15,8 +15,7 @@ from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_integer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.kernels.conftest import BuildShim
-    from tests.integration.kernels.shim import Shim
+    from tests.integration.kernels.shim import BuildShim, Shim
 
 pytestmark = pytest.mark.long
 

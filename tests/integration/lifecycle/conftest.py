@@ -1,6 +1,7 @@
 """Models that count, as the unit tests of the same room have them."""
 
-from tests.unit.lifecycle.conftest import counted, gate
-from tests.unit.lifecycle.control.conftest import world
+from support.counted_backend import counted, gate
+
+from tests.unit.lifecycle.control.world import world
 
 __all__ = ["counted", "gate", "world"]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend, Gate
+    from support.counted_backend import CountedBackend, Gate
+    from support.model_folders import WriteModel
 
 
 def test_loads_of_one_model_wait_for_each_other_and_of_others_do_not(

@@ -28,8 +28,9 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend
+
     from edge_server.inference.registry import Lease
-    from tests.unit.lifecycle.conftest import CountedBackend
 
 TIMEOUT_S = 30.0
 TYPES = ("TYPE_FP32", "TYPE_INT32")

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-
-    from tests.unit.lifecycle.conftest import CountedBackend
+    from support.counted_backend import CountedBackend
 
 TIMEOUT_S = 30.0
 WINDOW_S = 2.0

@@ -21,10 +21,11 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.model_folders import WriteModel
+
     from edge_server.backends.contract import LoadContext, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
-    from tests.conftest import WriteModel
 
 TIMEOUT_S = 30.0
 CONFIG = (

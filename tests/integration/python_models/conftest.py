@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -68,10 +68,11 @@ class Served:
         return loaded.model  # type: ignore[return-value]
 
     def wait_until_ready(self, name: str) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not self.plane.model_ready(name, ""):
-            assert time.monotonic() < end, self.model(name).not_ready_reason()
-            time.sleep(0.01)
+        wait_until(
+            lambda: self.plane.model_ready(name, ""),
+            TIMEOUT_S,
+            otherwise=lambda: self.model(name).not_ready_reason(),
+        )
 
 
 def request_of(model: str, *values: int, **request: object) -> InferRequest:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.backends.python import session
 from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
@@ -170,10 +171,7 @@ def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> Non
     marker.touch()
     with pytest.raises(InternalError):
         served.infer("m", 1)
-    end = time.monotonic() + 20
-    while "still broken" not in served.model("m").not_ready_reason():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: "still broken" in served.model("m").not_ready_reason(), 20)
     marker.unlink()
     served.wait_until_ready("m")
 
@@ -290,10 +288,7 @@ def test_what_a_model_has_started_ends_with_it(serve: Serve) -> None:
     )
     (pid,) = served.values("m", 1)
     served.registry.clear()
-    end = time.monotonic() + 20
-    while alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not alive(pid), 20)
 
 
 def open_files() -> int:
@@ -348,9 +343,8 @@ def execute(self, requests):
     return [y([1]) for _ in requests]
 """
     serve(m=f"import threading{dies}")
-    end = time.monotonic() + 30
-    while len(delays := re.findall(r"is down, again in ([\d.]+) s", caplog.text)) < 6:
-        assert time.monotonic() < end, caplog.text
-        time.sleep(0.05)
+    again = re.compile(r"is down, again in ([\d.]+) s")
+    wait_until(lambda: len(again.findall(caplog.text)) >= 6, otherwise=lambda: caplog.text)
+    delays = again.findall(caplog.text)
     assert float(delays[0]) <= 0.1
     assert float(delays[5]) >= 1.0

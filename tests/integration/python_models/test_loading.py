@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class Server:
         return str(caught.value.message())
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < end, self.process.log.read_text()
-            time.sleep(0.02)
+        wait_until(condition, TIMEOUT_S, otherwise=self.process.log.read_text)
 
     def state(self, model: str) -> tuple[str, str]:
         models = self.client.get_model_repository_index().models

@@ -6,11 +6,11 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.backends.python.child import sandbox, seccomp
 from edge_server.settings import Python
@@ -241,10 +241,7 @@ def test_what_leaves_its_session_ends_with_the_model(serve: Serve) -> None:
     )
     assert alive(pid)
     served.registry.clear()
-    end = time.monotonic() + TIMEOUT_S
-    while alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not alive(pid), TIMEOUT_S)
 
 
 @needs_seccomp

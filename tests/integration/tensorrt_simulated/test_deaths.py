@@ -7,19 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.integration.tensorrt_simulated.conftest import two_inputs
+from support.workshop import two_inputs
 
 if TYPE_CHECKING:
-    from tests.integration.tensorrt_simulated.conftest import Workshop
+    from support.workshop import Workshop
 VERSIONS = {
     "8.6": "8.6.1.6",
     "10.3": "10.3.0.30",
     "10.16": "10.16.2.1",
     "11.4": "11.4.1.1",
 }
-
-
 REFUSED = """
 import sys
 import tensorrt as trt

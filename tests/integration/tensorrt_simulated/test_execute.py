@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from support.workshop import Asked, add_one, infer, onnx_bytes, two_inputs
 
 from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
@@ -18,12 +19,10 @@ from edge_server.inference.snapshot import Snapshot
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor
 
-from .conftest import Asked, add_one, infer, onnx_bytes, two_inputs
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Workshop
+    from support.workshop import Workshop
 
 BATCHES = {"x": ((1, 4), (4, 4), (8, 4))}
 X = np.arange(4, dtype=np.float32).reshape(1, 4)

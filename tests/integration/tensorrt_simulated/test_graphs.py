@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from support.workshop import Asked, add_one, onnx_bytes
 
 from edge_server.errors import DeviceLost, ModelConfigError
 from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.tensors import Tensor
 
-from .conftest import Asked, add_one, onnx_bytes
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Workshop
+    from support.workshop import Workshop
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BATCHES = [{"x": ((1, 4), (4, 4), (8, 4))}]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.workshop import Asked, add_one
 
 from edge_server.backends.tensorrt.plan_build.side_car import (
     sha256_of,
@@ -13,14 +14,13 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
 )
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError
-from tests.integration.tensorrt_simulated.conftest import Asked, add_one
 from tests.integration.tensorrt_simulated.test_loading import PROFILES, X, with_side_car
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.tensorrt_simulated.conftest import Workshop
+    from support.workshop import Workshop
 
 DLA = "instance_group { kind: KIND_GPU secondary_devices { kind: KIND_NVDLA device_id: %d } }"
 

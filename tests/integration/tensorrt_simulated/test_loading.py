@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.workshop import Asked, add_one
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import LoadContext, no_progress
@@ -19,12 +20,10 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
 )
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 
-from .conftest import Asked, add_one
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Workshop
+    from support.workshop import Workshop
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 PROFILES = [{"x": ((1, 4), (2, 4), (4, 4))}]

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.workshop import Asked, add_one
 
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import Placement
 
-from .conftest import Asked, add_one
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Workshop
+    from support.workshop import Workshop
 
 PROFILES = [{"x": ((1, 4), (2, 4), (4, 4))}, {"x": ((1, 4), (8, 4), (16, 4))}]
 

@@ -8,12 +8,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tensorrt_api import real_bindings
-
-from ...conftest import SIMULATED_GPU
+from support.simulated_gpu import SIMULATED_GPU
+from support.tensorrt_api import real_bindings
 
 if TYPE_CHECKING:
-    from .conftest import Workshop
+    from support.workshop import Workshop
 
 RECORD = json.loads((SIMULATED_GPU / "tensorrt_interface.json").read_text())
 NAMES: dict[str, Any] = real_bindings.names()

@@ -3,8 +3,8 @@
 What it keeps of the real one: names, parameters, what returns False or None instead of raising,
 what is only said to the logger, what is asked of addresses, contexts and profiles, what happens in
 the order of a stream (`libcuda.c` beside this folder has streams) and what at once. It has only
-what the version that it plays has, by the tables of the real classes (tests/tensorrt_api). A plan
-is an ONNX file with a head: see `simulated_plan`.
+what the version that it plays has, by the tables of the real classes (tests/support/tensorrt_api).
+A plan is an ONNX file with a head: see `simulated_plan`.
 
 EDGE_SIMULATED_TENSORRT says which TensorRT it is and what shall go wrong: `simulated_settings`.
 

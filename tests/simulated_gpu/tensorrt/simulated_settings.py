@@ -18,7 +18,7 @@ import json
 import os
 from pathlib import Path
 
-_TABLE = Path(__file__).parents[2] / "tensorrt_api" / "names.json"
+_TABLE = Path(__file__).parents[2] / "support" / "tensorrt_api" / "names.json"
 _USUAL = "version=10.3.0.30,dla_cores=2"
 
 

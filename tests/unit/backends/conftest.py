@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ...conftest import SimulatedGpu
+    from support.simulated_gpu import SimulatedGpu
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.conftest import FakeBoard
+    from support.fake_board import FakeBoard
 
 NOW_S = 4e9
 

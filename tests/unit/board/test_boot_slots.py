@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated_jetson.firmware import GLOBAL, TRIES, VENDOR, Firmware
+from support.simulated_jetson.firmware import GLOBAL, TRIES, VENDOR, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.errors import EdgeServerError, Unavailable, Unsupported

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
-from boards import plant
 from hypothesis import given
 from hypothesis import strategies as st
+from support.boards import plant
 
 from edge_server.board.facts import (
     BoardEngine,
@@ -24,7 +24,7 @@ from edge_server.board.thermal import EventCounter, ThermalZone
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import FakeBoard
+    from support.fake_board import FakeBoard
 
 
 def test_all_facts_of_an_orin_nx_with_jetpack_6(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripted_camera import IMAGE, PERIOD_S, Rig, ScriptedWatch
+from support.scripted_camera import IMAGE, PERIOD_S, Rig, ScriptedWatch
 
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame

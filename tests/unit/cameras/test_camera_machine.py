@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from scripted_camera import Rig
+from support.scripted_camera import Rig
 
 from edge_server.cameras.camera import MOST_ABANDONED
 from edge_server.cameras.frame import Frame

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integer_colours import (
+from support.integer_colours import (
     COLOURS,
     bgr_by_integers,
     bgr_of_yuv,

@@ -13,12 +13,12 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
+from support.mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.jpeg import JpegDecoder
-from edge_server.cameras.mcap_file import Records, size_of
+from edge_server.cameras.mcap_file import Records, cameras_in, size_of
 from edge_server.cameras.mcap_source import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.cameras.source_uri import SourceOptions
@@ -252,6 +252,57 @@ def test_damage_of_any_kind_ends_a_recording_and_asks_for_no_memory(
     source = open_source(f"mcap://{path}?fps=0")
     assert len(played(source)) == 40  # type: ignore[arg-type]
     assert "broke off after 40 pictures" in caplog.text
+
+
+def _text(content: bytes) -> bytes:
+    return struct.pack("<I", len(content)) + content
+
+
+_LONG = bytes(30 << 20)
+_KEPT = {
+    "channels": lambda number: _record(
+        4,
+        struct.pack("<HH", number, 0)
+        + _text(b"/front/image")
+        + _text(b"protobuf")
+        + _text(_text(b"calibration") + _text(_LONG)),
+    ),
+    "schemas": lambda number: _record(
+        3, struct.pack("<H", number) + _text(b"name") + _text(b"encoding") + _text(_LONG)
+    ),
+    "metadata": lambda number: _record(
+        12, _text(b"%d" % number) + _text(_text(b"key") + _text(_LONG))
+    ),
+}
+
+
+@pytest.mark.parametrize("of", _KEPT)
+def test_a_small_file_does_not_unpack_to_gigabytes_that_are_kept(tmp_path: Path, of: str) -> None:
+    path = tmp_path / "bomb.mcap"
+    with path.open("wb") as file:
+        file.write(b"\x89MCAP0\r\n" + _record(1, bytes(8)))
+        for number in range(1, 6):
+            record = _KEPT[of](number)
+            if of == "metadata":  # which no chunk has
+                file.write(record)
+            else:
+                file.write(_chunk(b"zstd", zstandard.compress(record), len(record)))
+    records = Records(path)
+    assert not list(records)
+    assert "channels, schemas and metadata of more than 64 MiB" in records.damage
+    assert len(records.metadata) <= 2
+
+
+def test_a_summary_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.mcap"
+    begin = b"\x89MCAP0\r\n" + _record(1, bytes(8)) + _record(15, bytes(4))
+    with path.open("wb") as file:
+        file.write(begin)
+        for number in range(1, 6):
+            file.write(_KEPT["channels"](number))
+        file.write(_record(2, struct.pack("<QQI", len(begin), 0, 0)) + b"\x89MCAP0\r\n")
+    with pytest.raises(SourceError, match="more than 64 MiB"):
+        cameras_in(path)
 
 
 @pytest.mark.parametrize("size", ["0", "-320", "9" * 30, "9" * 400])

@@ -77,3 +77,16 @@ def test_what_has_no_parts_is_not_kept() -> None:
     assert parser.pop() == b"x"
     with pytest.raises(MultipartError, match="boundary is empty"):
         MultipartParser(b"--")
+
+
+def test_bytes_that_never_become_an_image_are_refused() -> None:
+    parser = MultipartParser(b"cam")
+    for _ in range(2):  # an image ends the count
+        for _ in range(31):
+            parser.feed(bytes(2**20))
+            assert parser.pop() is None
+        parser.feed(b"--cam\r\nContent-Length: 1\r\n\r\nx\r\n")
+        assert parser.pop() == b"x"
+    parser.feed(bytes(33 * 2**20))
+    with pytest.raises(MultipartError, match="no image begins within 32 MiB"):
+        parser.pop()

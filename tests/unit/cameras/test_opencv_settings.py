@@ -9,15 +9,17 @@ import pytest
 from edge_server.cameras import opencv_settings
 from edge_server.cameras.opencv_settings import ffmpeg_options, no_camera_opens, settle_opencv
 
+FORMATS = f"format_whitelist;{opencv_settings._CONTAINERS}"
 OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 
 
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ("", "rtsp_transport;tcp"),
-        ("max_delay;500000", "rtsp_transport;tcp|max_delay;500000"),
-        ("rtsp_transport;udp", "rtsp_transport;udp"),
+        ("", f"rtsp_transport;tcp|{FORMATS}"),
+        ("max_delay;500000", f"rtsp_transport;tcp|{FORMATS}|max_delay;500000"),
+        ("rtsp_transport;udp", f"rtsp_transport;udp|{FORMATS}"),
+        ("format_whitelist;hls", "rtsp_transport;tcp|format_whitelist;hls"),
     ],
 )
 def test_options_of_the_environment_are_kept(

@@ -260,6 +260,27 @@ def test_a_file_that_may_not_be_read_is_distinguished_from_a_damaged_one(name: s
             os.seteuid(whoever)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.mp4", "ffconcat version 1.0\nfile other.avi\n"),
+        ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nother.avi\n#EXT-X-ENDLIST\n"),
+    ],
+)
+def test_a_file_has_no_further_files_opened(tmp_path: Path, name: str, text: str) -> None:
+    write_video(tmp_path / "other.avi", frames=3)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match="no video can be read"):
+        open_source(str(tmp_path / name))
+
+
+def test_a_picture_that_is_named_like_a_video_is_not_unpacked(tmp_path: Path) -> None:
+    picture = cv2.imencode(".png", np.zeros((48, 64, 3), np.uint8))[1]
+    (tmp_path / "picture.mp4").write_bytes(picture.tobytes())
+    with pytest.raises(SourceError, match="no video can be read"):
+        open_source(str(tmp_path / "picture.mp4"))
+
+
 def test_options_behind_a_plain_path_are_refused_with_their_form(video: Path) -> None:
     with pytest.raises(SourceError, match=r"file:///absolute/path\?loop=true"):
         open_source(f"{video}?loop=true")
@@ -489,10 +510,13 @@ def test_a_looping_video_that_became_a_pipe_is_an_error_and_holds_nobody(video: 
 
 
 def test_a_video_of_a_size_that_no_camera_has_is_not_decoded(tmp_path: Path) -> None:
-    # FFmpeg plays a PNG of any name, and would take 2 GB for this one.
-    (tmp_path / "x.mp4").write_bytes(png(15_000, 15_000))
+    # FFmpeg would take 0.9 GB for this one.
+    head = b"GIF89a" + struct.pack("<HHBBB", 15_000, 15_000, 0x80, 0, 0) + bytes(6)
+    frame = b"," + struct.pack("<HHHHB", 0, 0, 64, 48, 0) + b"\x02\x02\x44\x01\x00"
+    path = tmp_path / "x.gif"
+    path.write_bytes(head + frame + b";")
     with pytest.raises(SourceError, match="15000 x 15000, more than 32 megapixels"):
-        open_source(str(tmp_path / "x.mp4"))
+        open_source(str(path))
 
 
 def test_an_image_that_would_fill_the_memory_is_skipped(

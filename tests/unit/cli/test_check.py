@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.conftest import Authority, WriteModel
+    from support.certificates import Authority
+    from support.model_folders import WriteModel
 
 IDENTITY = """
 backend: "identity"

@@ -21,7 +21,7 @@ from edge_server.cli.doctor import as_json, matrix, text
 from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import FakeBoard
+    from support.fake_board import FakeBoard
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from mcap_drive import Drive, camera_jpeg
+from support.mcap_drive import Drive, camera_jpeg
 
 from edge_server.cli.main import run_command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from simulated_jetson.firmware import GLOBAL, TRIES, Firmware
+from support.simulated_jetson.firmware import GLOBAL, TRIES, Firmware
 
 from edge_server.board.boot_slots import BootSlots
 from edge_server.board.update_record import RecordFile

@@ -16,7 +16,7 @@ from edge_server.settings import Repository
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import WriteModel
+    from support.model_folders import WriteModel
 
 
 def identity(image: str, points: str) -> str:

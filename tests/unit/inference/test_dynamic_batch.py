@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
@@ -180,15 +181,7 @@ def serve() -> Iterator[Callable[..., Served]]:
         served.model.open = True
         served.model.let_through(100)
         served.registry.clear()
-        assert _soon(lambda served=served: served.model.closed)
-
-
-def _soon(true: Callable[[], bool]) -> bool:
-    """Whether that becomes true; for what another thread does and no event tells."""
-    until = time.monotonic() + TIMEOUT_S
-    while not true() and time.monotonic() < until:
-        time.sleep(0.002)
-    return true()
+        wait_until(lambda served=served: served.model.closed)
 
 
 def test_a_lone_request_runs_at_once(serve: Callable[..., Served]) -> None:
@@ -239,7 +232,7 @@ def test_a_delay_longer_than_a_thread_can_wait_is_no_fault(
 ) -> None:
     served = serve(f"preferred_batch_size: 2 max_queue_delay_microseconds: {2**64 - 1}")
     served.submit(1)
-    assert _soon(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
+    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
     served.submit(2)
     assert served.model.next_run() == [1, 2]
     assert caplog.text == ""
@@ -302,7 +295,7 @@ def test_a_batch_waits_for_company_and_goes_when_it_is_preferred(
     served = serve(f"preferred_batch_size: 3 max_queue_delay_microseconds: {hour_us}")
     for value in (1, 2):
         served.submit(value)
-    assert _soon(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
+    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
     assert served.model.entered.empty()
     # Waiting for company is no run, however long it takes.
     assert served.loaded.scheduler.running_since() == math.inf
@@ -494,9 +487,9 @@ def test_responses_keep_the_order_of_arrival_where_that_is_requested(
     ]
     for _ in range(3):
         served.model.next_run()
-    assert _soon(lambda: served.counts[0] == 2)
+    wait_until(lambda: served.counts[0] == 2)
     if preserve == "false":
-        assert _soon(lambda: order == [2, 3])
+        wait_until(lambda: order == [2, 3])
     else:
         assert order == []
         # As the watch does while a request waits anywhere: held responses have callers.
@@ -538,8 +531,8 @@ def test_what_replaces_a_model_closes_it_after_its_last_response(
     assert not served.model.closed
     served.model.let_through(2)
     assert [each.value() for each in responses] == [1, 2]
-    assert _soon(lambda: served.model.closed)
-    assert _soon(lambda: not any(w.alive for w in served.loaded.scheduler._workers))  # type: ignore[attr-defined]
+    wait_until(lambda: served.model.closed)
+    wait_until(lambda: not any(w.alive for w in served.loaded.scheduler._workers))  # type: ignore[attr-defined]
 
 
 def test_closing_refuses_callers_that_still_waits_and_callers_that_comes_later(
@@ -612,6 +605,6 @@ def test_far_above_capacity_every_request_gets_a_response_once_run_or_refused(
     served.model.open = False
     for _ in range(2):
         served.submit(1)
-        assert _soon(lambda: served.loaded.scheduler.pending() == 0)
+        wait_until(lambda: served.loaded.scheduler.pending() == 0)
     assert not any(served.submit(1).over for _ in range(5))
     assert served.submit(1).over

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_linux_for_tegra import layout
+from support.mock_linux_for_tegra import layout
 
 _SCRIPT = Path(__file__).parents[3] / "jetpack/data_partition.py"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from tests.conftest import WriteModel
+    from support.model_folders import WriteModel
 
 TIMEOUT_S = 30.0
 CONFIG = (

@@ -14,7 +14,7 @@ from edge_server.repository.scan import files_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import WriteModel
+    from support.model_folders import WriteModel
 
 MIB = 1 << 20
 IO = (

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend, Gate
+    from support.model_folders import WriteModel
+
     from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 TIMEOUT_S = 30.0
 BETTER = "its predecessor, given 3 of these requests, responded well to 3"

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend, Gate
+    from support.model_folders import WriteModel
+
     from edge_server.inference.snapshot import LoadedModel, Snapshot
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 ALL = "version_policy { all {} } "
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
+
     from edge_server.model_config.config import ModelConfig
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
 
 TIMEOUT_S = 30.0
 UNSAID = INT32.replace(MAY_BREAK, "")

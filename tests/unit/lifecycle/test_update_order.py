@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend, Gate
+
     from edge_server.lifecycle.model_spec import ModelSpec
-    from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 TIMEOUT_S = 30.0
 COUNTED = 'backend: "counted"'

@@ -7,9 +7,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from boards import plant
 from google.protobuf import json_format
 from lane_frame_schema import health_schema
+from support.boards import plant
 
 from edge_server.board.facts import BoardFacts, read_board_facts
 from edge_server.board.identity import Identity

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from integer_colours import bgr_by_integers, random_image
+from support.integer_colours import bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+
+# Read at import: without it usage telemetry is recorded in HOME and sent to the vendor.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from .samples import Sampling, TensorInfo, info, recorded_samples, run_samples, write_inputs

@@ -1,7 +1,7 @@
 """Build a plan from an ONNX file, with one code for TensorRT 8.6 to 11, and read what it holds.
 
 Objects of TensorRT are annotated, so that the names used here can be checked against every
-version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
+version's classes (tests/support/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
 Only a process that may crash imports this: see `process`. Nothing here that loads a plan may be

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.admission import ByteBudget
@@ -282,10 +282,7 @@ def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolEx
     assert next_read.wait(TIMEOUT_S)
     assert request_lives() is None
     waits = pool.submit(next, responses, None)
-    until = time.monotonic() + TIMEOUT_S
-    while kept[0]() is not None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert kept[0]() is None
+    wait_until(lambda: kept[0]() is None)
     go_on.set()
     assert waits.result(TIMEOUT_S) is None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from support.waiting import wait_until
 
 from edge_server.api.admission import MIB, ByteBudget
 from edge_server.api.grpc.traffic import COMPRESSED, SLOW_READER_S, Traffic
@@ -380,3 +381,14 @@ def test_a_compressed_request_is_refused_unless_the_settings_bound_it(
 @pytest.mark.parametrize("level", range(-1, 10))
 def test_every_header_of_zlib_is_known_as_compressed(level: int) -> None:
     assert zlib.compress(b"lanes", level).startswith(COMPRESSED)
+
+
+def test_memory_that_no_call_has_taken_goes_back_too(
+    traffic: Traffic, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_server.api.grpc.traffic._MOST_UNREST_S", 0.01)
+    monkeypatch.setattr("edge_server.api.grpc.traffic._QUIET_S", 0.0)
+    traffic.start()
+    memory.bytes += 100 * MIB  # frames that are no call's
+    wait_until(lambda: memory.given_back)
+    traffic.close()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from boards import plant
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
+from support.boards import plant
 
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorrt_api import real_bindings, walk
+from support.tensorrt_api import real_bindings, walk
 
 SOURCES = Path(__file__).parents[4] / "edge_server" / "backends" / "tensorrt"
 NAMES: dict[str, Any] = real_bindings.names()

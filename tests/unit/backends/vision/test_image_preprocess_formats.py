@@ -1,4 +1,4 @@
-"""Pixel formats, crops and lenses in whole numbers (tests/integer_colours.py), on both places."""
+"""Pixel formats, crops and lenses in whole numbers (support.integer_colours), on both places."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integer_colours import bgr_by_integers, random_image
+from support.integer_colours import bgr_by_integers, random_image
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.devices import Devices
-
-    from ...conftest import SimulatedGpu
 
 FORMATS = pytest.mark.parametrize("pixel_format", [each.value for each in PixelFormat])
 PLANAR = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1] }'

@@ -41,12 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from support.simulated_gpu import SimulatedGpu
 
     from edge_server.backends.contract import Model, Tensors
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
-
-    from ...conftest import SimulatedGpu
 
 ON_GPU = IMAGE + NETWORK + SIZE + GPU
 # An Orin reads pinned host memory in place; a card in a PC is given a copy.

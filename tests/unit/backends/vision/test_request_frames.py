@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
-from integer_colours import COLOURS, bgr_by_integers, camera_image, random_image
+from support.integer_colours import COLOURS, bgr_by_integers, camera_image, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from boards import plant
+from support.boards import plant
 
 from edge_server.board.doctor import checks
 from edge_server.board.doctor.evidence import Finding, Level, ProbeResult
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from support.fake_board import FakeBoard
+
     from edge_server.board.doctor.evidence import Evidence
     from edge_server.board.doctor.examination import Probe
-    from tests.unit.conftest import FakeBoard
 
 NOW_S = 4e9
 OK, WARNING, FAULT = Level.OK, Level.WARNING, Level.FAULT

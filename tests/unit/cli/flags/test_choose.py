@@ -26,7 +26,6 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "device-clock": [("synchronized", ("device.clock", "synchronized"))],
     "grpc-socket": [("/run/x", ("grpc.socket", "/run/x"))],
     "grpc-control": [("off", ("grpc.control", "off"))],
-    "grpc-max-decompressed-bytes": [("9", ("grpc.max_decompressed_bytes", 9))],
     "grpc-max-lane-streams": [("9", ("grpc.max_lane_streams", 9))],
     "grpc-reflection": [("false", ("grpc.reflection", False))],
     "grpc-max-message-bytes": [("100000000", ("grpc.max_message_bytes", 100000000))],

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from support.deliveries import push
 
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import faults_of, local_listing, rows, table
@@ -14,12 +15,11 @@ from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.inventory import take_inventory
-from tests.unit.repository.transfer.conftest import push
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.repository.transfer.conftest import MakeModel
+    from support.deliveries import MakeModel
 
 
 def test_each_state_has_its_word(repository: Path, make_model: MakeModel, tmp_path: Path) -> None:

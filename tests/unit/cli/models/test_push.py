@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.deliveries import Archived, push
 
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.outcome import _in_words
@@ -24,12 +25,11 @@ from edge_server.repository.transfer.inventory import take_inventory
 from edge_server.repository.transfer.reports import REPLACED, SILENT
 from edge_server.repository.tree import look
 from edge_server.repository.verdicts import Verdict
-from tests.unit.repository.transfer.conftest import Archived, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.repository.transfer.conftest import MakeModel
+    from support.deliveries import MakeModel
 
     Repository = Path | Archived
 

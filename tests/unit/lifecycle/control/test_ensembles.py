@@ -21,8 +21,8 @@ from tests.unit.lifecycle.control.world import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
 
 
 def test_a_member_that_would_break_an_ensemble_is_refused_and_both_serve_on(

@@ -29,8 +29,8 @@ from tests.unit.lifecycle.control.world import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
 
 
 def test_a_load_is_done_when_it_returns_and_does_nothing_where_no_file_has_changed(

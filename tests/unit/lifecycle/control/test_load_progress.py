@@ -22,8 +22,8 @@ from tests.unit.lifecycle.control.world import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend, Gate
+    from support.counted_backend import CountedBackend, Gate
+    from support.model_folders import WriteModel
 
 BUILDING = "building model.plan: 45 %"
 

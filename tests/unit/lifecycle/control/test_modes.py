@@ -12,9 +12,10 @@ from tests.unit.lifecycle.control.world import COUNTED, NEVER, READY, World, ens
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
+
     from edge_server.inference.control import ModelControl
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
 
 
 def test_without_explicit_control_everything_loads_and_nothing_may_be_requested(

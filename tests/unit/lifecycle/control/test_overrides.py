@@ -14,10 +14,11 @@ from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemb
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
+
     from edge_server.repository.content import Content
     from edge_server.repository.tree import ModelTree
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
 
 OVERRIDE = {
     "backend": "counted",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
 
 
 @pytest.fixture

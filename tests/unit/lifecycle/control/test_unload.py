@@ -18,8 +18,8 @@ from tests.unit.lifecycle.control.world import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import WriteModel
-    from tests.unit.lifecycle.conftest import CountedBackend
+    from support.counted_backend import CountedBackend
+    from support.model_folders import WriteModel
 
 
 def test_a_model_is_unloading_until_the_last_request_on_it_ends(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -17,6 +18,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TIMEOUT_S = 30.0
@@ -84,3 +86,10 @@ class World:
         )
         (answer,) = self.door.infer(request).outputs.values()
         return float(answer.array[0])
+
+
+@pytest.fixture
+def world(repository: Path) -> Iterator[World]:
+    made = World(repository).start()
+    yield made
+    made.control.close(TIMEOUT_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
 from mcap.reader import make_reader
-from mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whole
+from support.mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whole
 
 from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder import mcap_writer

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.repository.transfer.conftest import MakeModel
+    from support.deliveries import MakeModel
 
 
 def archive_of(model: Path) -> bytes:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.deliveries import MakeModel
+
     from edge_server.repository.store import StagedModel
-    from tests.unit.repository.transfer.conftest import MakeModel
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.deliveries import push
 
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import local_listing, rows
@@ -12,12 +13,11 @@ from edge_server.errors import InternalError, NotFound
 from edge_server.repository.store import ModelStore
 from edge_server.repository.transfer.reports import quarantined_in, release
 from edge_server.repository.tree import look
-from tests.unit.repository.transfer.conftest import push
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.repository.transfer.conftest import MakeModel
+    from support.deliveries import MakeModel
 
 BAD, WORSE = "0" * 64, "01" + "f" * 62
 

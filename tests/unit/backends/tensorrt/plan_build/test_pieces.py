@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.simulated_gpu import SIMULATED_GPU
 
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
 from edge_server.backends.tensorrt.plan_build.cache import trtexec_line
@@ -19,8 +20,6 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
 )
 from edge_server.board.jetson import read_l4t
 from edge_server.errors import InvalidRequest
-
-from .....conftest import SIMULATED_GPU
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Every name of TensorRT that is used exists in each supported version, or stands behind a guard.
 
-`tests/tensorrt_api` has what each version's classes have, taken from the real ones.
+`tests/support/tensorrt_api` has what each version's classes have, taken from the real ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorrt_api import real_bindings, walk
+from support.tensorrt_api import real_bindings, walk
 
 ROOT = Path(__file__).parents[5]
 SOURCES = sorted(

@@ -13,13 +13,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from debian_package.tree import _lay_out_systemd
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from support.waiting import wait_until
 
 CONFIG = "/etc/edge_server/config.toml"
 
@@ -34,7 +32,7 @@ def skip_where_no_container_can_be_made() -> None:
 
 def make_root(name: str) -> Path:
     """A root of another distribution, made by the first test that needs it; see `make_root`."""
-    script = Path(__file__).with_name("integration") / "make_root"
+    script = Path(__file__).parents[1] / "integration" / "make_root"
     made = subprocess.run([script, name], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"no root {name}: {made.stderr.strip()}")
@@ -48,7 +46,7 @@ class Container:
         self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
         self._console = folder / "console"
         (folder / "mount").mkdir()
-        script = Path(__file__).with_name("integration") / "systemd_container"
+        script = Path(__file__).parents[1] / "integration" / "systemd_container"
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
                 ["bash", script, self.name, folder / "mount", root, *arguments],
@@ -101,7 +99,7 @@ class Container:
         for hierarchy in ("systemd", "unified", "."):
             group = Path("/sys/fs/cgroup", hierarchy, self.name)
             if group.is_dir():
-                wait_for(lambda group=group: _removed(group))
+                wait_until(lambda group=group: _removed(group), every_s=0.1)
 
     def _is_up(self) -> bool:
         try:
@@ -118,7 +116,7 @@ class Container:
         return _children(self._init())[0]
 
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 SHIPPED_MODELS = "/usr/share/edge_server/models"
 # The units are run as shipped but for this. A shorter watchdog saves 8 s; of restarts at once more
 # come within 10 s than systemd allows by default. The checkout and its Python may lie in a home,
@@ -205,13 +203,6 @@ class Unit:
         lines = self.container.do("journalctl", "-u", self.name, "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.1)
 
 
 def _children(pid: int) -> list[int]:

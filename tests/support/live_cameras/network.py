@@ -11,7 +11,7 @@ import struct
 import threading
 from contextlib import suppress
 
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 _CHUNK_BYTES = 65536
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.mosquitto import PATIENCE_S, Subscriber
+from support.mosquitto import PATIENCE_S, Subscriber
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process
-    from tests.mosquitto import Mosquitto
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 MODELS = Path(__file__).parents[2] / "models"
 CAMERA = '[cameras.{name}]\nuri = "synthetic://road?seed={seed}&fps=5&width=320&height=180"\n'
@@ -70,10 +70,11 @@ class Drive:
 
     def wait_for_log(self, text: str, since: int = 0) -> None:
         """Wait until the log has `text`, after its first `since` characters."""
-        until = time.monotonic() + PATIENCE_S
-        while text not in self.log[since:]:
-            assert time.monotonic() < until, f"{text} is not logged:\n{self.log}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: text in self.log[since:],
+            PATIENCE_S,
+            otherwise=lambda: f"{text} is not logged:\n{self.log}",
+        )
 
     def wait_for_lanes(self, name: str) -> dict:
         """New ones, of which the first may be of before."""

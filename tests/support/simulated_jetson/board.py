@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from edge_server.board.update_record import RecordFile, UpdateRecord
-from simulated_jetson.firmware import Firmware
+from support.simulated_jetson.firmware import Firmware
 
 HERE = Path(__file__).parent
-UPDATE = HERE.parents[1] / "jetpack" / "update"
+UPDATE = HERE.parents[2] / "jetpack" / "update"
 COMPATIBLE = "edge-server-simulated"
 TIMEOUT_S = 60.0
 PARTITIONS = {"A": "APP", "B": "APP_b"}

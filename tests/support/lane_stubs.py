@@ -10,7 +10,7 @@ from pathlib import Path
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.synthetic.road_scene import RoadScene
 
-PROTO = Path(__file__).parents[1] / "edge_server/proto"
+PROTO = Path(__file__).parents[2] / "edge_server/proto"
 SEED = 7
 
 

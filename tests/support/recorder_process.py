@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mcap_drive import Drive
+from support.mcap_drive import Drive
 
 drive = Drive(Path(sys.argv[1]), file_s=3)
 began_ns = drive.now_ns
@@ -19,4 +19,6 @@ drive.recorder.start()
 print("started", flush=True)
 while True:
     drive.give(jpeg=True)  # moves the clock by the time of a frame
+    while drive.recorder._waiting:  # it would leave out what it has no time for
+        time.sleep(0.001)
     time.sleep(0.002)

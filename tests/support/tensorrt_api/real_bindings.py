@@ -1,6 +1,6 @@
 """The real Python bindings of TensorRT, without TensorRT: what each version's classes have.
 
-    python tests/tensorrt_api/real_bindings.py [--write]
+    python tests/support/tensorrt_api/real_bindings.py [--write]
 
 Takes the wheels of the bindings from the package registry (they hold no library), builds empty
 libraries for them to be imported with, asks each in a process of its own, and compares, or with
@@ -185,7 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--write", action="store_true", help="what was found, beside this file")
     write = parser.parse_args().write
-    folder = HERE.parent.parent / "build" / "tensorrt_bindings"
+    folder = HERE.parents[2] / "build" / "tensorrt_bindings"
     found = names() if NAMES.exists() else {version: {} for version in VERSIONS}
     renewed = dict(found)
     for version in WHEELS:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.conftest import Authority
+    from support.certificates import Authority
 
-RECIPES = Path(__file__).parents[1] / "examples/fleet"
+RECIPES = Path(__file__).parents[2] / "examples/fleet"
 
 
 def fleet_lines(authority: Authority, folder: Path, acl: Path = RECIPES / "fleet.acl") -> list[str]:

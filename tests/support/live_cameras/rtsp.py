@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
-    from live_cameras.clip import Clip
+    from support.live_cameras.clip import Clip
 
 # The Python that Debian's and Ubuntu's bindings of GStreamer belong to.
 PYTHON = "/usr/bin/python3"

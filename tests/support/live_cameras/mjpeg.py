@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from free_ports import free_ports
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 import paho.mqtt.client as mqtt
-from free_ports import free_ports
 from paho.mqtt.enums import CallbackAPIVersion
+
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 FIRSTBOOT = CHECKOUT / "jetpack/overlay/usr/lib/edge-server-image/firstboot"
 LINUX = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
 # Kills the script, and what it started, before the command with that number of one step.

@@ -1,0 +1,69 @@
+"""Certificates, signed by authorities of the tests' own."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1; its own is `ca`, in PEM form."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.ca = folder / f"{name}.pem"
+        self.ca.write_bytes(_pem(self._sign(self._name, self._key.public_key(), ca=True)))
+
+    def issue(self, name: str, *, days: int = 1) -> tuple[Path, Path]:
+        """The files of a certificate and its key; negative `days` have passed since its end."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        certificate_path.write_bytes(_pem(self._sign(subject, key.public_key(), days=days)))
+        key_path.touch(mode=0o600)
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return certificate_path, key_path
+
+    def _sign(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        *,
+        ca: bool = False,
+        days: int = 1,
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=10))
+            .not_valid_after(now + datetime.timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
