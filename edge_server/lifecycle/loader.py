@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.server_context import STANDALONE
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     Found = dict[str, ModelSpec | LoadFailure]
 
 log = logging.getLogger(__name__)
+
+# Stands in texts for the directory of the files that a client has sent.
+_SENT = Path("(files of the request)")
 
 # A load that has run so long is given up for a later change of the model; a shorter one ends first,
 # so that a model which changes often is loaded all the same.
@@ -290,7 +294,8 @@ class RepositoryLoader:
         and one whose files on disk have changed since; any other goes on until the unload.
         """
         if override is not None and override.staged is not None:
-            sent = replace(files_in(override.staged.directory), holder=override.staged)
+            sent = files_in(override.staged.directory)
+            sent = replace(sent, holder=override.staged, shown=_SENT / name)
             return self._read(name, sent, override)
         serving = self.table.serves(name) if override is None else None
         kept = serving if serving is not None and serving.is_overridden else None

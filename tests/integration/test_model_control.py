@@ -214,6 +214,8 @@ def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClie
         "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model "
         "directory.",
     )
+    _, text = refusal(server.load_model, "echo", config=config, files={"file:any": b""})
+    assert text.startswith(f"{not_polled}(files of the request)/echo: at least one version must")
 
 
 def test_a_server_without_explicit_control_refuses_with_tritons_text(
