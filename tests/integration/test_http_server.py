@@ -211,7 +211,8 @@ def test_what_a_chunked_body_has_beside_it_is_bounded(
         connection.sendall(head + b"1\r\nx\r\n" * 100_000 + b"0\r\na: b\r\n\r\n")
         answer = connection.recv(65536)
         while not answer.endswith(b"100001"):
-            assert (part := connection.recv(65536)), answer
+            part = connection.recv(65536)
+            assert part, answer
             answer += part
 
 
