@@ -1,5 +1,5 @@
-"""Floods of HTTP that cost Python the most for a byte, and an HTTP loop that hangs: the daemon stays
-up, its Unix socket answers, and its memory is bounded."""
+"""Floods of HTTP that cost Python the most for a byte, and an HTTP loop that hangs: the daemon
+stays up, its Unix socket answers, and its memory is bounded."""
 
 from __future__ import annotations
 
