@@ -150,8 +150,9 @@ def wait_until_it_starts(pid: int) -> None:
         caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
         return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
-    wait_until(has_a_handler, PATIENCE_S, every_s=0.005)
-    raise AssertionError("it never began to listen for signals")
+    wait_until(
+        has_a_handler, PATIENCE_S, every_s=0.005, otherwise="it never began to listen for signals"
+    )
 
 
 def processes_with(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from functools import partial
@@ -63,7 +64,7 @@ def other_site() -> Iterator[str]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
+def page(tmp_path: Path) -> Iterator[Page]:
     if not CHROMIUM.exists():
         pytest.skip("no browser on this machine: apt install chromium")
     from playwright.sync_api import sync_playwright
@@ -71,7 +72,11 @@ def page() -> Iterator[Page]:
     with sync_playwright() as playwright:
         # Names that a stranger's name server leads here.
         rules = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", rules],
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
         yield browser.new_page()
         browser.close()
 

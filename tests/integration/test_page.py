@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import urllib.request
 from contextlib import ExitStack, closing
@@ -48,13 +49,14 @@ LANE = np.array([0xD4, 0xEA, 0x5E])
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip("no browser on this machine: apt install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        home = {**os.environ, "HOME": str(tmp_path_factory.mktemp("home"))}
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=home)
 
 
 class Seen:

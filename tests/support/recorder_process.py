@@ -21,4 +21,3 @@ while True:
     drive.give(jpeg=True)  # moves the clock by the time of a frame
     while drive.recorder._waiting:  # it would leave out what it has no time for
         time.sleep(0.001)
-    time.sleep(0.002)
