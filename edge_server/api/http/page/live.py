@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -160,7 +161,8 @@ async def _receive(socket: WebSocket, viewer: Viewer) -> None:
     message = await socket.receive()
     while message["type"] != "websocket.disconnect":
         if not _take(message, viewer):
-            await socket.close(MISTAKE, "that is no message of this page")
+            with suppress(RuntimeError):  # a later frame was none, and the protocol has closed it
+                await socket.close(MISTAKE, "that is no message of this page")
             return
         if message.get("text"):
             # What it sends meanwhile stays in its connection.
