@@ -127,8 +127,8 @@ def unit(installed: Unit) -> Iterator[Unit]:
 
 @pytest.fixture
 def active(unit: Unit) -> Unit:
-    """The unit, active, with a camera that sees a road."""
-    if unit["ActiveState"] != "active":
+    """The unit, active, with a camera that sees a road, whatever a test before it wrote."""
+    if unit["ActiveState"] != "active" or unit.container.do("cat", CONFIG) != ROAD.strip():
         assert unit.start_with(ROAD) == 0
     return unit
 
@@ -299,7 +299,8 @@ def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit, wrong: str)
     assert unit["ActiveState"] == "failed"
     assert unit["ExecMainStatus"] == "78"
     assert unit["NRestarts"] == "0"
-    assert unit["ActiveEnterTimestampMonotonic"] == was_active_us
+    # 0 where systemd has forgotten the unit in between.
+    assert unit["ActiveEnterTimestampMonotonic"] in (was_active_us, "0")
 
 
 def test_a_reload_changes_the_cameras_of_the_same_process(active: Unit) -> None:

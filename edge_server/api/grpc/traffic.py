@@ -299,9 +299,12 @@ class Traffic:
         if self._resident() - self._rest_bytes >= _MANY_BYTES:
             self._is_due = True
         is_quiet = now - self._busy_at > _QUIET_S
-        if self._is_due and (is_quiet or now - self._returned_at > _MOST_UNREST_S):
+        is_first = is_quiet and self._busy_at >= self._returned_at
+        if self._is_due and (is_first or now - self._returned_at > _MOST_UNREST_S):
             self._give_back()
-            self._rest_bytes = self._resident()
+            # Connections that close later free more: what is left is believed by halves.
+            left = self._resident()
+            self._rest_bytes = (self._rest_bytes + left) // 2 if is_quiet else left
             self._returned_at = now
             self._is_due = not is_quiet  # what is in use now is free only later
 

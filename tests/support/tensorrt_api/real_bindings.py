@@ -128,7 +128,7 @@ def _unpacked(requirement: str, folder: Path) -> Path:
     target = folder / f"{requirement.replace('==', '-')}-cp{python}"
     if target.is_dir():
         return target
-    downloads = folder / "downloads"
+    unpacking = target.with_name(f"{target.name}.{os.getpid()}")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
@@ -138,7 +138,7 @@ def _unpacked(requirement: str, folder: Path) -> Path:
                 "--retries",
                 "1",
                 "--dest",
-                str(downloads),
+                str(unpacking),
                 requirement,
             ),
         ],
@@ -148,14 +148,17 @@ def _unpacked(requirement: str, folder: Path) -> Path:
         check=False,
     )
     name, version = requirement.split("==")
-    found = sorted(downloads.glob(f"{name.replace('-', '_')}-{version}-cp{python}-*.whl"))
+    found = sorted(unpacking.glob(f"{name.replace('-', '_')}-{version}-cp{python}-*.whl"))
     if done.returncode or not found:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise NotHere(f"{requirement}: no wheel for this Python: {' '.join(said)}")
-    unpacking = target.with_name(f"{target.name}.{os.getpid()}")
     with zipfile.ZipFile(found[-1]) as archive:
         archive.extractall(unpacking)
-    unpacking.rename(target)
+    try:
+        unpacking.rename(target)
+    except OSError:
+        # Another worker was faster.
+        shutil.rmtree(unpacking)
     return target
 
 

@@ -258,15 +258,25 @@ def test_memory_goes_back_once_when_it_has_been_quiet_after_large_messages(
         traffic.read(iter([bytes(7 * MIB)]), reader)  # type: ignore[arg-type]
         assert given_back_at(traffic, memory, range(5)) == []
     assert given_back_at(traffic, memory, range(5, 20)) == [6]
-    traffic.note_many()  # a stream has ended
+
+
+def test_memory_goes_back_when_a_stream_has_ended(traffic: Traffic, memory: Memory) -> None:
+    traffic.note_many()
     assert given_back_at(traffic, memory, range(20)) == [2]
 
 
 def test_memory_goes_back_when_the_process_has_grown(traffic: Traffic, memory: Memory) -> None:
     memory.bytes += 30 * MIB
     assert given_back_at(traffic, memory, range(10, 20)) == [10]
-    memory.bytes += 7 * MIB
+    memory.bytes += 2 * MIB
     assert given_back_at(traffic, memory, range(20, 30)) == []
+
+
+def test_memory_goes_back_again_where_much_was_still_in_use(
+    traffic: Traffic, memory: Memory
+) -> None:
+    memory.bytes += 100 * MIB
+    assert given_back_at(traffic, memory, range(10, 120)) == [10, 21, 32]
 
 
 def test_memory_goes_back_now_and_then_under_load_and_after_it(
