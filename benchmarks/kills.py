@@ -18,9 +18,9 @@ what it left. The exit code is 1 where one of these did not hold:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -140,9 +140,11 @@ class Campaign:
             for number in range(kills):
                 self._one(number)
                 if number % 20 == 19:
+                    print(*self.faults[-3:], sep="\n")
                     print(
-                        f"{number + 1:4} kills, {self._delivered} deliveries, {self._least} kept, {len(self._seen)} "
-                        f"events, {len(self._checked)} recordings, {len(self.faults)} faults",
+                        f"{number + 1:4} kills, {self._delivered} deliveries, {self._least} kept, "
+                        f"{len(self._seen)} events, {len(self._checked)} recordings, "
+                        f"{len(self.faults)} faults",
                         flush=True,
                     )
         finally:
@@ -178,28 +180,32 @@ class Campaign:
         if not self._least <= first <= self._delivered:
             self.faults.append(f"{first} is served, not {self._least} to {self._delivered}")
         until = time.monotonic() + self._random.random() * 4
-        self._see(daemon.events(0.2))
+        self._see(daemon)
         while time.monotonic() < until:
             number = daemon.served()
             if number is None or number >= NEVER:
                 self.faults.append(f"{number} is served")
-            self._least = max(self._least, self._committed(daemon))
+            self._least = max(self._least, self._committed())
             time.sleep(0.02)
-        self._see(daemon.events(0.2))
+        self._see(daemon)
         self._see_recordings()
 
-    def _committed(self, daemon: Daemon) -> int:
-        """The number of the copy in the store that the log names last as the last known good."""
-        digests = re.findall(r"model m: last known good is now (\w+)", daemon.log())
-        for path in (self._folder / "store").rglob(f"*{digests[-1] if digests else None}*"):
-            for file in path.rglob("model.onnx"):
-                with suppress(OSError):
-                    (constant,) = onnx.load(file).graph.initializer
-                    return int(constant.float_data[0])
+    def _committed(self) -> int:
+        """The number of the copy that the store's state names as the last known good."""
+        store = self._folder / "store"
+        with suppress(OSError, LookupError):
+            state = json.loads((store / "state.json").read_text())["state"]
+            copy = store / "copies" / state["models"]["m"][0]["key"]
+            (constant,) = onnx.load(copy / "m" / "1" / "model.onnx").graph.initializer
+            return int(constant.float_data[0])
         return self._least
 
-    def _see(self, events: list[Any]) -> None:
-        ids = [event.id for event in events]
+    def _see(self, daemon: Daemon) -> None:
+        for seconds in (0.2, 5.0, 60.0):
+            events = daemon.events(seconds)
+            ids = [event.id for event in events]
+            if max(ids, default=0) >= max(self._seen, default=0):
+                break  # else the machine may have been too busy for so short a time
         if ids != sorted(set(ids)):
             self.faults.append(f"ids of events: {ids}")
         for event in events:
