@@ -112,6 +112,9 @@ class Grpc(Section, frozen=True):
             `max_connection_age_grace_ms` to finish.
         keepalive_time_ms: a silent connection is pinged after that time, and closed after
             `keepalive_timeout_ms`.
+        max_ping_strikes: more early pings than that close the connection; 0 closes none. gRPC adds
+            an error to the pending close for each ping that it has already received, so a flood
+            costs the square of its length; without a limit each ping costs its answer.
     """
 
     enabled: bool = True
@@ -142,7 +145,7 @@ class Grpc(Section, frozen=True):
     keepalive_without_calls: bool = False
     max_pings_without_data: Count = 2
     min_ping_interval_without_data_ms: Count = 10_000
-    max_ping_strikes: Count = 2
+    max_ping_strikes: Count = 0
 
     def __post_init__(self) -> None:
         if not self.insecure and not self.tls.on and not is_loopback(self.host):
