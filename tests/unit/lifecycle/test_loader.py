@@ -44,6 +44,7 @@ ENSEMBLE = (
     'step { model_name: "b_member" model_version: -1 '
     'input_map { key: "a" value: "y" } output_map { key: "b" value: "z" } } }'
 )
+TWICE = ENSEMBLE.replace('"x"', '"a"').replace('"z"', '"b"').replace("b_member", "%s")
 
 
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
@@ -99,6 +100,21 @@ def test_an_ensemble_of_models_that_do_not_exist_names_it(
     write_model("b_member", IDENTITY)
     _, failed = load(repository)
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
+
+
+def test_ensembles_that_double_at_each_level_load_as_far_as_a_request_stays_small(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("level_00", IDENTITY)
+    for level in range(1, 32):
+        write_model(f"level_{level:02}", TWICE % (2 * (f"level_{level - 1:02}",)))
+    registry, failed = load(repository)
+    assert sorted(failed) == [f"level_{level:02}" for level in range(9, 32)]
+    assert "level_09/config.pbtxt: ensemble 'level_09' runs 1022 steps" in failed["level_09"]
+    assert "'level_31' depends on 'level_30'" in failed["level_31"]
+    request = InferRequest("level_08", {"a": Tensor(np.ones(1, "<f4"))})
+    response = registry.snapshot.infer(request)
+    assert len(response.timings) == 256
 
 
 def test_every_ensemble_of_a_circle_reports_it_and_who_uses_it_names_the_member(
