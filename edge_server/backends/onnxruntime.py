@@ -318,7 +318,8 @@ def _open_session(
     except MemoryError as error:
         raise ModelLoadError(f"{path}: ONNX Runtime has no memory to load it") from error
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        first_line = str(error).strip().splitlines()[0]
+        # Where a path leads that leaves the model's directory is not for those who read the text.
+        first_line = str(error).strip().splitlines()[0].partition(" resolved path:")[0]
         raise ModelConfigError(
             f"{path}: ONNX Runtime cannot load it: {first_line}; export it again, or copy it "
             f"again if the file is cut short ({path.stat().st_size} bytes)"

@@ -20,6 +20,7 @@ from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
 from edge_server.requests import InferRequest
@@ -100,6 +101,26 @@ def test_an_ensemble_of_models_that_do_not_exist_names_it(
     write_model("b_member", IDENTITY)
     _, failed = load(repository)
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
+
+
+def test_an_ensemble_names_a_members_fault_without_the_members_private_copy(
+    repository: Path, write_model: WriteModel
+) -> None:
+    private = PrivateDirectory()
+    write_model("ensemble", ENSEMBLE % "broken")
+    write_model("b_member", IDENTITY)
+    (write_model("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"no onnx")
+    registry = ModelRegistry()
+    source = Repositories([repository], PrivateCopies(private).copy)
+    try:
+        failed = RepositoryLoader(ModelTable(registry), source).load_all()
+    finally:
+        private.close()
+    reasons = {entry.name: entry.reason for entry in failed}
+    assert reasons["broken"].startswith(f"{repository}/broken/1/model.onnx: ONNX Runtime cannot")
+    assert reasons["ensemble"].endswith(
+        f"Model 'broken' loading failed with error: {reasons['broken']}"
+    )
 
 
 def test_ensembles_that_double_at_each_level_load_as_far_as_a_request_stays_small(

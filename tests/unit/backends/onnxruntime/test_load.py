@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 
 from edge_server.backends import onnxruntime
@@ -33,6 +34,22 @@ def test_a_file_cut_short_is_named_with_the_remedy(
     path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
     with pytest.raises(ModelConfigError, match=r"model\.onnx: ONNX Runtime cannot load it: .*copy"):
         onnxruntime.complete(files, 1, config(""))
+
+
+def test_weights_outside_the_models_directory_are_refused_without_where_they_are(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    path = files.versions[1] / "model.onnx"
+    write_onnx(path, (1, 4))
+    model = onnx.load(path)
+    outside = onnx.TensorProto(name="w", data_type=1, dims=[4], data_location=1)
+    outside.external_data.add(key="location", value="../../weights")
+    model.graph.initializer.append(outside)
+    model.graph.node[0].input[-1] = "w"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelConfigError, match="escapes model directory") as caught:
+        onnxruntime.complete(files, 1, config(""))
+    assert str(path.parent.parent.parent / "weights") not in str(caught.value)
 
 
 def test_a_missing_file_is_named(files: ModelFiles) -> None:
