@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
+from support.endless_onnx import write_endless_onnx
 
 from edge_server.backends import BACKENDS
 from edge_server.backends.vision.identity import complete
 from edge_server.cli.models.push import write_manifest
+from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from support.model_folders import WriteModel
 
+TIMEOUT_S = 30.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -121,6 +124,19 @@ def test_an_ensemble_names_a_members_fault_without_the_members_private_copy(
     assert reasons["ensemble"].endswith(
         f"Model 'broken' loading failed with error: {reasons['broken']}"
     )
+
+
+def test_the_end_of_the_loader_ends_runs_of_requests_that_still_go_on(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_endless_onnx(write_model("m", 'backend: "onnxruntime"') / "1" / "model.onnx")
+    registry = ModelRegistry()
+    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
+    loader.load_all()
+    with registry.lease() as snapshot:
+        loader.close(TIMEOUT_S)
+        with pytest.raises(InternalError, match="was ended"):
+            snapshot.infer(InferRequest("m", {"times": Tensor(np.array([2**62]))}))
 
 
 def test_ensembles_that_double_at_each_level_load_as_far_as_a_request_stays_small(
