@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -189,6 +190,24 @@ class Model(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A model whose runs another thread can end; few backends can do that."""
+
+    def interrupt(self, before: float) -> None:
+        """End the runs that began before `before` (`time.monotonic()`); infinity ends those to
+        come, too. Their requests get an error soon after."""
+        ...
+
+
+def interrupt(model: Model | None, before: float = inf) -> bool:
+    """See `Interruptible.interrupt`; False where the runs of `model` cannot be ended."""
+    if not isinstance(model, Interruptible):
+        return False
+    model.interrupt(before)
+    return True
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import time
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -155,17 +157,12 @@ def load(context: LoadContext) -> OnnxModel:
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", str(int(parameters.allow_spinning))
     )
-    run_options = ort.RunOptions()
-    if parameters.arena_shrinkage:
-        run_options.add_run_config_entry(
-            "memory.enable_memory_arena_shrinkage", parameters.arena_shrinkage
-        )
     path = _model_path(context.directory, config)
     sessions = {}
     for placement in _placements(config):
         providers = _providers(context.directory, config, placement)
         sessions[placement.gpu] = _open_session(path, options, providers)
-    return OnnxModel(config, sessions, run_options)
+    return OnnxModel(config, sessions, parameters.arena_shrinkage)
 
 
 def _placements(config: ModelConfig) -> list[Placement]:
@@ -188,15 +185,19 @@ class OnnxModel:
 
     Args:
         sessions: number of the GPU, None for the CPU → the session there.
+        arena_shrinkage: see `OnnxRuntimeParameters`.
     """
 
     def __init__(
-        self, config: ModelConfig, sessions: dict[int | None, Any], run_options: Any
+        self, config: ModelConfig, sessions: dict[int | None, Any], arena_shrinkage: str
     ) -> None:
         self._config = config
         self._name = config.name
         self._sessions = sessions
-        self._run_options = run_options
+        self._arena_shrinkage = arena_shrinkage
+        # When each present run began, and the options that can end it.
+        self._runs: dict[int, tuple[float, Any]] = {}
+        self._interrupted_before = -inf
         session = next(iter(sessions.values()))
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
@@ -214,6 +215,14 @@ class OnnxModel:
 
     def metrics(self) -> Sequence[ModelMetric]:
         return ()
+
+    def interrupt(self, before: float) -> None:
+        """See `Interruptible.interrupt`; an operator that is running ends first."""
+        self._interrupted_before = max(self._interrupted_before, before)
+        # A copy, because a run may end during the iteration.
+        for began, options in list(self._runs.values()):
+            if began < before:
+                options.terminate = True
 
     def close(self) -> None:
         self._sessions.clear()
@@ -233,10 +242,27 @@ class OnnxModel:
         else:
             fed = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
             run, taken = session.run, _from_runtime
+        options = ort.RunOptions()
+        if self._arena_shrinkage:
+            options.add_run_config_entry(
+                "memory.enable_memory_arena_shrinkage", self._arena_shrinkage
+            )
+        began = time.monotonic()
+        self._runs[id(options)] = began, options
         try:
-            made = run(names, fed, self._run_options)
+            # `interrupt` notes its time before it looks for runs, and so misses none.
+            if began < self._interrupted_before:
+                options.terminate = True
+            made = run(names, fed, options)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
+            if options.terminate:
+                raise InternalError(
+                    f"model '{self._name}': the run hung and was ended; send other inputs, or "
+                    "correct the model"
+                ) from error
             raise InternalError(f"onnxruntime: model '{self._name}' failed: {error}") from error
+        finally:
+            del self._runs[id(options)]
         return {name: taken(value) for name, value in zip(names, made, strict=True)}
 
 
@@ -292,7 +318,8 @@ def _open_session(
     except MemoryError as error:
         raise ModelLoadError(f"{path}: ONNX Runtime has no memory to load it") from error
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        first_line = str(error).strip().splitlines()[0]
+        # Where a path leads that leaves the model's directory is not for those who read the text.
+        first_line = str(error).strip().splitlines()[0].partition(" resolved path:")[0]
         raise ModelConfigError(
             f"{path}: ONNX Runtime cannot load it: {first_line}; export it again, or copy it "
             f"again if the file is cut short ({path.stat().st_size} bytes)"

@@ -47,7 +47,7 @@ from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.control import BoundedControl
-from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
+from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.tracer import Tracer
@@ -357,8 +357,8 @@ class Daemon:
 
         Raises:
             DeviceLost: a GPU is broken, on any thread; only a new process recovers.
-            StageStuck: a worker or a model hangs, or gRPC does not respond; only a new process
-                recovers.
+            StageStuck: a worker hangs, or a model whose run cannot be ended, or gRPC does not
+                respond; only a new process recovers.
             InternalError: a worker died. One of `Auxiliary` is started again.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
@@ -373,8 +373,11 @@ class Daemon:
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, since = self.data_plane.oldest_run()
-            if awake.since(since) > MODEL_STUCK_S:
-                raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
+            if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
+                text = f"model {model}: one run takes more than {MODEL_STUCK_S:g} s"
+                if over_s > ENDS_S or not self.data_plane.end_runs(since):
+                    raise StageStuck(text)
+                log.error("%s; it is ended, and its callers get an error", text)
             self._status.report("WATCHDOG=1")
 
     def stop(self) -> None:

@@ -213,6 +213,7 @@ class Device:
         with suppress(self.driver.Error):
             self._context.detach()
         self._closed = True
+        self._freeing.end()
         # The call removes detached contexts from pycuda's stack.
         self.driver.Context.get_current()
 
@@ -324,8 +325,12 @@ class _Freeing:
 
     def close(self) -> None:
         """Free all queued memory; memory dropped later is freed with the context."""
-        self._jobs.put(None)
+        self.end()
         self._thread.join(_CLOSING_S)
+
+    def end(self) -> None:
+        """End the thread after what is queued; returns at once, on that thread too."""
+        self._jobs.put(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from edge_server.backends.contract import interrupt
 from edge_server.inference.snapshot import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # For a vehicle, a model whose run takes longer than this hangs.
 MODEL_STUCK_S = 60.0
+# A run that is ended has ended after this; and so long after its instance was taken it began.
+ENDS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,17 @@ class DataPlane:
         ]
         since, name = min(runs, default=(inf, ""))
         return name, since
+
+    def end_runs(self, since: float) -> bool:
+        """End the runs that began at `since`, as `oldest_run` returns it; their requests get an
+        error. False where the backend of one of them cannot do that."""
+        hanging = [
+            loaded
+            for loaded in self._registry.models_in_use()
+            if loaded.scheduler.running_since() <= since
+        ]
+        before = min(time.monotonic(), since + ENDS_S)
+        return all(interrupt(loaded.model, before) for loaded in hanging)
 
     def open(self) -> None:
         """Allow the server to report itself ready from now on."""

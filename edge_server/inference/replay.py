@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace as with_fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from edge_server.backends.contract import not_counted, on_host
+from edge_server.backends.contract import interrupt, not_counted, on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Unavailable
+from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.inference.request_check import check_request
 from edge_server.inference.schedulers import ResponseFuture, innermost
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
@@ -102,8 +105,13 @@ class ReplayTarget:
         return next((text for model in self._models if (text := model.not_ready_reason())), "")
 
     def response(self, request: InferRequest) -> InferResponse | EdgeServerError:
-        """Run a copied request, however long that takes: a model is closed after its runs."""
+        """Run a copied request. A model is closed after its runs, so one that hangs is waited for;
+        it is ended where its backend can do that."""
         predecessor = self._models[0]
+        watch = threading.Timer(MODEL_STUCK_S, self._end_runs, [time.monotonic()])
+        watch.daemon = True
+        with suppress(RuntimeError):  # the system has no thread left
+            watch.start()
         future = ResponseFuture()
         queued = replace(request, deadline=time.monotonic() + _DEADLINE_S)
         try:
@@ -112,6 +120,12 @@ class ReplayTarget:
             return future.wait(request)
         except EdgeServerError as error:
             return error
+        finally:
+            watch.cancel()
+
+    def _end_runs(self, began: float) -> None:
+        for model in self._models:
+            interrupt(model.model, began + ENDS_S)
 
     def close(self) -> None:
         for model in self._models:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.contract import ExecuteRequest
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.backends.contract import ExecuteRequest, Interruptible
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, ModelLoadError
 from edge_server.inference.snapshot import Snapshot
 from edge_server.inference.tensor_data import first_tensor, random_data, zeros
 from edge_server.model_config.files import WARMUP_DIRECTORY, reading
+from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.requests import NO_PARAMETERS, InferRequest
 from edge_server.tensors import Tensor, shape_fits, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 # A decoupled model may respond after `execute` has returned, within this time.
 RESPONSE_TIMEOUT_S = 60.0
+# The longest run of a model before it serves; longer than the wait for a late response.
+RUN_TIMEOUT_S = 90.0
+# An execution accelerator may build its engines in a model's first run.
+_BUILDING_TIMEOUT_S = 600.0
 
 
 def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
@@ -65,7 +71,7 @@ class _WarmingModel:
     """A `Model` whose instances have run the samples; no statistics count these runs.
 
     Instances are made before they serve, so their samples run in an empty snapshot; a Python model
-    finds the models that serve already.
+    finds the models that serve already. A run that hangs is ended where the backend can do that.
     """
 
     def __init__(
@@ -79,8 +85,10 @@ class _WarmingModel:
         """Raises: ModelConfigError: a sample failed; names model, sample and remedy."""
         instance = self._model.make_instance(name, placement)
         try:
-            for warmup, inputs in self._samples:
-                self._run(instance, warmup, inputs)
+            if isinstance(self._model, Interruptible):
+                self._run_bounded(self._model, instance)
+            else:
+                self._run_samples(instance, lambda: None)
         except BaseException:
             instance.close()
             raise
@@ -95,9 +103,41 @@ class _WarmingModel:
     def close(self) -> None:
         self._model.close()
 
-    def _run(self, instance: Instance, warmup: Warmup, inputs: Mapping[str, Tensor]) -> None:
+    def _run_bounded(self, model: Interruptible, instance: Instance) -> None:
+        """Raises: ModelLoadError: a run hung, and was ended; GivenUp: see `require_wanted`."""
+        name = self._config.name
+        builds = self._config.message.optimization.HasField("execution_accelerators")
+        try:
+            run_with_timeout(
+                f"warm-up-{name}",
+                lambda note_progress: self._run_samples(instance, note_progress),
+                _BUILDING_TIMEOUT_S if builds else RUN_TIMEOUT_S,
+                late=lambda: None,
+            )
+        except Hangs as error:
+            model.interrupt(time.monotonic())
+            raise ModelLoadError(
+                f"model '{name}': its warm-up: {error}; correct the model, or give its "
+                "model_warmup data that it responds to"
+            ) from error
+        except GivenUp:
+            model.interrupt(time.monotonic())
+            raise
+
+    def _run_samples(self, instance: Instance, note_progress: Callable[[], None]) -> None:
+        for warmup, inputs in self._samples:
+            self._run(instance, warmup, inputs, note_progress)
+
+    def _run(
+        self,
+        instance: Instance,
+        warmup: Warmup,
+        inputs: Mapping[str, Tensor],
+        note_progress: Callable[[], None],
+    ) -> None:
         try:
             for _ in range(warmup.count):
+                note_progress()
                 _run(self._config, instance, inputs)
         except Exception as error:
             why = str(error) if isinstance(error, EdgeServerError) else repr(error)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import LoadContext, no_progress
+from edge_server.backends.contract import LoadContext, interrupt, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
+from edge_server.inference.warm_up import RUN_TIMEOUT_S
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 _ONLY_INSTANCES = PROCESS_BACKENDS
 # Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
-# Longer than the validation itself waits for the response of a model that no longer executes.
-VALIDATION_TIMEOUT_S = 90.0
 
 
 class Reuse(IntEnum):
@@ -61,8 +60,9 @@ class Build:
         devices: the GPUs that models may use.
         server_context: the other resources of the daemon that models may use.
         timeout_s: the longest time, in seconds, for one request of a model's validation. A model
-            that hangs is refused and left open: its thread cannot be ended, and the resources that
-            it uses must not be closed.
+            that hangs is refused, and its run is ended where its backend can do that. Otherwise it
+            is left open: its thread cannot be ended, and the resources that it uses must not be
+            closed.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Build:
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         *,
-        timeout_s: float = VALIDATION_TIMEOUT_S,
+        timeout_s: float = RUN_TIMEOUT_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
@@ -167,11 +167,13 @@ class Build:
                 late=loaded.close,
             )
         except Hangs as error:
+            interrupt(loaded.model)
             raise ModelLoadError(
                 f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
                 "or record a golden pair that it responds to"
             ) from error
         except GivenUp:
+            interrupt(loaded.model)
             raise  # closed as soon as its validation ends
         except BaseException:
             loaded.close()

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from edge_server.backends.contract import interrupt
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.lifecycle.canary import Canary, find_suspects, fit_back
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
@@ -241,7 +242,8 @@ class ModelLifecycle:
             self._table.publish(changed)
 
     def end(self, timeout_s: float = 5.0) -> None:
-        """Clear the desired state and the registry for good; loads in progress are closed.
+        """Clear the desired state and the registry for good; loads in progress are closed, and runs
+        of requests that still go on are ended where their backends can do that.
 
         Args:
             timeout_s: the longest wait for all closing models together.
@@ -251,6 +253,9 @@ class ModelLifecycle:
             self._table.end()
         if not self._table.registry.clear(timeout_s):
             log.warning("models: still closing after %.1f s", timeout_s)
+        # A run of ONNX Runtime that goes on while the interpreter exits aborts the process.
+        for loaded in self._table.registry.models_in_use():
+            interrupt(loaded.model)
         self._canary.close(max(0.0, until - time.monotonic()))
 
     def report_canary(self, model_spec: ModelSpec, news: str) -> None:

@@ -145,7 +145,7 @@ class ModelTable:
                 serving[record.name] = Part(record.serving.model_spec, configs)
             elif record.state is not ModelState.UNKNOWN:
                 reasons[record.name] = record.reason or record.state.value
-        reasons.update((name, str(failure.error)) for name, failure in failed.items())
+        reasons.update((name, failure.reason) for name, failure in failed.items())
         parts = {name: built.as_part() for name, built in offered.items()}
         return fit(parts, serving, reasons, take_down=take_down)
 

@@ -42,6 +42,8 @@ class EnsembleStep:
         decoupled: whether the model is decoupled; set once the graph has been resolved.
         full_shapes: the model's inputs with their full shapes (see `ModelConfig.full_shape`), where
             a batch dimension of 1 comes or goes between models; set once the graph is resolved.
+        runs: the step itself and, where its model is an ensemble, the steps within; set once the
+            graph is resolved.
     """
 
     model_name: str
@@ -50,6 +52,7 @@ class EnsembleStep:
     output_map: Mapping[str, str]
     decoupled: bool = False
     full_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    runs: int = 1
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,12 @@ class ModelConfig:
     def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
         """The type and the full shape (see `full_shape`) of each input, by name."""
         return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
+
+    @property
+    def runs(self) -> int:
+        """The steps that one request to the resolved ensemble runs, those of ensembles within
+        included; 0 of another model."""
+        return sum(step.runs for step in self.steps)
 
     @cached_property
     def mixes_batching(self) -> bool:

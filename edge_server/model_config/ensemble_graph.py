@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     Members = list[tuple[EnsembleStep, ModelConfig]]
     _Shape = tuple[int, ...]
 
+# Ensembles within ensembles multiply: 31 levels of two steps each are 2^31 runs for one request.
+MOST_RUNS = 1000
+
 
 def ensemble_faults(message: Any) -> Iterator[str]:
     """Yield the faults of an ensemble's configuration that show without its members."""
@@ -59,7 +62,8 @@ def ensemble_faults(message: Any) -> Iterator[str]:
 
 
 def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
-    """Complete the ensemble's configuration from its members: decoupled steps, and labels.
+    """Complete the ensemble's configuration from its members: decoupled steps, labels, and how many
+    steps a request runs.
 
     An ensemble with a decoupled member is decoupled itself.
 
@@ -88,6 +92,7 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
                 full_shapes={spec.name: member.full_shape(spec) for spec in member.inputs}
                 if len(batched) > 1
                 else {},
+                runs=1 + member.runs,
             )
             for step, member in members
         ),
@@ -107,6 +112,11 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
 
 
 def _graph_faults(config: ModelConfig, members: Members) -> Iterator[str]:
+    if (runs := sum(1 + member.runs for _, member in members)) > MOST_RUNS:
+        yield (
+            f"ensemble '{config.name}' runs {runs} steps for one request, those of the ensembles "
+            f"within included; {MOST_RUNS} are the most: use fewer steps"
+        )
     yield from _mapping_faults(config, members)
     order = _run_order(config)
     yield from _connection_faults(config, order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -73,10 +74,13 @@ class ModelFiles:
         return replace(self, config_name=path) if exists else self
 
     def as_shown(self, text: str) -> str:
-        """`text` with the paths of the repository in place of the copy's."""
+        """`text` with the paths of the repository in place of the copy's, links followed or not."""
         if self.shown is None:
             return text
-        return text.replace(str(self.directory), str(self.shown))
+        real = os.path.realpath(self.directory)
+        for copy in sorted({real, str(self.directory)}, key=len, reverse=True):
+            text = text.replace(copy, str(self.shown))
+        return text
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import re
@@ -52,8 +53,8 @@ class Kept(NamedTuple):
 class EventFile:
     """The file of an event log; for one thread at a time.
 
-    A file that is damaged is set aside, and its readable events go on in a new one. Where the disk
-    is full there is none until it is not.
+    A file that is damaged is set aside, in place of an earlier one, and its readable events go on
+    in a new one. Where the disk is full there is none until it is not.
 
     Args:
         path: its directory is the daemon's own.
@@ -166,7 +167,7 @@ def _salvage(path: Path) -> Kept:
     events: dict[int, Event] = {}
     last_id = 0
     wal = path.with_name(f"{path.name}-wal")
-    for each in (*path.parent.glob(f"{path.name}.damaged-*"), path, wal):
+    for each in (*_set_aside(path), path, wal):
         for row in _ROW.findall(_readable(each)):
             try:
                 found = msgspec.json.decode(row)
@@ -204,12 +205,18 @@ def _replace(path: Path, kept: Kept) -> Path:
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as file:
         _make_tables(file)
         _store(file, kept.events, kept.readers, _MOST_EVENTS)
+    older = set(_set_aside(path))
     aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
     # The file before its log: a file without its log may look whole.
     for suffix in ("", "-wal", "-shm"):
+        older.discard(renamed := aside.with_name(aside.name + suffix))
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
+            path.with_name(path.name + suffix).rename(renamed)
     _finish_replacing(path)
+    # A disk that damages file after file would be full of them.
+    for each in older:
+        with contextlib.suppress(OSError):
+            each.unlink()
     return aside
 
 
@@ -219,6 +226,11 @@ def _finish_replacing(path: Path) -> None:
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     _new(path).rename(path)
+
+
+def _set_aside(path: Path) -> Iterator[Path]:
+    """Yield the damaged files that are set aside, and what SQLite had beside them."""
+    return path.parent.glob(f"{glob.escape(path.name)}.damaged-*")
 
 
 def _new(path: Path) -> Path:

@@ -155,7 +155,8 @@ def run_with_timeout(
 
     Args:
         name: the name of the thread.
-        work: receives a function to call at each sign of progress.
+        work: receives a function to call at each sign of progress, which raises `GivenUp` once
+            this call has ended.
         timeout_s: the longest time between two signs of progress, in seconds.
         late: called on that thread if the work ends after the timeout.
 
@@ -170,6 +171,8 @@ def run_with_timeout(
 
     def note_progress() -> None:
         nonlocal progress_s
+        if outcome.cancelled():
+            raise GivenUp(f"{name}: nothing waits for it any more")
         progress_s = time.monotonic()
 
     def run() -> None:

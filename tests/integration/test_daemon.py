@@ -14,13 +14,17 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.endless_onnx import write_endless_onnx
 from support.mosquitto import Subscriber
 from tritonclient.utils import InferenceServerException
 
 from edge_server.api.grpc import self_call
+from edge_server.daemon import daemon as daemon_module
 from edge_server.daemon.daemon import Daemon
-from edge_server.errors import StageStuck
+from edge_server.errors import EdgeServerError, StageStuck
+from edge_server.requests import InferRequest, InferResponse
 from edge_server.settings import read_settings
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -348,3 +352,44 @@ def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(
     finally:
         timer.cancel()
         daemon.stop()
+
+
+def test_a_run_of_onnxruntime_that_hangs_is_ended_and_the_daemon_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "MODEL_STUCK_S", 0.5)
+    write_endless_onnx(tmp_path / "models" / "endless" / "1" / "model.onnx")
+    overrides = {
+        "repository": {"paths": [str(tmp_path / "models")]},
+        "grpc": {"port": 0},
+        "metrics": {"enabled": False},
+        "http": {"enabled": False},
+    }
+    daemon = Daemon(read_settings(None, overrides))
+    stop = threading.Event()
+    timer = threading.Timer(PATIENCE_S, stop.set)
+    answers: list[object] = []
+
+    def ask(times: int) -> None:
+        inputs = {"times": Tensor(np.array([times], np.int64))}
+        try:
+            answers.append(daemon.data_plane.infer(InferRequest("endless", inputs)))
+        except EdgeServerError as error:
+            answers.append(error)
+        stop.set()
+
+    asking = threading.Thread(target=ask, args=(2**62,))
+    try:
+        daemon.start(threading.Event())
+        timer.start()
+        asking.start()
+        daemon.run(stop)
+        asking.join(PATIENCE_S)
+        ask(1)
+    finally:
+        timer.cancel()
+        daemon.stop()
+    assert str(answers[0]) == (
+        "model 'endless': the run hung and was ended; send other inputs, or correct the model"
+    )
+    assert isinstance(answers[1], InferResponse)

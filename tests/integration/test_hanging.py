@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
+from support.endless_onnx import write_endless_onnx
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -55,40 +54,6 @@ def test_sigterm_lets_requests_in_flight_finish(
         )
     ]
     assert "stopped" in process.log.read_text()
-
-
-def write_endless_onnx(path: Path) -> None:
-    """A model that loops as often as its input says."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["more"], ["more_out"]),
-            helper.make_node("Identity", ["value"], ["value_out"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("value", TensorProto.FLOAT, [1]),
-        ],
-        [
-            helper.make_tensor_value_info("more_out", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("value_out", TensorProto.FLOAT, [1]),
-        ],
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("Squeeze", ["times"], ["count"]),
-            helper.make_node("Loop", ["count", "", "start"], ["end"], body=body),
-        ],
-        "endless",
-        [helper.make_tensor_value_info("times", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("end", TensorProto.FLOAT, [1])],
-        [helper.make_tensor("start", TensorProto.FLOAT, [1], [0.0])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    model.ir_version = 8
-    path.parent.mkdir(parents=True)
-    onnx.save(model, path)
 
 
 def test_sigterm_ends_the_daemon_even_while_a_model_hangs(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import DeviceLost, InternalError, Unavailable
 from edge_server.gpu.device import open_device
@@ -178,6 +179,8 @@ def test_a_lost_context_that_cannot_be_left_is_on_no_threads_stack(
     with pytest.raises(DeviceLost, match="cuCtxPopCurrent failed"), device.current():
         simulated_gpu.set("fail=cuCtxPopCurrent_v2:719:0")
     assert device.driver.Context.get_current() is None
+    # Nothing is freed any more, so that the thread that frees ends.
+    wait_until(lambda: not device._freeing._thread.is_alive())
 
 
 def test_what_went_wrong_inside_is_told_before_what_hindered_leaving(

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.endless_onnx import write_endless_onnx
+from support.waiting import wait_until
 
 from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.inference import warm_up
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+from edge_server.process.threads import GivenUp, while_wanted
 from edge_server.repository.scan import files_in
 from edge_server.tensors import Tensor
 
@@ -101,3 +105,38 @@ def test_a_validation_that_does_not_hang_is_what_it_was(
     assert not backend.closed.is_set()
     built.close()
     assert backend.closed.is_set()
+
+
+WARMED = """backend: "onnxruntime" model_warmup { name: "w" inputs {
+    key: "times" value { data_type: TYPE_INT64 dims: 1 zero_data: true } } }"""
+
+
+def runs() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name in ("validate-m", "warm-up-m")]
+
+
+@pytest.mark.parametrize("config", ['backend: "onnxruntime"', WARMED])
+def test_a_run_of_onnxruntime_that_hangs_before_its_model_serves_is_ended(
+    config: str, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "RUN_TIMEOUT_S", 0.2)
+    directory = write_model("m", config)
+    write_endless_onnx(directory / "1" / "model.onnx", always=True)
+    failure = Build(Scheduling(), timeout_s=0.2).model(ModelSpec.read(files_in(directory)))
+    assert isinstance(failure, LoadFailure)
+    assert isinstance(failure.error, ModelLoadError)
+    assert "it hangs: no progress for 0.2 s" in failure.reason
+    wait_until(lambda: not runs())
+
+
+@pytest.mark.parametrize("config", ['backend: "onnxruntime"', WARMED])
+def test_a_load_that_is_given_up_while_onnxruntime_runs_leaves_no_run(
+    config: str, write_model: WriteModel
+) -> None:
+    directory = write_model("m", config)
+    write_endless_onnx(directory / "1" / "model.onnx", always=True)
+    with while_wanted(lambda: "the server ends" if runs() else ""):
+        failure = Build(Scheduling()).model(ModelSpec.read(files_in(directory)))
+    assert isinstance(failure, LoadFailure)
+    assert isinstance(failure.error, GivenUp)
+    wait_until(lambda: not runs())

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.backends.contract import TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -140,6 +141,32 @@ def test_a_run_on_a_model_that_was_replaced_still_counts(registry: ModelRegistry
     assert data_plane.oldest_run() == ("m", 30.0)
     request.release()
     assert data_plane.oldest_run() == ("m", 99.0)
+
+
+class EndsRuns(TensorModel):
+    """Notes before when the runs began that it is to end."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda inputs, _: inputs)
+        self.before: list[float] = []
+
+    def interrupt(self, before: float) -> None:
+        self.before.append(before)
+
+
+def test_a_run_is_ended_where_its_model_can_and_others_go_on(registry: ModelRegistry) -> None:
+    data_plane = DataPlane(registry)
+    hanging, newer = EndsRuns(), EndsRuns()
+    for name, since, model in (("h", 30.0, hanging), ("n", 99.0, newer)):
+        entry = ready(name, since=since)
+        assert entry.loaded is not None
+        registry.replace(name, [replace(entry, loaded=replace(entry.loaded, model=model))])
+    assert data_plane.end_runs(30.0)
+    assert len(hanging.before) == 1
+    assert 30.0 < hanging.before[0] < 99.0
+    assert newer.before == []
+    registry.replace("m", [ready("m", since=20.0)])
+    assert not data_plane.end_runs(20.0)
 
 
 def test_a_caller_callers_that_raises_ends_neither_the_model_nor_another_s_lease(

@@ -328,3 +328,19 @@ def test_a_predecessor_that_is_closed_already_is_not_used(old: Model) -> None:
     old.loaded.close()
     new = LoadedModel(old.loaded.config, 2, old.loaded.scheduler, ModelStatistics())
     assert ReplayTarget.of(new, old.loaded, ()) is None
+
+
+def test_a_replay_that_hangs_is_ended_where_its_model_can(
+    old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "MODEL_STUCK_S", 0.05)
+
+    def interrupt(before: float) -> None:
+        old.error = InternalError("the run hung and was ended")
+        old.may_run.set()
+
+    old.loaded.model.interrupt = interrupt  # type: ignore[union-attr]
+    old.may_run.clear()
+    mirror.compare(request(), Fault.FAILED)
+    assert mirror.step()
+    assert mirror.better(Fault.FAILED) == (0, 1)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
+from support.endless_onnx import write_endless_onnx
 
 from edge_server.backends import BACKENDS
 from edge_server.backends.vision.identity import complete
 from edge_server.cli.models.push import write_manifest
+from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
@@ -20,6 +22,7 @@ from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
 from edge_server.requests import InferRequest
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from support.model_folders import WriteModel
 
+TIMEOUT_S = 30.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -44,6 +48,7 @@ ENSEMBLE = (
     'step { model_name: "b_member" model_version: -1 '
     'input_map { key: "a" value: "y" } output_map { key: "b" value: "z" } } }'
 )
+TWICE = ENSEMBLE.replace('"x"', '"a"').replace('"z"', '"b"').replace("b_member", "%s")
 
 
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
@@ -99,6 +104,54 @@ def test_an_ensemble_of_models_that_do_not_exist_names_it(
     write_model("b_member", IDENTITY)
     _, failed = load(repository)
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
+
+
+def test_an_ensemble_names_a_members_fault_without_the_members_private_copy(
+    repository: Path, write_model: WriteModel
+) -> None:
+    private = PrivateDirectory()
+    write_model("ensemble", ENSEMBLE % "broken")
+    write_model("b_member", IDENTITY)
+    (write_model("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"no onnx")
+    registry = ModelRegistry()
+    source = Repositories([repository], PrivateCopies(private).copy)
+    try:
+        failed = RepositoryLoader(ModelTable(registry), source).load_all()
+    finally:
+        private.close()
+    reasons = {entry.name: entry.reason for entry in failed}
+    assert reasons["broken"].startswith(f"{repository}/broken/1/model.onnx: ONNX Runtime cannot")
+    assert reasons["ensemble"].endswith(
+        f"Model 'broken' loading failed with error: {reasons['broken']}"
+    )
+
+
+def test_the_end_of_the_loader_ends_runs_of_requests_that_still_go_on(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_endless_onnx(write_model("m", 'backend: "onnxruntime"') / "1" / "model.onnx")
+    registry = ModelRegistry()
+    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
+    loader.load_all()
+    with registry.lease() as snapshot:
+        loader.close(TIMEOUT_S)
+        with pytest.raises(InternalError, match="was ended"):
+            snapshot.infer(InferRequest("m", {"times": Tensor(np.array([2**62]))}))
+
+
+def test_ensembles_that_double_at_each_level_load_as_far_as_a_request_stays_small(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("level_00", IDENTITY)
+    for level in range(1, 32):
+        write_model(f"level_{level:02}", TWICE % (2 * (f"level_{level - 1:02}",)))
+    registry, failed = load(repository)
+    assert sorted(failed) == [f"level_{level:02}" for level in range(9, 32)]
+    assert "level_09/config.pbtxt: ensemble 'level_09' runs 1022 steps" in failed["level_09"]
+    assert "'level_31' depends on 'level_30'" in failed["level_31"]
+    request = InferRequest("level_08", {"a": Tensor(np.ones(1, "<f4"))})
+    response = registry.snapshot.infer(request)
+    assert len(response.timings) == 256
 
 
 def test_every_ensemble_of_a_circle_reports_it_and_who_uses_it_names_the_member(

@@ -226,3 +226,21 @@ def test_labels_come_from_the_member_that_has_them_however_deep_or_from_the_ense
     assert validated(outer, inner=inner).labels == inner.labels
     own = replace(outer, labels={"z": ("mine",)})
     assert validated(own, inner=inner).labels == {"z": ("mine",)}
+
+
+def test_a_request_runs_a_bounded_number_of_steps_however_ensembles_are_nested() -> None:
+    """Each level calls the one before it twice."""
+    members = {"level": member("level", "a:FP32:4", "b:FP32:4")}
+    twice = ensemble("level a=x > b=y", "level a=y > b=z")
+    twice = replace(twice, name="doubled")
+    for steps in (2, 6, 14, 30, 62, 126, 254, 510):
+        resolved = resolve_graph(twice, Path("config.pbtxt"), lambda s: members[s.model_name])
+        assert resolved.runs == steps
+        level = members["level"]
+        members["level"] = replace(resolved, inputs=level.inputs, outputs=level.outputs)
+    with pytest.raises(ModelConfigError) as caught:
+        resolve_graph(twice, Path("config.pbtxt"), lambda s: members[s.model_name])
+    assert str(caught.value) == (
+        "config.pbtxt: ensemble 'doubled' runs 1022 steps for one request, those of the ensembles "
+        "within included; 1000 are the most: use fewer steps"
+    )

@@ -129,6 +129,28 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert causes(opened_again(events, tmp_path)) == ["a"]
 
 
+def test_of_the_damaged_files_the_newest_is_kept_and_ids_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "events.db.old"
+    other.write_text("somebody else's")
+    given = 0
+    for at_s in (1_700_000_000, 1_600_000_000, 1_700_000_001):
+        monkeypatch.setattr(event_file, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
+        events = EventLog(tmp_path / "events.db")
+        add(events, "a")
+        assert events.newest > given
+        given = events.newest
+        events._end()
+        with sqlite3.connect(tmp_path / "events.db") as database:
+            database.execute("INSERT INTO readers VALUES (CAST(x'ff' AS TEXT), 1)")
+        database.close()
+        EventLog(tmp_path / "events.db")._end()
+        aside = [path.name for path in tmp_path.glob("events.db.damaged-*")]
+        assert aside == [f"events.db.damaged-{at_s}"]
+    assert other.exists()
+
+
 @pytest.mark.parametrize(
     ("damage", "left"),
     [

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import resource
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -63,6 +64,18 @@ def test_a_copy_stays_as_it_is_and_is_called_by_the_name_that_people_know(
     assert (files.versions[1] / "weights").read_text() == "abc"
     assert files.as_shown(f"{files.config_path}: wrong") == f"{model}/config.pbtxt: wrong"
     assert files.shown_config_path == model / "config.pbtxt"
+
+
+def test_a_copy_behind_a_link_is_called_by_that_name_too(
+    copies: PrivateCopies, model: Path, tmp_path: Path
+) -> None:
+    """ONNX Runtime follows links before it names a file."""
+    files = copies.copy(model)
+    link = tmp_path / "copies"
+    link.symlink_to(files.directory.parent)
+    linked = replace(files, directory=link / files.directory.name)
+    for directory in (linked.directory, files.directory):
+        assert linked.as_shown(f"{directory}/1/weights: wrong") == f"{model}/1/weights: wrong"
 
 
 def test_what_has_not_changed_is_not_copied_again(copies: PrivateCopies, model: Path) -> None:

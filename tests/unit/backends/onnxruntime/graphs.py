@@ -56,9 +56,20 @@ def answer(
     **more: np.ndarray,
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
-    instance = onnxruntime.load(
+    model = onnxruntime.load(
         LoadContext(directory, model_config, Devices(), no_progress, STANDALONE)
-    ).make_instance("m_0", ON_CPU)
+    )
+    return answered(model, array, outputs, **more)
+
+
+def answered(
+    model: onnxruntime.OnnxModel,
+    array: np.ndarray | None,
+    outputs: frozenset[str] = frozenset({"y"}),
+    **more: np.ndarray,
+) -> object:
+    """What a loaded model answers likewise."""
+    instance = model.make_instance("m_0", ON_CPU)
     answers: list[object] = []
     inputs = {name: Tensor(value) for name, value in more.items()}
     if array is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 
 from edge_server.backends import onnxruntime
@@ -12,7 +15,7 @@ from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.gpu.devices import Devices
-from tests.unit.backends.onnxruntime.graphs import answer, config
+from tests.unit.backends.onnxruntime.graphs import answer, answered, config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +34,22 @@ def test_a_file_cut_short_is_named_with_the_remedy(
     path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
     with pytest.raises(ModelConfigError, match=r"model\.onnx: ONNX Runtime cannot load it: .*copy"):
         onnxruntime.complete(files, 1, config(""))
+
+
+def test_weights_outside_the_models_directory_are_refused_without_where_they_are(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    path = files.versions[1] / "model.onnx"
+    write_onnx(path, (1, 4))
+    model = onnx.load(path)
+    outside = onnx.TensorProto(name="w", data_type=1, dims=[4], data_location=1)
+    outside.external_data.add(key="location", value="../../weights")
+    model.graph.initializer.append(outside)
+    model.graph.node[0].input[-1] = "w"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelConfigError, match="escapes model directory") as caught:
+        onnxruntime.complete(files, 1, config(""))
+    assert str(path.parent.parent.parent / "weights") not in str(caught.value)
 
 
 def test_a_missing_file_is_named(files: ModelFiles) -> None:
@@ -120,3 +139,21 @@ def test_it_computes_and_a_runtime_failure_is_an_internal_error(
     failed = answer(completed, files.versions[1], np.zeros((2, 4), np.float32))
     assert isinstance(failed, InternalError)
     assert "model 'm' failed" in str(failed)
+
+
+def test_runs_from_before_an_interruption_end_with_an_error_and_later_ones_go_on(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    completed = onnxruntime.complete(files, 1, config(""))
+    context = LoadContext(files.versions[1], completed, Devices(), no_progress, STANDALONE)
+    model = onnxruntime.load(context)
+    model.interrupt(time.monotonic())
+    made = answered(model, np.zeros((1, 4), np.float32))
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+    model.interrupt(inf)
+    failed = answered(model, np.zeros((1, 4), np.float32))
+    assert str(failed) == (
+        "model 'm': the run hung and was ended; send other inputs, or correct the model"
+    )
+    assert isinstance(failed, InternalError)
