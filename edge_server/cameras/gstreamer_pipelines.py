@@ -31,6 +31,9 @@ JPEG_DECODER = "jpeg"
 # The name of the element whose output shows that the camera sends images.
 DEPAYLOADER = "packets"
 
+# The name of the element that holds an image over HTTP until it has come whole.
+DEMULTIPLEXER = "parts"
+
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
 
@@ -225,8 +228,8 @@ def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -
     strict = " ssl-strict=false" if location.startswith("https:") else ""
     text = (
         f"souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0{strict} "
-        f"! multipartdemux single-stream=true ! image/jpeg ! {decoder('JPEG', has)} "
-        f"! {_converter(has)} ! {SINK}"
+        f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
+        f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )
     return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.cameras.gstreamer_faults import BusMessage
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
-from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
+from edge_server.cameras.gstreamer_pipelines import DEMULTIPLEXER, DEPAYLOADER, JPEG_DECODER
 from edge_server.cameras.gstreamer_sockets import CameraSockets
 from edge_server.cameras.jpeg import size_of_jpeg
+from edge_server.cameras.multipart import LONGEST_PART_BYTES
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class GstreamerPlayer:
         self.arrived = 0
         self.damaged = 0
         self._failure: SourceError | None = None
+        self._unfinished_bytes = 0
         self._branch = pipeline.branch
         # What the pipeline holds of this object, and this object of the pipeline, would keep both.
         self._undo: list[Callable[[], None]] = []
@@ -190,7 +192,8 @@ class GstreamerPlayer:
 
     def _watch_images(self) -> None:
         """Count encoded images; drop the JPEGs that `size_of_jpeg` refuses: decoders make half an
-        image of them, and report nothing. USB cameras send some, most of all first.
+        image of them, and report nothing. USB cameras send some, most of all first. Let no more
+        than `LONGEST_PART_BYTES` come without an image, all of which GStreamer would keep.
 
         The probes run on threads of GStreamer, each counter on one.
         """
@@ -200,9 +203,21 @@ class GstreamerPlayer:
             self.arrived += 1
             return result.OK
 
+        def bound(_pad: Any, info: Any) -> Any:
+            self._unfinished_bytes += info.get_buffer().get_size()
+            if self._unfinished_bytes <= LONGEST_PART_BYTES:
+                return result.OK
+            self._failure = SourceError(
+                f"no image ends within {LONGEST_PART_BYTES >> 20} MiB; set a lower resolution in "
+                "the camera, or restart it",
+                reason="corrupt",
+            )
+            return result.DROP
+
         def look(_pad: Any, info: Any) -> Any:
             buffer = info.get_buffer()
             self.arrived += alone
+            self._unfinished_bytes = 0
             try:
                 size_of_jpeg(buffer.extract_dup(0, buffer.get_size()))
             except ValueError:
@@ -217,6 +232,9 @@ class GstreamerPlayer:
             self._probe(depayloader, "src", kinds.BUFFER | kinds.BUFFER_LIST, count)
         if decoder is not None:
             self._probe(decoder, "sink", kinds.BUFFER, look)
+        demultiplexer = self._pipeline.get_by_name(DEMULTIPLEXER)
+        if demultiplexer is not None:
+            self._probe(demultiplexer, "sink", kinds.BUFFER, bound)
 
     def _probe(self, element: Any, name: str, kinds: Any, look: Callable[[Any, Any], Any]) -> None:
         pad = element.get_static_pad(name)

@@ -29,6 +29,7 @@ from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
+from edge_server.cameras.multipart import LONGEST_PART_BYTES
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
@@ -351,6 +352,15 @@ def test_jpegs_over_http(live_cameras: LiveCameras) -> None:
     error, seconds = failure(source)
     assert (error.reason, seconds < NOTICED_S) == ("lost", True)
     assert "refuses the connection" in str(refusal(uri))
+
+
+def test_an_image_over_http_is_kept_up_to_the_bound_of_the_other_reader(
+    live_cameras: LiveCameras,
+) -> None:
+    camera = live_cameras.mjpeg()
+    camera.instead = bytes(2 * LONGEST_PART_BYTES)
+    error = refusal(camera.uri())
+    assert (error.reason, "no image ends within 32 MiB" in str(error)) == ("corrupt", True)
 
 
 def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:
