@@ -221,13 +221,16 @@ def rtsp_pipeline(
 def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -> CameraPipeline:
     """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
 
+    Redirects are not followed: libsoup gives the password to any host that asks for it.
+
     Raises:
         SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
     strict = " ssl-strict=false" if location.startswith("https:") else ""
     text = (
-        f"souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0{strict} "
+        "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
+        f"automatic-redirect=false{strict} "
         f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
         f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )

@@ -8,11 +8,12 @@ import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
+from edge_server.cameras.camera_sockets import CameraSockets
 from edge_server.cameras.gstreamer_faults import BusMessage
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import DEMULTIPLEXER, DEPAYLOADER, JPEG_DECODER
-from edge_server.cameras.gstreamer_sockets import CameraSockets
 from edge_server.cameras.jpeg import size_of_jpeg
 from edge_server.cameras.multipart import LONGEST_PART_BYTES
 from edge_server.errors import SourceError
@@ -241,9 +242,15 @@ class GstreamerPlayer:
         self._undo.append(partial(pad.remove_probe, pad.add_probe(kinds, look)))
 
     def _link_later(self, source: Any) -> None:
-        """Build what comes behind an rtspsrc when the camera has described its streams; both
-        handlers run on the source's thread, whose exceptions nobody would see."""
+        """Build what comes behind an rtspsrc when the camera has described its streams, and send
+        nothing to another host; the handlers run on the source's thread, whose exceptions nobody
+        would see."""
         chosen: list[str] = []
+        host = urlsplit(source.get_property("location")).hostname
+
+        def send(_source: Any, message: Any) -> bool:
+            # A redirect. What the camera has described may have other addresses, and goes to it.
+            return bool(chosen) or urlsplit(message.parse_request()[2]).hostname == host
 
         def select(_source: Any, _number: int, caps: Any) -> bool:
             structure = caps.get_structure(0)
@@ -266,6 +273,7 @@ class GstreamerPlayer:
                 self._failure = SourceError("the camera has no video stream", reason="not_found")
 
         for signal, handler in (
+            ("before-send", send),
             ("select-stream", select),
             ("pad-added", link),
             ("no-more-pads", finished),

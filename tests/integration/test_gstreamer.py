@@ -363,6 +363,17 @@ def test_an_image_over_http_is_kept_up_to_the_bound_of_the_other_reader(
     assert (error.reason, "no image ends within 32 MiB" in str(error)) == ("corrupt", True)
 
 
+@pytest.mark.parametrize("scheme", ["rtsp", "http"])
+def test_a_redirect_sends_another_host_nothing(live_cameras: LiveCameras, scheme: str) -> None:
+    other = live_cameras.redirecting_port("")
+    place = f"{scheme}://127.0.0.1:{other.port}/other"
+    camera = live_cameras.redirecting_port(place, "127.0.0.2")
+    error = refusal(f"{scheme}://{IN_URI}127.0.0.2:{camera.port}/camera")
+    assert f"the camera redirects to {place}; write that address" in str(error)
+    assert camera.requests
+    assert not other.requests
+
+
 def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp(fps=30.0, key_frame_s=0.1)
     # GStreamer's server may send nothing to a client that comes while its last one leaves.
