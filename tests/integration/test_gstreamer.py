@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import itertools
 import json
 import os
-import resource
 import runpy
 import shutil
 import subprocess
@@ -91,8 +91,25 @@ def refusal(uri: str, options: SourceOptions = NO_OPTIONS) -> SourceError:
     raise AssertionError("the camera was opened")
 
 
+class _Allocated(ctypes.Structure):
+    """struct mallinfo2 of malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
 def memory_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    """The memory in use, of C and Python; not what an allocator keeps, which load increases."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Allocated
+    allocated = mallinfo()
+    # Python's smaller blocks have 16 to 512 bytes, in memory that malloc does not know.
+    return int(allocated.uordblks + allocated.hblkhd) + 512 * sys.getallocatedblocks()
 
 
 def entries(folder: str) -> int:
