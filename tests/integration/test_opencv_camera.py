@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ import pytest
 from support.live_cameras.clip import jpegs
 from support.live_cameras.mjpeg import MjpegCamera
 from support.live_cameras.time_code import read_time
+from support.waiting import wait_until
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.opencv_live import open_opencv
@@ -42,6 +43,13 @@ SOON_S = 3.0
 
 def open_camera(uri: str, options: SourceOptions = NO_OPTIONS) -> FrameSource:
     return open_opencv(parse_source_uri(uri), options)
+
+
+def gives_a_frame(uri: str) -> bool:
+    """Open a camera once more, as its reader would."""
+    with suppress(SourceError), closing(open_camera(uri)) as source:
+        return source.read() is not None
+    return False
 
 
 def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]:
@@ -152,9 +160,7 @@ def test_a_stalled_camera_is_noticed_and_comes_back(live_cameras: LiveCameras) -
     assert time.monotonic() - begun < SOON_S
     source.close()
     proxy.flow()
-    again = open_camera(camera.uri(proxy.port))
-    assert again.read() is not None
-    again.close()
+    wait_until(lambda: gives_a_frame(camera.uri(proxy.port)))
 
 
 def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import networks
-import openvino
+
+# It would write to HOME as it is imported.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+import openvino  # noqa: E402
 
 sources = Path(networks.sys.argv[1]).parent
 net = openvino.Core().read_model(sources / "net.onnx")

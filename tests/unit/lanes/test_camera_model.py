@@ -35,11 +35,19 @@ def test_the_derivatives_are_those_of_the_projection(camera: CameraModel) -> Non
     ground = camera.ground_of(pixels, 200.0)
     step_px, step_rad = 1e-2, 1e-5
     for axis in (0, 1):
-        moved = (
-            camera.ground_of(pixels + step_px * np.eye(2)[axis], 200.0).points
-            - camera.ground_of(pixels - step_px * np.eye(2)[axis], 200.0).points
+        fine, coarse = (
+            (
+                camera.ground_of(pixels + step * np.eye(2)[axis], 200.0).points
+                - camera.ground_of(pixels - step * np.eye(2)[axis], 200.0).points
+            )
+            / (2 * step)
+            for step in (step_px, 2 * step_px)
         )
-        _close(moved / (2 * step_px), ground.by_pixel[:, :, axis])
+        exact = ground.by_pixel[:, :, axis]
+        # Where the lens folds, differences do not settle yet.
+        settled = np.abs(coarse - fine) < 5e-4 * np.nanmax(np.abs(exact), initial=1e-3)
+        assert np.count_nonzero(settled) > 0.9 * np.count_nonzero(~np.isnan(fine))
+        _close(np.where(settled, fine, np.nan), exact)
     for name in ("pitch_rad", "yaw_rad"):
         turned = [
             CameraModel(
