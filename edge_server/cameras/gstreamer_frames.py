@@ -50,9 +50,10 @@ def load_gstreamer() -> GstreamerApi:
 
     gi.require_version("Gst", "1.0")
     gi.require_version("GstApp", "1.0")
+    gi.require_version("GstRtsp", "1.0")
     gi.require_version("GstVideo", "1.0")
-    # GstApp gives appsink its methods, which are used by name.
-    from gi.repository import Gst, GstApp, GstVideo  # noqa: F401, PLC0415
+    # GstApp and GstRtsp give appsink and messages their methods, which are used by name.
+    from gi.repository import Gst, GstApp, GstRtsp, GstVideo  # noqa: F401, PLC0415
 
     Gst.init(None)
     return GstreamerApi(Gst, GstVideo)

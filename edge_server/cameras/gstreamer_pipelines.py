@@ -31,6 +31,9 @@ JPEG_DECODER = "jpeg"
 # The name of the element whose output shows that the camera sends images.
 DEPAYLOADER = "packets"
 
+# The name of the element that holds an image over HTTP until it has come whole.
+DEMULTIPLEXER = "parts"
+
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
 
@@ -218,15 +221,18 @@ def rtsp_pipeline(
 def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -> CameraPipeline:
     """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
 
+    Redirects are not followed: libsoup gives the password to any host that asks for it.
+
     Raises:
         SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
     strict = " ssl-strict=false" if location.startswith("https:") else ""
     text = (
-        f"souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0{strict} "
-        f"! multipartdemux single-stream=true ! image/jpeg ! {decoder('JPEG', has)} "
-        f"! {_converter(has)} ! {SINK}"
+        "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
+        f"automatic-redirect=false{strict} "
+        f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
+        f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )
     return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
 

@@ -8,12 +8,14 @@ import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
+from edge_server.cameras.camera_sockets import CameraSockets
 from edge_server.cameras.gstreamer_faults import BusMessage
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
-from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
-from edge_server.cameras.gstreamer_sockets import CameraSockets
+from edge_server.cameras.gstreamer_pipelines import DEMULTIPLEXER, DEPAYLOADER, JPEG_DECODER
 from edge_server.cameras.jpeg import size_of_jpeg
+from edge_server.cameras.multipart import LONGEST_PART_BYTES
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ class GstreamerPlayer:
         self.arrived = 0
         self.damaged = 0
         self._failure: SourceError | None = None
+        self._unfinished_bytes = 0
         self._branch = pipeline.branch
         # What the pipeline holds of this object, and this object of the pipeline, would keep both.
         self._undo: list[Callable[[], None]] = []
@@ -190,7 +193,8 @@ class GstreamerPlayer:
 
     def _watch_images(self) -> None:
         """Count encoded images; drop the JPEGs that `size_of_jpeg` refuses: decoders make half an
-        image of them, and report nothing. USB cameras send some, most of all first.
+        image of them, and report nothing. USB cameras send some, most of all first. Let no more
+        than `LONGEST_PART_BYTES` come without an image, all of which GStreamer would keep.
 
         The probes run on threads of GStreamer, each counter on one.
         """
@@ -200,9 +204,21 @@ class GstreamerPlayer:
             self.arrived += 1
             return result.OK
 
+        def bound(_pad: Any, info: Any) -> Any:
+            self._unfinished_bytes += info.get_buffer().get_size()
+            if self._unfinished_bytes <= LONGEST_PART_BYTES:
+                return result.OK
+            self._failure = SourceError(
+                f"no image ends within {LONGEST_PART_BYTES >> 20} MiB; set a lower resolution in "
+                "the camera, or restart it",
+                reason="corrupt",
+            )
+            return result.DROP
+
         def look(_pad: Any, info: Any) -> Any:
             buffer = info.get_buffer()
             self.arrived += alone
+            self._unfinished_bytes = 0
             try:
                 size_of_jpeg(buffer.extract_dup(0, buffer.get_size()))
             except ValueError:
@@ -217,15 +233,24 @@ class GstreamerPlayer:
             self._probe(depayloader, "src", kinds.BUFFER | kinds.BUFFER_LIST, count)
         if decoder is not None:
             self._probe(decoder, "sink", kinds.BUFFER, look)
+        demultiplexer = self._pipeline.get_by_name(DEMULTIPLEXER)
+        if demultiplexer is not None:
+            self._probe(demultiplexer, "sink", kinds.BUFFER, bound)
 
     def _probe(self, element: Any, name: str, kinds: Any, look: Callable[[Any, Any], Any]) -> None:
         pad = element.get_static_pad(name)
         self._undo.append(partial(pad.remove_probe, pad.add_probe(kinds, look)))
 
     def _link_later(self, source: Any) -> None:
-        """Build what comes behind an rtspsrc when the camera has described its streams; both
-        handlers run on the source's thread, whose exceptions nobody would see."""
+        """Build what comes behind an rtspsrc when the camera has described its streams, and send
+        nothing to another host; the handlers run on the source's thread, whose exceptions nobody
+        would see."""
         chosen: list[str] = []
+        host = urlsplit(source.get_property("location")).hostname
+
+        def send(_source: Any, message: Any) -> bool:
+            # A redirect. What the camera has described may have other addresses, and goes to it.
+            return bool(chosen) or urlsplit(message.parse_request()[2]).hostname == host
 
         def select(_source: Any, _number: int, caps: Any) -> bool:
             structure = caps.get_structure(0)
@@ -248,6 +273,7 @@ class GstreamerPlayer:
                 self._failure = SourceError("the camera has no video stream", reason="not_found")
 
         for signal, handler in (
+            ("before-send", send),
             ("select-stream", select),
             ("pad-added", link),
             ("no-more-pads", finished),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.http_stream import open_stream
-from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.jpeg import MOST_DAMAGED, JpegDecoder
 from edge_server.cameras.multipart import MultipartError, MultipartParser
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
@@ -35,7 +35,6 @@ _PERIOD_FRAMES = 10
 # An older image is skipped where the next one is already here; for so many at a time.
 _MOST_SKIPPED = 30
 _LONGEST_SKIP_S = 0.2
-_MOST_DAMAGED = 10
 # Damaged images alone are a fault after this, or after so many periods, whichever is longer: with
 # the wait for one more it is less than a reader may hang.
 _DAMAGED_S = 1.0
@@ -121,7 +120,7 @@ class HttpMjpegSource:
     def _next(self) -> Frame:
         since_ns = self._monotonic_ns()
         damaged = 0
-        while damaged < _MOST_DAMAGED:
+        while damaged < MOST_DAMAGED:
             jpeg = self._newest()
             now_ns = self._monotonic_ns()
             decoded = self._decoder.decode(jpeg)

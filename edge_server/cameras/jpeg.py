@@ -34,6 +34,8 @@ _MOST_SEGMENTS = 1000
 # Each scan costs a pass over the whole picture, whatever its length. Progressive encoders write
 # about ten, of pictures of which this allows 26 megapixels.
 _MOST_SCANNED_PX = 8 * LARGEST_PX
+# A source whose JPEGs are damaged, so many one after another, has none that can be shown.
+MOST_DAMAGED = 10
 # libjpeg's inverse transform gives a picture of 1/2, 1/4 or 1/8 at once.
 _SCALED = {
     1: cv2.IMREAD_COLOR,

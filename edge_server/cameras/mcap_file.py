@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -124,34 +125,32 @@ class Picture:
 
 
 class PictureRecords:
-    """The pictures of one camera of a file.
+    """The pictures of one camera of a file; one that cannot be read has an empty JPEG.
 
     Attributes:
         records: as they are read.
-        damaged: number of pictures that could not be read.
     """
 
     def __init__(self, path: Path, camera: str) -> None:
         self.records = Records(path)
-        self.damaged = 0
         self._topics = IMAGES.format(camera), LANES.format(camera)
 
     def __iter__(self) -> Iterator[Picture]:
         images, lanes = self._topics
         captures: tuple[int, int] | None = None  # epoch and monotonic time of the newest lanes
         for _, channel, message in self.records:
-            try:
-                if channel.topic == lanes:
+            if channel.topic == lanes:
+                with suppress(DecodeError):
                     of = lanes_pb2.LaneFrame.FromString(message.data).time
                     captures = message.publish_time, of.capture_mono_ns
-                elif channel.topic == images:
-                    image = CompressedImage.FromString(message.data)
-                    known = captures is not None and captures[0] == message.publish_time
-                    mono_ns = captures[1] if captures is not None and known else None
-                    size = size_of(channel)
-                    yield Picture(image.data, mono_ns, message.publish_time, size)
-            except DecodeError:
-                self.damaged += 1
+            elif channel.topic == images:
+                try:
+                    jpeg = CompressedImage.FromString(message.data).data
+                except DecodeError:
+                    jpeg = b""
+                known = captures is not None and captures[0] == message.publish_time
+                mono_ns = captures[1] if captures is not None and known else None
+                yield Picture(jpeg, mono_ns, message.publish_time, size_of(channel))
 
 
 def cameras_in(path: Path) -> dict[str, Calibration | None]:

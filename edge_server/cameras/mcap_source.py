@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.frame import CATCH_UP_S, Frame, Pace
-from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.jpeg import MOST_DAMAGED, JpegDecoder
 from edge_server.cameras.mcap_file import PictureRecords, cameras_in
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
@@ -16,6 +17,9 @@ from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import UsefulSize
@@ -83,7 +87,8 @@ class McapSource:
         sleep: blocks for the given seconds.
 
     Raises:
-        SourceError: the file cannot be read, or has no picture that can be decoded.
+        SourceError: the file cannot be read, or has no picture that can be decoded among the first
+            `MOST_DAMAGED`.
     """
 
     def __init__(
@@ -111,26 +116,18 @@ class McapSource:
         self._damage = ""  # that the log has, in whatever round
         self._due_ns: int | None = None  # of the newest picture
         self._last: Picture | None = None
-        self._pictures = self._play()
+        self._pictures: Iterator[Picture] = self._play()
         # It is decoded when it is read: the size that its model needs is not known before.
-        self._first = next(self._pictures, None)
-        while self._first is not None and decoder.decode(self._first.jpeg) is None:
-            self.corrupt += 1
-            self._first = next(self._pictures, None)
-        if self._first is None:
+        first = self._next()
+        if first is None:
             raise SourceError(f"{path}: has no picture of camera {camera} that can be decoded")
+        self._pictures = chain((first[0],), self._pictures)
 
     def read(self) -> Frame | None:
-        while True:
-            first, self._first = self._first, None
-            picture = next(self._pictures, None) if first is None else first
-            if picture is None:
-                return None
-            decoded = self._decoder.decode(picture.jpeg)
-            if decoded is not None:
-                break
-            self.corrupt += 1
-        pixels, size = decoded
+        following = self._next()
+        if following is None:
+            return None
+        picture, (pixels, size) = following
         image = Image.of_bgr(pixels)
         mono_ns = self._wait(picture)
         size = picture.size or size
@@ -146,6 +143,22 @@ class McapSource:
 
     def close(self) -> None:
         self._pictures = iter(())
+
+    def _next(self) -> tuple[Picture, tuple[NDArray[np.uint8], tuple[int, int]]] | None:
+        """Return the next picture that can be decoded, and what `JpegDecoder` makes of it."""
+        for _ in range(MOST_DAMAGED):
+            picture = next(self._pictures, None)
+            if picture is None:
+                return None
+            decoded = self._decoder.decode(picture.jpeg)
+            if decoded is not None:
+                return picture, decoded
+            self.corrupt += 1
+        raise SourceError(
+            f"{self._path}: {MOST_DAMAGED} pictures of camera {self._camera} one after another are "
+            f"damaged ({self._decoder.damage}); play another recording",
+            reason="corrupt",
+        )
 
     def _wait(self, picture: Picture) -> int:
         """Block until `picture` is due; return the capture time of its frame."""
@@ -174,7 +187,6 @@ class McapSource:
                     yield picture
             except OSError as error:
                 raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error
-            self.corrupt += pictures.damaged
             before, self._damage = self._damage, pictures.records.damage
             if self._damage not in ("", before):
                 log.warning(

@@ -156,8 +156,15 @@ def fault_of_response(
             path = masked_by_place(uri.path or "/")
             text = f"the camera has no stream {path!r}; look its path up in its manual"
             return _fault(uri, text, "not_found")
-    line = _quoted(response.head.partition("\r\n")[0])
-    return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
+    places = response.headers("Location")
+    if 300 <= response.status < 400 and places:
+        text = f"the camera redirects to {_quoted(places[0])}; write that address if it is right"
+        reason = "not_found"
+    else:
+        line = _quoted(response.head.partition("\r\n")[0])
+        text = f"the camera responds {line!r}; restart it, or look at its web page"
+        reason = "unavailable"
+    return _fault(uri, text, reason)
 
 
 def _of_stream(uri: SourceUri, response: Response) -> SourceError:

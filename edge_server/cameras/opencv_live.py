@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import cv2
 
+from edge_server.cameras.camera_sockets import CameraSockets
 from edge_server.cameras.frame import PictureTooLarge, check_size
 from edge_server.cameras.gstreamer_modes import V4L2_FORMATS, best_mode
 from edge_server.cameras.http_mjpeg import open_http
@@ -68,7 +69,7 @@ def open_opencv(uri: SourceUri, options: SourceOptions) -> FrameSource:
 def _open_rtsp(
     uri: SourceUri, credentials: Credentials | None, decoder: JpegDecoder
 ) -> FrameSource:
-    addresses_of(uri)
+    sockets = CameraSockets(addresses_of(uri))
     login = ""
     if credentials is not None:
         login = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
@@ -80,7 +81,8 @@ def _open_rtsp(
             f"{uri.label}: cameras with other options are being opened; it is tried again",
             reason="unavailable",
         ) from None
-    if not capture.isOpened():
+    # FFmpeg may have followed a redirect to another host.
+    if not (capture.isOpened() and sockets.connected()):
         capture.release()
         raise find_fault(uri, credentials)
     width, height = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ def _export(arguments: argparse.Namespace) -> int:
     count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for picture in PictureRecords(path, camera):
+        for picture in filter(attrgetter("jpeg"), PictureRecords(path, camera)):
             (folder / f"{count:06}.jpg").write_bytes(picture.jpeg)
             count += 1
     except OSError as error:

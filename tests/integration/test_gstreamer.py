@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import itertools
 import json
 import os
-import resource
 import runpy
 import shutil
 import subprocess
@@ -29,6 +29,7 @@ from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
+from edge_server.cameras.multipart import LONGEST_PART_BYTES
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
@@ -90,8 +91,25 @@ def refusal(uri: str, options: SourceOptions = NO_OPTIONS) -> SourceError:
     raise AssertionError("the camera was opened")
 
 
+class _Allocated(ctypes.Structure):
+    """struct mallinfo2 of malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
 def memory_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    """The memory in use, of C and Python; not what an allocator keeps, which load increases."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Allocated
+    allocated = mallinfo()
+    # Python's smaller blocks have 16 to 512 bytes, in memory that malloc does not know.
+    return int(allocated.uordblks + allocated.hblkhd) + 512 * sys.getallocatedblocks()
 
 
 def entries(folder: str) -> int:
@@ -351,6 +369,26 @@ def test_jpegs_over_http(live_cameras: LiveCameras) -> None:
     error, seconds = failure(source)
     assert (error.reason, seconds < NOTICED_S) == ("lost", True)
     assert "refuses the connection" in str(refusal(uri))
+
+
+def test_an_image_over_http_is_kept_up_to_the_bound_of_the_other_reader(
+    live_cameras: LiveCameras,
+) -> None:
+    camera = live_cameras.mjpeg()
+    camera.instead = bytes(2 * LONGEST_PART_BYTES)
+    error = refusal(camera.uri())
+    assert (error.reason, "no image ends within 32 MiB" in str(error)) == ("corrupt", True)
+
+
+@pytest.mark.parametrize("scheme", ["rtsp", "http"])
+def test_a_redirect_sends_another_host_nothing(live_cameras: LiveCameras, scheme: str) -> None:
+    other = live_cameras.redirecting_port("")
+    place = f"{scheme}://127.0.0.1:{other.port}/other"
+    camera = live_cameras.redirecting_port(place, "127.0.0.2")
+    error = refusal(f"{scheme}://{IN_URI}127.0.0.2:{camera.port}/camera")
+    assert f"the camera redirects to {place}; write that address" in str(error)
+    assert camera.requests
+    assert not other.requests
 
 
 def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:

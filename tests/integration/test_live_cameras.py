@@ -348,6 +348,19 @@ def test_a_message_of_rtsp_without_end_takes_little_memory(reader: str) -> None:
         assert grown_kib < 600 * 1024
 
 
+def test_a_camera_that_redirects_to_another_host_is_not_read(
+    live_cameras: LiveCameras, reader: str
+) -> None:
+    camera = live_cameras.rtsp().uri()
+    options = SourceOptions(reader=reader)  # type: ignore[arg-type]  # one of both
+    same = live_cameras.redirecting_port(camera)
+    open_source(f"rtsp://127.0.0.1:{same.port}/x", options=options).close()
+    other = live_cameras.redirecting_port(camera, "127.0.0.2")
+    with pytest.raises(SourceError, match="the camera redirects to") as raised:
+        open_source(f"rtsp://127.0.0.2:{other.port}/x", options=options)
+    assert raised.value.reason == "not_found"
+
+
 # What a camera can send at most: gigabit Ethernet.
 NETWORK_BYTES_S = 125_000_000
 

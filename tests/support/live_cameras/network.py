@@ -223,10 +223,65 @@ class DroppingPort:
         self.close()
 
 
-def _listener(port: int, backlog: int = 32) -> socket.socket:
+class RedirectingPort:
+    """Redirects every request of RTSP and HTTP.
+
+    Args:
+        location: to which address.
+        host: an address of loopback to listen at.
+
+    Attributes:
+        requests: what has come.
+    """
+
+    def __init__(self, location: str, host: str = "127.0.0.1") -> None:
+        (self.port,) = free_ports(1)
+        self.requests: list[bytes] = []
+        self._location = location
+        self._clients: list[socket.socket] = []
+        self._listener = _listener(self.port, host=host)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        _reset(self._listener)
+        self._threads[0].join()
+        for each in self._clients:
+            _reset(each)
+        for each in self._threads:
+            each.join()
+
+    def __enter__(self) -> RedirectingPort:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                self._clients.append(client)
+                self._threads.append(threading.Thread(target=self._redirect, args=(client,)))
+                self._threads[-1].start()
+
+    def _redirect(self, client: socket.socket) -> None:
+        with suppress(OSError):
+            while request := client.recv(_CHUNK_BYTES):
+                self.requests.append(request)
+                sequence = re.search(rb"(?i)CSeq: *(\d+)", request)
+                client.sendall(
+                    (b"HTTP/1.1" if sequence is None else b"RTSP/1.0")
+                    + b" 302 Found\r\nContent-Length: 0\r\n"
+                    + (b"" if sequence is None else b"CSeq: %s\r\n" % sequence[1])
+                    + f"Location: {self._location}\r\n\r\n".encode()
+                )
+
+
+def _listener(port: int, backlog: int = 32, host: str = "127.0.0.1") -> socket.socket:
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
+    made.bind((host, port))
     made.listen(backlog)
     return made
 

@@ -10,7 +10,13 @@ import pytest
 
 from support.live_cameras.clip import Clip, jpegs, write_road
 from support.live_cameras.mjpeg import MjpegCamera
-from support.live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
+from support.live_cameras.network import (
+    DroppingPort,
+    LossyRelay,
+    RedirectingPort,
+    SilentPort,
+    TcpProxy,
+)
 from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
 
 if TYPE_CHECKING:
@@ -52,6 +58,9 @@ class LiveCameras:
 
     def silent_port(self) -> int:
         return self._stack.enter_context(SilentPort()).port
+
+    def redirecting_port(self, location: str, host: str = "127.0.0.1") -> RedirectingPort:
+        return self._stack.enter_context(RedirectingPort(location, host))
 
     def dropping_port(self) -> int:
         return self._stack.enter_context(DroppingPort()).port

@@ -13,11 +13,13 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
+from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
+from mcap.writer import Writer
 from support.mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.jpeg import MOST_DAMAGED, JpegDecoder
 from edge_server.cameras.mcap_file import Records, cameras_in, size_of
 from edge_server.cameras.mcap_source import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
@@ -335,3 +337,27 @@ def test_without_a_library_for_a_compression_all_else_is_read(
     path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[library])
     assert len(played(open_source(f"mcap://{path}?fps=0"))) == 40  # type: ignore[arg-type]
     assert "UnsupportedCompressionError" in caplog.text
+
+
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("message", [b"", b"\xff"])
+def test_damaged_pictures_alone_end_a_replay_after_as_many_as_of_a_camera(
+    tmp_path: Path, message: bytes, looped: bool
+) -> None:
+    path = tmp_path / "damaged.mcap"
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start()
+        channel = writer.register_channel("/front/image", "protobuf", 0)
+        for number in range(3 * MOST_DAMAGED):
+            if number == MOST_DAMAGED - 1:
+                image = CompressedImage(data=camera_jpeg(0)).SerializeToString()
+                writer.add_message(channel, number, image, number)
+            writer.add_message(channel, number, message, number)
+        writer.finish()
+    source = source_of(path, Clock(), loop=looped)
+    assert source.read() is not None
+    with pytest.raises(SourceError, match="10 pictures of camera front") as raised:
+        source.read()
+    assert raised.value.reason == "corrupt"
+    assert source.corrupt == 2 * MOST_DAMAGED - 1

@@ -1,7 +1,7 @@
-"""The connections of GStreamer to one RTSP camera.
+"""The connections of a video library to one RTSP camera.
 
 GStreamer neither bounds a message of RTSP nor can be interrupted within one, and would fill the
-memory.
+memory; FFmpeg follows a camera's redirect to any host.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class CameraSockets:
     def __init__(self, hosts: Collection[str]) -> None:
         self._hosts = hosts
         self._before = {name for _, name in _sockets()} if hosts else set()
+
+    def connected(self) -> bool:
+        """Return whether one of them is open."""
+        return any(True for _ in self._connections())
 
     def received_bytes(self) -> int:
         """Return how much the connection with the most has received."""
