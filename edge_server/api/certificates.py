@@ -8,7 +8,7 @@ import logging
 import os
 import ssl
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 # The file's group may read it (Debian's ssl-cert); other users have no access.
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+# Twice what a system's bundle of all public authorities has; each is parsed while clients wait.
+_LONGEST_FILE_BYTES = 512 * 1024
+# OpenSSL's words for the key of another certificate, the second one for a key of another kind.
+_OTHER_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
 def check_certificates(tls: Tls, section: str = "grpc.tls") -> None:
@@ -138,12 +142,19 @@ def _read(setting: str, path: str) -> tuple[bytes, int]:
     """Return the file's contents and its mode."""
     try:
         with os.fdopen(open_regular(Path(path)), "rb") as file:
-            return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(_LONGEST_FILE_BYTES + 1)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         raise SettingsError(
             f"{setting}: {path}: cannot be read: {error.strerror}; put a PEM file there that this "
             "user may read"
         ) from error
+    if len(content) > _LONGEST_FILE_BYTES:
+        raise SettingsError(
+            f"{setting}: {path}: has more than {_LONGEST_FILE_BYTES} bytes; give a PEM file with "
+            "what is needed alone"
+        )
+    return content, mode
 
 
 def _try(tls: Tls, files: CertificateFiles) -> None:
@@ -164,19 +175,45 @@ def _try(tls: Tls, files: CertificateFiles) -> None:
 
 def _try_pair(tls: Tls, files: CertificateFiles) -> None:
     _try_certificates(f"{files.section}.certificate", tls.certificate, files.certificate)
+    context = _context()
     try:
         with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
             # An empty password keeps OpenSSL from asking for one on a terminal.
-            _context().load_cert_chain(certificate, key, password="")
+            context.load_cert_chain(certificate, key, password="")
+        _shake_hands(context)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if error.reason in _OTHER_KEY:
             raise SettingsError(
                 f"{files.section}.key: {tls.key}: is not the key of {tls.certificate}; give the "
                 "one that the certificate was made for"
             ) from None
+        if error.reason is not None:
+            raise SettingsError(
+                f"{files.section}.certificate: {tls.certificate}: no client could use it "
+                f"({error.reason.replace('_', ' ').lower()}); give a shorter chain, or a key of "
+                "RSA with 2048 bits or more or of P-256"
+            ) from None
         raise SettingsError(
             f"{files.section}.key: {tls.key}: holds no private key in PEM form without a password"
         ) from None
+
+
+def _shake_hands(server: ssl.SSLContext) -> None:
+    """Have a client connect to `server`, in memory.
+
+    Raises:
+        ssl.SSLError: none that is like this program can, whatever it trusts.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for end in (*ends, *ends):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def _try_certificates(setting: str, path: str, content: bytes) -> None:

@@ -38,6 +38,8 @@ class Tokens:
     """The tokens in a file; every call sees its present content.
 
     A file that becomes unreadable or invalid leaves the tokens as they were, and the log says why.
+    One that cannot be read is tried again at every call: what prevents it, like a missing group or
+    a lack of file descriptors, may pass without a trace in the file.
 
     Raises:
         SettingsError: the file cannot be read, is open to everyone, or has an invalid line.
@@ -46,6 +48,7 @@ class Tokens:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._lock = threading.Lock()
+        self._logged = ""
         self._seen = self._signature()
         self._scopes = _read(self._path)
 
@@ -85,27 +88,35 @@ class Tokens:
         return "read" in self.scopes_of(token)
 
     def _look(self) -> None:
-        signature = self._signature()
-        if signature == self._seen:
+        if self._signature() == self._seen:
             return
         with self._lock:
+            signature = self._signature()
             if signature == self._seen:
                 return
-            self._seen = signature
             try:
                 self._scopes = _read(self._path)
             except SettingsError as error:
-                # The text is complete; a traceback adds nothing.
-                log.error("access: tokens stay as they were: %s", error)  # noqa: TRY400
+                if str(error) != self._logged:
+                    # The text is complete; a traceback adds nothing.
+                    log.error("access: tokens stay as they were: %s", error)  # noqa: TRY400
+                self._logged = str(error)
+                if isinstance(error.__cause__, OSError):
+                    return
             else:
                 log.info("access: %s tokens of %s", len(self._scopes), self._path)
+                self._logged = ""
+            # Last: until then no call may take the former tokens for the present ones.
+            self._seen = signature
 
     def _signature(self) -> tuple[int, ...]:
         try:
             found = os.stat(self._path)  # noqa: PTH116 - half the time, at every call
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+        # A copy with the time of its original changes `st_ctime_ns` alone.
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return *times, found.st_size, found.st_ino, found.st_mode
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -25,9 +25,11 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(_pem(self._sign(self._name, self._key.public_key(), ca=True)))
 
-    def issue(self, name: str, *, days: int = 1) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, *, days: int = 1, curve: ec.EllipticCurve | None = None
+    ) -> tuple[Path, Path]:
         """The files of a certificate and its key; negative `days` have passed since its end."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(curve or ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         certificate_path.write_bytes(_pem(self._sign(subject, key.public_key(), days=days)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.api.tokens import Tokens
 from edge_server.errors import PermissionDenied, SettingsError, Unauthenticated
@@ -108,4 +110,34 @@ def test_a_wrong_file_in_its_place_leaves_the_tokens_as_they_were(
 def test_an_empty_file_revokes_every_token(file: Path) -> None:
     tokens = Tokens(str(file))
     file.write_text("")
+    assert not tokens.may_read(READ)
+
+
+def test_a_change_counts_once_what_kept_it_from_being_read_has_passed(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = Tokens(str(file))
+    file.write_text("")
+    with monkeypatch.context() as without_descriptors:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        without_descriptors.setattr(os, "open", refuse)
+        for _ in range(2):
+            assert tokens.may_read(READ)
+    assert caplog.text.count("tokens stay as they were") == 1
+    assert not tokens.may_read(READ)
+
+
+def test_a_copy_that_keeps_size_and_time_counts(file: Path) -> None:
+    tokens = Tokens(str(file))
+    before = file.stat()
+
+    def copied() -> bool:
+        file.write_text(file.read_text().replace(READ, "R" * len(READ)))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return file.stat().st_ctime_ns != before.st_ctime_ns  # the clock of files has ticks
+
+    wait_until(copied)
     assert not tokens.may_read(READ)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from edge_server.api.certificates import CertificateWatch, check_certificates
 from edge_server.errors import SettingsError
@@ -66,6 +67,43 @@ def test_the_key_of_another_certificate_is_refused(tls: Callable[..., Tls], auth
     _, other = authority.issue("other")
     with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
         check_certificates(tls(key=other))
+
+
+def test_a_certificate_that_no_client_could_use_is_refused(
+    tls: Callable[..., Tls], authority: Any
+) -> None:
+    certificate, key = authority.issue("coin", curve=ec.SECP256K1())
+    with pytest.raises(SettingsError, match=r"\.certificate: .*coin\.crt: no client could use it"):
+        check_certificates(tls(certificate=certificate, key=key))
+
+
+def test_the_key_of_another_kind_is_that_of_another_certificate(
+    tls: Callable[..., Tls], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.key"
+    path.touch(mode=0o600)
+    path.write_bytes(
+        ed25519.Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
+        check_certificates(tls(key=path))
+
+
+@pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])
+def test_no_file_is_read_beyond_its_limit(
+    tls: Callable[..., Tls], authority: Any, tmp_path: Path, name: str
+) -> None:
+    """A file of gigabytes would take the memory, one of many authorities the listener's time."""
+    path = tmp_path / "large"
+    path.touch(mode=0o600)
+    path.write_bytes(authority.ca.read_bytes())
+    os.truncate(path, 1 << 30)
+    with pytest.raises(SettingsError, match=rf"\.{name}: .*large: has more than \d+ bytes"):
+        check_certificates(tls(**{name: path}))
 
 
 @pytest.mark.parametrize(
