@@ -47,7 +47,7 @@ def test_weights_outside_the_models_directory_are_refused_without_where_they_are
     model.graph.initializer.append(outside)
     model.graph.node[0].input[-1] = "w"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelConfigError, match="escapes model directory") as caught:
+    with pytest.raises(ModelConfigError, match="cannot load it") as caught:
         onnxruntime.complete(files, 1, config(""))
     assert str(path.parent.parent.parent / "weights") not in str(caught.value)
 
