@@ -61,7 +61,8 @@ class PictureFeed:
     Without viewers a call returns at its first line. With viewers it keeps a frame only where one
     of them waits for it; the newest frame of each camera wins. Pictures are made on a thread of
     their own, once for each frame and size, and are sent within `PROCESSOR_SHARE` of the
-    processors: where that is too little, viewers get fewer pictures, and the cameras lose nothing.
+    processors: where that is too little, viewers get fewer pictures, down to one a second, and the
+    cameras lose nothing.
 
     Args:
         encode: returns the picture of a frame that is no wider than so many px.

@@ -23,11 +23,12 @@ PICTURE = Image.of_bgr(np.zeros((4, 4, 3), np.uint8))
 
 
 class Bench:
-    """A feed whose encoder takes 1 ms of a clock that only the test moves."""
+    """A feed whose encoder takes `encoding_s` of a clock that only the test moves."""
 
     def __init__(self, processors: int = 1000) -> None:
         self.now_s = 100.0
         self.spent_s = 0.0
+        self.encoding_s = 0.001
         self.encoded: list[tuple[str, int, int]] = []
         self.rung = 0
         self.fault: Exception | None = None
@@ -41,7 +42,7 @@ class Bench:
     def encode(self, sight: Sight, width: int) -> bytes:
         if self.fault is not None:
             raise self.fault
-        self.spent_s += 0.001
+        self.spent_s += self.encoding_s
         frame = sight.lane_frame
         self.encoded.append((frame.camera, frame.frame_id, width))
         return f"{frame.camera} {frame.frame_id} {width}".encode()
@@ -160,6 +161,21 @@ def test_the_encoder_rests_so_that_it_takes_its_share_alone() -> None:
     bench.tick()
     assert len(bench.encoded) == 2
     assert viewer.take() == b"a 0 960", "the camera that waited longest comes first"
+
+
+def test_an_overloaded_encoder_still_gives_a_picture_a_second() -> None:
+    bench = Bench(processors=1)
+    viewer = bench.viewer(a="large")
+    bench.encoding_s = 3.0  # 300 s by its share of the processor
+    bench.give("a", 0)
+    bench.tick()
+    assert len(bench.encoded) == 1
+    viewer.take()
+    assert viewer.acknowledge()
+    bench.pass_by(1.0)
+    bench.give("a", 1)
+    bench.tick()
+    assert len(bench.encoded) == 2
 
 
 def test_what_many_pages_take_to_send_counts_too() -> None:
