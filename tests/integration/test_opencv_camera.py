@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -18,7 +19,6 @@ import pytest
 from support.live_cameras.clip import jpegs
 from support.live_cameras.mjpeg import MjpegCamera
 from support.live_cameras.time_code import read_time
-from support.waiting import wait_until
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.opencv_live import open_opencv
@@ -27,12 +27,14 @@ from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from support.live_cameras.started import LiveCameras
 
     from edge_server.cameras.frame import Frame, FrameSource
+
+_T = TypeVar("_T")
 
 AWKWARD = "q8Zr@:/#%?[]&+ é"
 WRONG = "q8Zr-wrong@"
@@ -45,11 +47,23 @@ def open_camera(uri: str, options: SourceOptions = NO_OPTIONS) -> FrameSource:
     return open_opencv(parse_source_uri(uri), options)
 
 
-def gives_a_frame(uri: str) -> bool:
-    """Open a camera once more, as its reader would."""
-    with suppress(SourceError), closing(open_camera(uri)) as source:
-        return source.read() is not None
-    return False
+def opened_again(read: Callable[[], _T]) -> _T:
+    """What `read` returns, which opens a camera: again where it fails, as a reader does. On a busy
+    machine the camera's encoder may be late."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return read()
+        except SourceError:
+            if time.monotonic() > end:
+                raise
+
+
+def first_frames(count: int, *uris: str) -> list[list[Frame]]:
+    """The first frames of each camera, all open at once."""
+    with ExitStack() as stack:
+        sources = [stack.enter_context(closing(open_camera(uri))) for uri in uris]
+        return [list(islice(frames_of(source), count)) for source in sources]
 
 
 def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]:
@@ -63,12 +77,7 @@ def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]
 @pytest.mark.parametrize("codec", ["h264", "h265"])
 def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras, codec: str) -> None:
     camera = live_cameras.rtsp(stamp=True, codec=codec)
-    # On a busy machine its encoder may be late at first.
-    wait_until(lambda: gives_a_frame(camera.uri()))
-    source = open_camera(camera.uri())
-    frames = [frame for _, frame in zip(range(30), frames_of(source), strict=False)]
-    source.close()
-    source.close()
+    [frames] = opened_again(lambda: first_frames(30, camera.uri()))
     assert [frame.id for frame in frames] == list(range(30))
     assert {frame.clock for frame in frames} == {"rtp"}
     assert frames[0].image.pixel_format is PixelFormat.BGR
@@ -162,7 +171,7 @@ def test_a_stalled_camera_is_noticed_and_comes_back(live_cameras: LiveCameras) -
     assert time.monotonic() - begun < SOON_S
     source.close()
     proxy.flow()
-    wait_until(lambda: gives_a_frame(camera.uri(proxy.port)))
+    opened_again(lambda: first_frames(1, camera.uri(proxy.port)))
 
 
 def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
@@ -175,6 +184,7 @@ def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
     assert caught.value.reason == "lost"
     assert time.monotonic() - begun < SOON_S
     source.close()
+    source.close()
 
 
 def test_udp_is_read_with_some_packets_lost_beside_a_camera_over_tcp(
@@ -182,12 +192,9 @@ def test_udp_is_read_with_some_packets_lost_beside_a_camera_over_tcp(
 ) -> None:
     camera = live_cameras.rtsp(key_frame_s=0.5)
     relay = live_cameras.relay(camera.port)
-    over_udp = open_camera(f"{camera.uri(relay.port)}?transport=udp")
-    over_tcp = open_camera(camera.uri())
-    for source in (over_udp, over_tcp):
-        frames = frames_of(source, 3.0)
-        assert len([next(frames) for _ in range(20)]) == 20
-        source.close()
+    over_udp = f"{camera.uri(relay.port)}?transport=udp"
+    found = opened_again(lambda: first_frames(20, over_udp, camera.uri()))
+    assert [len(frames) for frames in found] == [20, 20]
     assert relay.passed > 20
     assert relay.lost > 0
     assert "rtsp_transport;tcp" in os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"]
