@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError, SettingsError
-from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
+from edge_server.repository.manifest import SignaturePolicy, SigningKey, make_keys
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from edge_server import errors
-from edge_server.repository.transfer.entries import (
+from edge_server.repository.transfer import (
     BROKEN,
     BrokenArchive,
     read_archive,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from typing import BinaryIO
 
-    from edge_server.repository.transfer.entries import Entry
+    from edge_server.repository.transfer import Entry
 
 _SSH_FAILED = 255
 _NOT_FOUND = 127

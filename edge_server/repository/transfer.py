@@ -1,41 +1,320 @@
-"""Receives a model into a repository: staged privately, verified, then placed atomically."""
+"""A model on its way into a repository: received privately, verified, then placed atomically."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
+import io
 import os
 import secrets
 import shutil
+import stat
+import tarfile
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.errors import ModelConfigError, NotFound
-from edge_server.process.disk import sync
+from edge_server.errors import InternalError, ModelConfigError, NotFound
+from edge_server.process.disk import lock_directory, sync
 from edge_server.process.utf8 import shown
-from edge_server.repository.content import Content, hashed
-from edge_server.repository.manifest import ABOUT_CONTENT, MOST_BYTES, NAME, Manifest, ManifestFile
-from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.transfer.entries import Entry, entries_of
-from edge_server.repository.transfer.inventory import (
+from edge_server.repository.content import (
+    PIECE_BYTES,
+    Content,
+    hashed,
     look_at,
     previous,
+    reading,
+    require_unchanged,
     take_inventory,
     usable_tree,
 )
-from edge_server.repository.transfer.reports import last_good_copy
-from edge_server.repository.transfer.swap import FILLED, lock, locked, swap, tidy, writing
-from edge_server.repository.tree import (
+from edge_server.repository.manifest import (
+    ABOUT_CONTENT,
+    MOST_MANIFEST_BYTES,
+    NAME,
+    SIGNATURE_NAME,
+    Manifest,
+    ManifestFile,
+)
+from edge_server.repository.scan import (
     DEEPEST,
+    MOST_BYTES,
     MOST_FILES,
+    NAME_RULE,
     empty_directories,
     is_left_behind,
+    is_model_name,
 )
-from edge_server.repository.tree import MOST_BYTES as MOST_MODEL_BYTES
+from edge_server.repository.verdicts import last_good_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from pathlib import Path
+    from typing import BinaryIO
+
+    from edge_server.repository.scan import ModelTree
+
+_BLOCK_BYTES = tarfile.BLOCKSIZE
+_LONGEST_PATH_BYTES = 1 << 16
+BROKEN = "the connection broke, or the other side ended early; try again"
+# Prefixes of a directory that is being filled, and of one set aside between two renames.
+FILLED = ".incoming-"
+_ASIDE = ".outgoing-"
+# From linux/fs.h and fcntl.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
+
+
+class BrokenArchive(ModelConfigError):
+    """An archive is cut off or damaged."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A directory or a file of a model.
+
+    Attributes:
+        path: the path relative to the model's directory.
+        read: returns the next bytes of the file, at most so many; None for a directory.
+        size: the size of the file in bytes.
+        mtime_ns: its modification time.
+        executable: True if the file may be executed.
+    """
+
+    path: str
+    read: Callable[[int], bytes] | None = None
+    size: int = 0
+    mtime_ns: int = 0
+    executable: bool = False
+
+    @staticmethod
+    def of(path: str, data: bytes, mtime_ns: int = 0) -> Entry:
+        """Return the file with content `data` at `path`."""
+        return Entry(path, io.BytesIO(data).read, len(data), mtime_ns)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the content of the file, exactly `size` bytes, in pieces.
+
+        Raises:
+            ModelConfigError: the content ends early.
+        """
+        left = self.size
+        while self.read is not None and left:
+            piece = self.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise ModelConfigError(
+                    f"{self.path}: ends {left} bytes early: it was changed while it was copied, or "
+                    "the connection broke; try again"
+                )
+            left -= len(piece)
+            yield piece
+
+
+def entries_of(
+    tree: ModelTree,
+    *,
+    only: Callable[[str], bool] = lambda _: True,
+    progress: Callable[[int], None] | None = None,
+) -> Generator[Entry]:
+    """Return the entries of `tree`, its manifest and signature first.
+
+    Args:
+        tree: the scanned model.
+        only: returns False for a path that is left out.
+        progress: called with the number of bytes after each read.
+
+    Raises:
+        ModelConfigError: the model is unusable or cannot be read, or has changed since the scan.
+    """
+    tree.require_usable()
+    first = {NAME: 0, SIGNATURE_NAME: 1}
+    for seen in sorted(tree.files, key=lambda file: first.get(file.path, 2)):
+        if only(seen.path):
+            with reading(tree, seen) as (read, status):
+                executable = bool(status.st_mode & stat.S_IXUSR)
+                source = read if progress is None else _counted(read, progress)
+                yield Entry(seen.path, source, seen.size, seen.mtime_ns, executable)
+    for path in tree.directories:
+        if only(path):
+            yield Entry(path)
+    require_unchanged(tree)
+
+
+def _counted(
+    read: Callable[[int], bytes], progress: Callable[[int], None]
+) -> Callable[[int], bytes]:
+    def counted(most: int) -> bytes:
+        piece = read(most)
+        progress(len(piece))
+        return piece
+
+    return counted
+
+
+def write_archive(stream: BinaryIO, entries: Iterable[Entry]) -> None:
+    """Write `entries` as a tar archive to a stream that need not seek.
+
+    Raises:
+        ModelConfigError: an entry ends early.
+        OSError: the stream cannot be written.
+    """
+    for entry in entries:
+        header = tarfile.TarInfo(entry.path)
+        header.size, header.mtime = entry.size, entry.mtime_ns // 10**9
+        header.mode = 0o755 if entry.executable or entry.read is None else 0o644
+        if entry.read is None:
+            header.type = tarfile.DIRTYPE
+        stream.write(header.tobuf(tarfile.GNU_FORMAT))
+        stream.writelines(entry.pieces())
+        stream.write(bytes(-entry.size % _BLOCK_BYTES))
+    stream.write(bytes(2 * _BLOCK_BYTES))
+    stream.flush()
+
+
+def read_archive(
+    stream: BinaryIO, progress: Callable[[int], None] | None = None
+) -> Iterator[Entry]:
+    """Return the entries of a tar archive; each is to be read before the next one.
+
+    No entry has more than a block in memory, however long its header claims to be.
+
+    Raises:
+        BrokenArchive: the archive is cut off or damaged.
+        ModelConfigError: the archive has an entry that is neither a file nor a directory.
+    """
+
+    def read(most: int) -> bytes:
+        if not (piece := stream.read(most)):
+            raise BrokenArchive(BROKEN)
+        if progress is not None:
+            progress(len(piece))
+        return piece
+
+    long_name = ""
+    while (block := _exactly(stream, _BLOCK_BYTES)).strip(b"\0"):
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise BrokenArchive(f"{BROKEN} ({error})") from error
+        name, long_name = long_name or header.name, ""
+        is_name = header.type == tarfile.GNUTYPE_LONGNAME
+        if is_name and 0 <= header.size <= _LONGEST_PATH_BYTES:
+            long_name = os.fsdecode(_exactly(stream, header.size)).rstrip("\0")
+        elif header.isdir():
+            yield Entry(name.rstrip("/"))
+            continue
+        elif header.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and header.size >= 0:
+            runs = bool(header.mode & stat.S_IXUSR)
+            yield Entry(name, read, header.size, int(header.mtime) * 10**9, runs)
+        else:
+            raise ModelConfigError(f"{name!r} is neither a file nor a directory")
+        _exactly(stream, -header.size % _BLOCK_BYTES)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise BrokenArchive(BROKEN)
+    return data
+
+
+@contextmanager
+def locked(repository: Path) -> Iterator[None]:
+    """Hold the lock of `repository` inside the block, so that no other transfer renames there.
+
+    Raises:
+        ModelConfigError: the repository cannot be opened.
+    """
+    try:
+        descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ModelConfigError(
+            f"{repository}: the model repository cannot be opened: {error.strerror}; make the "
+            "directory first, or give another one"
+        ) from error
+    try:
+        lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def swap(one: Path, other: Path) -> None:
+    """Swap the names of two directories, atomically if the file system can do that.
+
+    Otherwise `other` is missing for a moment; after a crash in that moment `tidy` restores it.
+    """
+    if _exchange(one, other):
+        return
+    aside = other.with_name(f"{_ASIDE}{secrets.token_hex(4)}-{other.name}")
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # an old C library
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def tidy(repository: Path) -> None:
+    """Remove the leftovers of an interrupted push, and restore a name that it moved aside."""
+    for path in sorted(repository.iterdir()):
+        if path.name.startswith(_ASIDE):
+            name = path.name[len(_ASIDE) :].partition("-")[2]
+            if name and not os.path.lexists(repository / name):
+                path.rename(repository / name)
+            elif is_model_name(name) and not os.path.lexists(repository / previous(name)):
+                path.rename(repository / previous(name))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(FILLED) and not _is_at_work(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_at_work(path: Path) -> bool:
+    try:
+        os.close(lock_directory(path))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def lock(descriptor: int) -> None:
+    """Wait for the lock of the open file or directory, and hold it until the descriptor closes."""
+    # A network file system may lack locks; then users must avoid two pushes at the same time.
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into an error that names the file.
+
+    Raises:
+        InternalError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InternalError(
+            f"{error.filename or place}: cannot be written: {error.strerror or error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -80,8 +359,8 @@ def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Deliv
     first = next(entries, None)
     manifest = None
     if first is not None and first.path == NAME:
-        if first.size > MOST_BYTES:
-            raise ModelConfigError(f"{NAME}: more than {MOST_BYTES >> 20} MiB")
+        if first.size > MOST_MANIFEST_BYTES:
+            raise ModelConfigError(f"{NAME}: more than {MOST_MANIFEST_BYTES >> 20} MiB")
         data = b"".join(first.pieces())
         manifest = Manifest.parse(data)
         first = Entry.of(NAME, data, first.mtime_ns)
@@ -148,10 +427,10 @@ class Incoming:
         folders = parts if entry.read is None else parts[:-1]
         self._directories |= {"/".join(folders[:end]) for end in range(1, len(folders) + 1)}
         count = len(self._files) + len(self._directories)
-        if count > MOST_FILES or self._bytes > MOST_MODEL_BYTES:
+        if count > MOST_FILES or self._bytes > MOST_BYTES:
             raise ModelConfigError(
                 f"model '{self._name}': more than {MOST_FILES} files or "
-                f"{MOST_MODEL_BYTES >> 30} GiB; is it a model?"
+                f"{MOST_BYTES >> 30} GiB; is it a model?"
             )
         with writing(self._root):
             (self._root / "/".join(folders)).mkdir(parents=True, exist_ok=True)
