@@ -117,11 +117,7 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
 
 
 def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
-    """Estimate the additional memory for a load of these versions, in bytes.
-
-    Raises:
-        ModelConfigError: a file cannot be read.
-    """
+    """Estimate the additional memory for a load of these versions, in bytes."""
     cost = _COSTS.get(model_spec.config.backend, _OTHERS)
     instances = sum(group.count for group in model_spec.config.instance_groups)
     total = 0
@@ -164,9 +160,6 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
     The result is the minimum of the memory that the kernel can allocate without swapping and of the
     remainder in each control group of this process and its parents.
-
-    Args:
-        root: the root of the file system with /proc and /sys.
     """
     return min(_limits(root), default=None)
 
@@ -208,10 +201,7 @@ class Build:
     """Loads and validates models with their backends.
 
     Args:
-        scheduling: the resources that the models' schedulers share.
         budget: checked before a model is loaded; None checks nothing.
-        devices: the GPUs that models may use.
-        server_context: the other resources of the daemon that models may use.
         timeout_s: the longest time, in seconds, for one request of a model's validation. A model
             that hangs is refused, and its run is ended where its backend can do that. Otherwise it
             is left open: its thread cannot be ended, and the resources that it uses must not be
@@ -244,7 +234,6 @@ class Build:
         Any exception of a backend becomes a failure of this model only.
 
         Args:
-            model_spec: the spec of the model.
             serving: the serving versions; their unchanged parts are reused, see `Reuse`.
             progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
@@ -274,11 +263,7 @@ class Build:
         return LoadedVersions(part.model_spec, tuple(models))
 
     def _afford(self, model_spec: ModelSpec, serving: LoadedVersions | None) -> None:
-        """Check the memory budget for the versions that cannot be reused.
-
-        Raises:
-            Unavailable: there is too little memory for them.
-        """
+        """Check the memory budget for the versions that cannot be reused."""
         if self._budget is not None:
             made = [
                 v for v in model_spec.versions if _reuse(model_spec, v, serving)[0] < Reuse.MODEL

@@ -75,7 +75,6 @@ class RepositoryControl:
     """The `ModelControl` of Triton's modes NONE and EXPLICIT.
 
     Args:
-        loader: loads and unloads the models.
         explicit: True (EXPLICIT) loads and unloads models on request; False (NONE) loads all
             models at the start and keeps them.
         load: the models to load at the start in mode EXPLICIT; `*` alone means all.
@@ -132,11 +131,7 @@ class RepositoryControl:
         return False
 
     def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """Load the models of the start, and return the entries of the models that failed.
-
-        Raises:
-            ModelConfigError: a repository cannot be read.
-        """
+        """Load the models of the start, and return the entries of the models that failed."""
         if self._explicit and ALL not in self._load_at_start:
             return self._loader.load_named(self._load_at_start, stop)
         return self._loader.load_all(stop)
@@ -182,11 +177,7 @@ class RepositoryControl:
         self._loader.lifecycle.unload(name.strip(), with_members=unload_dependents)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk.
-
-        Raises:
-            ModelConfigError: a repository cannot be read.
-        """
+        """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk."""
         entries = self._loader.table.index(only_ready=only_ready)
         if self._explicit and not only_ready:
             known = {entry.name for entry in entries}
@@ -203,12 +194,7 @@ class RepositoryControl:
     def _override(
         self, name: str, config: str | None, files: Mapping[str, bytes]
     ) -> Override | None:
-        """Return what replaces the model on disk.
-
-        Raises:
-            InternalError: it makes no model (Triton's text, and the reason).
-            InvalidRequest: a file leaves the model's directory.
-        """
+        """Return what replaces the model on disk."""
         if config is None:
             if files:
                 text = "Load parameter 'config' must be specified for model file override"
@@ -316,15 +302,10 @@ class PollControl:
     change; inotify only makes a scan start earlier.
 
     Args:
-        loader: the loader, which reads the models that `deployments` finds, and reports to it.
-        deployments: the copies of each model, and the store, which is closed with the control.
-        repositories: the directories to follow.
         poll_s: the time between two scans, in seconds; 0 scans until the models of the start are
             complete, and never again.
         settle_s: the time, in seconds, that a model's files must be unchanged.
         exit_on_error: a model that fails to load before any model has served ends the daemon.
-        budget: the memory budget of the loader; a model that it refused is loaded once there is
-            enough memory.
 
     Attributes:
         worker: the thread that follows the repositories.
@@ -401,10 +382,6 @@ class PollControl:
     def scan(self, now: float, arrived: Collection[str] = ()) -> bool:
         """Scan the repositories once and start the updates; return whether a model may still be
         changing.
-
-        Args:
-            now: `time.monotonic()`.
-            arrived: the models that were renamed into place since the last scan.
         """
         found = read_repositories(self._repositories)
         self._log_unreadable(found.unreadable)

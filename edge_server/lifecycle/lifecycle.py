@@ -42,8 +42,6 @@ class Canary:
     ensemble is made again with its members, and may be the one that reveals a faulty member.
 
     Args:
-        table: the records, which hold the canaries.
-        terms: the terms of every canary; None runs no canary and keeps no predecessor.
         roll_back: called with spec and reason when a version fails, on a thread of the canary's
             own; at that time the version may be replaced or unloaded already.
         on_passed: called with the spec when a version passes, on the same thread.
@@ -79,7 +77,6 @@ class Canary:
         """Start a canary for the new versions of `built`; return `built` ready to publish.
 
         Args:
-            built: the loaded versions that replace `serving`.
             serving: the predecessor; open until the method returns.
             ensembles: the serving specs of the ensembles that change together with `built`.
             members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
@@ -271,13 +268,6 @@ def fit_back(
 
     If the predecessors do not fit otherwise, the models that changed together with an ensemble are
     rolled back, too.
-
-    Args:
-        model_spec: the spec that failed its canary.
-        rollback_set: the models to roll back.
-        table: the records.
-        canary: the canaries, which own the predecessors.
-        take_down: True unloads ensembles that do not fit even then.
     """
     back = dict(rollback_set.back)
     waiting = {each.name: LoadedVersions(each) for each in table.waiting(())}
@@ -301,8 +291,6 @@ class ModelLifecycle:
     At any moment every ensemble in the registry fits its members. No method waits for a model.
 
     Args:
-        table: the records of all models; the lifecycle decides what loads and serves of them.
-        build: makes the ensembles, once their members are known.
         canary_terms: the terms of the canary of a version that replaces another; None runs no
             canary.
         quarantine: called with the spec of a version that failed its canary, and the reason, on a
@@ -312,7 +300,6 @@ class ModelLifecycle:
         on_passed: called with the spec of a version that passed its canary, likewise.
         take_down: True unloads an ensemble that no longer fits a new member; False refuses that
             member.
-        interface: the rule that decides which model may replace which.
     """
 
     def __init__(
@@ -341,10 +328,6 @@ class ModelLifecycle:
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
         """Publish the models of `found` that differ from the serving ones as LOADING; return them.
-
-        Args:
-            found: model name → the spec that was read, or the failure of reading it.
-            explicit: the names that the caller requested directly, not as members.
 
         Raises:
             Unavailable: the lifecycle has ended.
@@ -382,9 +365,6 @@ class ModelLifecycle:
         self, results: Mapping[str, LoadedVersions | LoadFailure]
     ) -> dict[str, LoadFailure]:
         """Publish the built models that fit, and the ensembles that waited for them.
-
-        Args:
-            results: model name → its loaded versions, or the failure of its load.
 
         What was unloaded meanwhile is closed, and its load has not failed.
 
@@ -440,10 +420,6 @@ class ModelLifecycle:
         ensembles, which then wait for members that fit, and members of ensembles. Ensembles that
         wait for the predecessor are published again.
 
-        Args:
-            model_spec: the version that failed its canary.
-            reason: the reason of the failure, for the log and the quarantine.
-
         Returns:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that
             case what serves stays.
@@ -493,7 +469,6 @@ class ModelLifecycle:
         progress goes on, and its result is closed.
 
         Args:
-            name: the model to unload.
             with_members: also unload the members that were not requested by name and that no other
                 ensemble uses.
         """
@@ -510,9 +485,6 @@ class ModelLifecycle:
     def end(self, timeout_s: float = 5.0) -> None:
         """Clear the desired state and the registry for good; loads in progress are closed, and runs
         of requests that still go on are ended where their backends can do that.
-
-        Args:
-            timeout_s: the longest wait for all closing models together.
         """
         until = time.monotonic() + timeout_s
         with self._table.lock:
@@ -579,12 +551,7 @@ class ModelLifecycle:
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
-        """Return `built` ready to publish; in a canary if the model or one of its members is new.
-
-        Args:
-            built: the loaded versions.
-            former: the serving specs of the ensembles that change together with `built`.
-        """
+        """Return `built` ready to publish, in a canary if the model or a member is new."""
         model_spec = built.model_spec
         if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)

@@ -88,9 +88,7 @@ class ModelLocks:
         """Wait until all of `names` are free, and hold them inside the block.
 
         Args:
-            names: the models to lock.
             within: the model that requests the load; the holder of its lock waits for the caller.
-            cancellation: the cancellation of the request, which ends the wait.
 
         Raises:
             Cancelled: the request was cancelled before the names were free.
@@ -194,11 +192,7 @@ class ModelSource(Protocol):
         ...
 
     def names(self) -> Mapping[str, int]:
-        """Return model name → number of places that hold the model.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        """Return model name → number of places that hold the model."""
         ...
 
     @property
@@ -218,10 +212,6 @@ class RepositoryLoader:
     Calls for the same model run one after another, calls for different models in parallel.
 
     Args:
-        table: the records of all models, and the registry that the loader publishes to.
-        source: finds the files of the models.
-        scheduling: the resources that the models' schedulers share.
-        completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
@@ -272,11 +262,7 @@ class RepositoryLoader:
         self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """Load every model of the repositories; see `load_named`.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        """Load every model of the repositories; see `load_named`."""
         models = self.source.all()
         return self._load_each(
             {n: self._read(n, files) for n, files in models.items()}, models, stop
@@ -288,7 +274,6 @@ class RepositoryLoader:
         """Load the named models and their members, and publish each as soon as it is loaded.
 
         Args:
-            names: the models to load.
             stop: once set, no further model is loaded; models not reached stay LOADING.
 
         Returns:
@@ -310,8 +295,6 @@ class RepositoryLoader:
         """Load or reload `name` and its members; an unchanged model stays as it is.
 
         Args:
-            name: the model to load.
-            override: a client's configuration and files, in place of those on disk.
             within: the model that requests the load, possibly during its own load.
             cancellation: the cancellation of the request; a load that has begun continues.
             stop: once set, the load is given up.
@@ -339,20 +322,13 @@ class RepositoryLoader:
             names |= found.keys()
 
     def refuse(self, name: str, error: EdgeServerError) -> None:
-        """Report `error` as the load failure of `name`; its serving versions continue to serve.
-
-        Raises:
-            Unavailable: the loader is closed.
-        """
+        """Report `error` as the load failure of `name`; its serving versions continue to serve."""
         with self._model_locks.hold({name}):
             self.lifecycle.publish({name: LoadFailure(error)})
 
     def unload_absent(self, name: str) -> None:
         """Unload `name` if the source has it no longer, and a load that read it before has
         published it since; wait for such a load.
-
-        Raises:
-            Unavailable: the loader is closed.
         """
         with self._model_locks.hold({name}):
             if self.source.find(name) is None:

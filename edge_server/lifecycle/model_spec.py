@@ -152,11 +152,6 @@ class ModelSpec:
     ) -> ModelSpec:
         """Return the spec of the model in `files`.
 
-        Args:
-            files: the places of the model's files.
-            override: a client's configuration and files, in place of those on disk.
-            completion: the fields that a configuration may leave out.
-
         Raises:
             ModelConfigError: the configuration is wrong, or the model has no version.
         """

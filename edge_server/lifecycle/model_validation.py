@@ -188,11 +188,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(file: IO[bytes]) -> NDArray[Any]:
-    """Return the array as `numpy.load` does, without allocating more than the file contains.
-
-    Raises:
-        ValueError: the file is not an array of plain elements as `numpy.save` writes it.
-    """
+    """Return the array as `numpy.load` does, without allocating more than the file contains."""
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError("arrays of named fields cannot be used")
@@ -222,8 +218,6 @@ def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
     """Return how `made` differs from `recorded`, or "" if it does not.
 
     Args:
-        made: the output of the model.
-        recorded: the output of the golden pair.
         tolerance: the largest allowed absolute difference; None uses `TOLERANCES`.
     """
     if made.datatype is not recorded.datatype:
@@ -301,11 +295,6 @@ def validate(
 
     The function never returns if the model hangs.
 
-    Args:
-        model: the loaded version.
-        directory: the model's directory.
-        on_progress: called before each request, to report progress.
-
     Returns:
         The report of the validation.
 
@@ -366,12 +355,7 @@ class _Running:
         self._last: Mapping[str, Tensor] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Send `inputs` to the model and return every output.
-
-        Raises:
-            EdgeServerError: the model responded with an error, with several responses, or not at
-                all.
-        """
+        """Send `inputs` to the model and return every output."""
         self._last = inputs
         request = InferRequest(self.config.name, inputs, id="validation", sequence=self._sequence())
         check_request(self.config, request)

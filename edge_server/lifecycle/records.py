@@ -513,11 +513,6 @@ class ModelTable:
     def unload(self, name: str, *, with_members: bool) -> tuple[list[str], list[str]]:
         """Unload `name`, and the ensembles that use it, which then wait for it.
 
-        Args:
-            name: the model to unload.
-            with_members: also unload the members that were not requested by name and that no other
-                ensemble uses.
-
         Returns:
             The names of the unloaded models, and of those whose entries change.
         """

@@ -56,11 +56,6 @@ class Deployments:
     """Keeps the store and the verdicts consistent with the records. Thread-safe.
 
     As a `ModelSource` it finds the copies that the records accept.
-
-    Args:
-        table: the records of all models.
-        store: keeps the last known good copies across a restart.
-        repositories: the directories that the daemon watches, for the verdicts.
     """
 
     where = "the accepted copies of the model repositories"
@@ -118,8 +113,6 @@ class Deployments:
         """Report that the new content of `name` does not serve; the predecessor still does.
 
         Args:
-            name: the model.
-            reason: the reason of the failure.
             digest: the digest of the content; empty if the content could not be read.
             waits: True if the daemon retries the load.
         """
@@ -210,11 +203,7 @@ class Deployments:
         return refused | set(released.values())
 
     def removed(self, name: str) -> None:
-        """Forget `name`, which was removed from the repository.
-
-        Raises:
-            InternalError: the store cannot be written.
-        """
+        """Forget `name`, which was removed from the repository."""
         self.count("removed")
         with self.reporting(name) as record:
             record.removed()
@@ -271,11 +260,6 @@ class Updates:
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
     raised, no GPU yet), whatever becomes of a later change until one serves.
-
-    Args:
-        loader: loads and unloads the models.
-        deployments: stages each change, and reports its outcome.
-        budget: the memory budget of the loader.
     """
 
     def __init__(
@@ -297,9 +281,6 @@ class Updates:
         """Load the last known good copies; return them by name, including those that failed.
 
         Copies during whose load a process may have died are loaded last, each alone.
-
-        Args:
-            stop: once set, no further copy is loaded.
         """
         kept = self._store.last_good()
         suspects = [copy for copy in kept.values() if self._store.suspected(copy.digest)]
@@ -369,11 +350,6 @@ class Updates:
         """Make a private copy of the model that `tree` describes; return the update to load it.
 
         Without a tree, return the update that removes the model.
-
-        Raises:
-            TornModel: the files changed during the copy.
-            QuarantinedModel: the content must not be loaded.
-            EdgeServerError: the model cannot be copied.
         """
         if tree is None:
             with self._table.lock:

@@ -171,14 +171,7 @@ class ChangeDetector:
         now: float,
         arrived: Collection[str] = (),
     ) -> tuple[dict[str, SeenFiles], list[Change]]:
-        """Return what has been seen after this scan, and the changes that are complete.
-
-        Args:
-            repository_scan: the result of the scan.
-            seen: model name → its files after the scan before.
-            now: `time.monotonic()`.
-            arrived: the models whose directories were renamed into place since the last scan.
-        """
+        """Return what has been seen after this scan, and the changes that are complete."""
         now_seen: dict[str, SeenFiles] = {}
         changes = []
         for name, tree in repository_scan.models.items():

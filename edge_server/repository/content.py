@@ -96,22 +96,13 @@ class Content:
 
 
 def content_of(tree: ModelTree, only: Callable[[str], bool] = lambda _: True) -> Content:
-    """Read and hash the files of `tree`, but those for whose path `only` returns False.
-
-    Raises:
-        TornModel, ModelConfigError: see `reading`.
-    """
+    """Read and hash the files of `tree`, but those for whose path `only` returns False."""
     files = {seen.path: read_file(tree, seen) for seen in tree.files if only(seen.path)}
     return Content(files, empty_directories(filter(only, tree.directories), files))
 
 
 def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> ManifestFile:
-    """Read and hash one file of `tree`, and write it to `copy` if given, with its executable bit.
-
-    Raises:
-        TornModel, ModelConfigError: see `reading`.
-        OSError: `copy` cannot be written.
-    """
+    """Read and hash one file of `tree`; write it to `copy` if given, with its executable bit."""
     with reading(tree, seen) as (read, status):
         pieces = iter(lambda: read(PIECE_BYTES), b"")
         if copy is None:
@@ -174,11 +165,7 @@ def reading(
 
 
 def require_unchanged(tree: ModelTree) -> None:
-    """Scan the model again.
-
-    Raises:
-        TornModel: the scan differs from `tree`.
-    """
+    """Raise TornModel if the model is no longer as `tree` says."""
     try:
         now = look(tree.repository, tree.name, follow_links=tree.follows_links)
     except OSError as error:
@@ -294,11 +281,7 @@ class PrivateDirectory:
         self._lock = -1
 
     def path(self) -> Path:
-        """Return the directory, created at the first call.
-
-        Raises:
-            OSError: the directory cannot be created.
-        """
+        """Return the directory, created at the first call."""
         with self._mutex:
             if self._root is None:
                 parent, prefix = _parent(), f"edge-server-{os.geteuid()}-"
@@ -322,9 +305,6 @@ class PrivateCopies:
     No repository file stays open or mapped, because truncating a mapped file would kill the
     process, and no file can change after its check against the manifest. Links are followed.
     Thread-safe.
-
-    Args:
-        directory: the directory of the copies; each copy exists as long as it is referenced.
     """
 
     def __init__(self, directory: PrivateDirectory) -> None:
@@ -362,11 +342,6 @@ class _Copy:
         tree: the tree that was copied.
         directory: the model's directory in the copy.
         fingerprint: the fingerprint by content.
-
-    Raises:
-        TornModel: the model changed during the copy.
-        ModelConfigError: the model cannot be read or copied, or differs from its manifest;
-            ModelLoadError if a retry may succeed.
     """
 
     def __init__(self, tree: ModelTree, private: PrivateDirectory) -> None:
@@ -439,11 +414,7 @@ class Inventory:
 
 
 def take_inventory(repository: Path, name: str) -> Inventory:
-    """Read all files of model `name`; a read error becomes the inventory's fault.
-
-    Raises:
-        ModelConfigError: the repository itself cannot be read.
-    """
+    """Read all files of model `name`; a read error becomes the inventory's fault."""
     tree = look_at(repository, name)
     has_previous = (repository / previous(name)).is_dir()
     if tree.fault:
@@ -459,9 +430,6 @@ def take_inventory(repository: Path, name: str) -> Inventory:
 def model_names(repository: Path) -> list[str]:
     """Return the names of the models, sorted, including unusable ones; `take_inventory` reports
     their faults.
-
-    Raises:
-        ModelConfigError: the repository cannot be read.
     """
     try:
         return sorted(
@@ -490,11 +458,7 @@ def usable_tree(repository: Path, name: str) -> ModelTree:
 
 
 def look_at(repository: Path, name: str) -> ModelTree:
-    """Scan model `name` of `repository`.
-
-    Raises:
-        ModelConfigError: the repository itself cannot be read.
-    """
+    """Scan model `name` of `repository`."""
     try:
         return look(repository, name)
     except OSError as error:

@@ -79,12 +79,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> Manifest:
         """Return the manifest of these files; equal content gives equal bytes, and so an equal
         signature.
-
-        Args:
-            name: the model.
-            files: path → content; the manifest and its signature are left out.
-            empty: the empty directories.
-            allow_interface_change: True allows the model to break the callers of its predecessor.
         """
         return Manifest(
             name,
@@ -95,11 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
-        """Return the manifest in `data`.
-
-        Raises:
-            ModelConfigError: `data` is not a manifest; the text names the fault.
-        """
+        """Return the manifest in `data`."""
         try:
             return msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -123,13 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((p for p, file in sorted(self.files.items()) if files[p] != file), "")
 
     def unfit(self, name: str, files: Mapping[str, ManifestFile], empty: Iterable[str]) -> str:
-        """Return the first difference of model `name` by content, or "" if there is none.
-
-        Args:
-            name: the model.
-            files: path → content of its files.
-            empty: its empty directories.
-        """
+        """Return the first difference of model `name` by content, or "" if there is none."""
         sizes = {path: file.size for path, file in files.items()}
         if difference := self._difference(name, sizes, empty, NAME):
             return difference
@@ -180,11 +164,7 @@ def allows_interface_change(path: Path) -> bool:
 
 
 def read_manifest(tree: ModelTree) -> Manifest:
-    """Return the manifest in `tree`.
-
-    Raises:
-        ModelConfigError: the manifest cannot be read, or is invalid.
-    """
+    """Return the manifest in `tree`."""
     data = read_about(tree, NAME) or b""
     if len(data) > MOST_MANIFEST_BYTES:
         raise ModelConfigError(f"{NAME}: more than {MOST_MANIFEST_BYTES >> 20} MiB")
@@ -195,9 +175,6 @@ def read_about(tree: ModelTree, path: str) -> bytes | None:
     """Return the manifest or the signature of `tree`, which is at `path`; None if there is none.
 
     A file that is too long is cut, but long enough to be found invalid.
-
-    Raises:
-        ModelConfigError: the file cannot be read.
     """
     if all(file.path != path for file in tree.files):
         return None
@@ -236,30 +213,12 @@ class SignaturePolicy:
             )
 
     def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        """Check model `name` against the policy; mode `warn` logs each new fault.
-
-        Args:
-            name: the model.
-            manifest: the exact bytes of its manifest.json; None if there is none.
-            signature: the exact bytes of its manifest.json.sig; None if there is none.
-
-        Raises:
-            ModelConfigError: the model violates `require`; the text names the fault and the remedy.
-        """
+        """Check model `name` against the policy; mode `warn` logs each new fault."""
         if self.mode != "off":
             self._report(name, self._fault(manifest, signature))
 
     def check_loaded(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
-        """Check a model that is about to be loaded, as `check` does.
-
-        Args:
-            name: the model.
-            signed: its manifest and its signature; None if a client sent the configuration or the
-                files.
-
-        Raises:
-            ModelConfigError: the model violates `require`.
-        """
+        """Check a model that is about to be loaded, as `check` does."""
         if signed is not None:
             self.check(name, *signed)
         elif self.mode != "off":

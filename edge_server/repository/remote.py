@@ -220,12 +220,7 @@ def _about(store: HttpsStore | S3Store, path: str, url: str, name: str) -> tuple
 
 
 def _small_file(fetch: Callable[[], Body], what: str) -> bytes:
-    """Return the whole file that `fetch` opens, at most as long as a manifest may be.
-
-    Raises:
-        ModelConfigError: it is longer.
-        Unavailable: the connection broke.
-    """
+    """Return the whole file that `fetch` opens, at most as long as a manifest may be."""
     data = bytearray()
     try:
         for piece in fetch().pieces:
@@ -370,11 +365,7 @@ def _checked(path: Path, limit: int, members: Iterator[_Member]) -> Iterator[_Me
 
 
 def _root(path: Path, members: list[_Member]) -> str:
-    """Return the directory of the model in the archive, with a `/`, or "" for the archive itself.
-
-    Raises:
-        ModelConfigError: there is none, or files lie outside of it.
-    """
+    """Return the model's directory in the archive, with a `/`, or "" for the archive itself."""
     folders = {
         member.path.removesuffix(CONFIG_NAME)
         for member in members

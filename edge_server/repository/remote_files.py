@@ -96,12 +96,7 @@ class HttpsStore:
         return ""
 
     def _body(self, url: str, offset: int, headers: Mapping[str, str]) -> Body:
-        """Return the body of the file at `url`, from `offset` if the server grants that.
-
-        Raises:
-            ConnectionCut: the server is busy or gone.
-            NotFound, Unavailable, ModelConfigError: another attempt does not help.
-        """
+        """Return the body of the file at `url`, from `offset` if the server grants that."""
         with _requesting(url):
             # As it is stored: offsets count stored bytes.
             response = self._get(url, {"Accept-Encoding": "identity", **headers})
@@ -273,10 +268,8 @@ def download(
     What has come of it lies in `.part` beside it until then, across attempts and across processes.
 
     Args:
-        file: the file.
         target: is complete if it exists.
         progress: called with the number of bytes after each piece.
-        sleep: waits so many seconds, between attempts.
 
     Raises:
         ModelConfigError: the content has another digest, or is larger than it may be; nothing of

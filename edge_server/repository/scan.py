@@ -89,7 +89,6 @@ def scan_repositories(
     Plain files beside the models, and directories without a valid model name, are left out.
 
     Args:
-        paths: the directories of the repositories.
         read: returns the files of the model in a directory; called from several threads; default:
             `files_in`.
 
@@ -116,11 +115,7 @@ def scan_repositories(
 
 
 def model_names(paths: Iterable[Path]) -> dict[str, int]:
-    """Return model name → number of repositories that hold the model.
-
-    Raises:
-        ModelConfigError: a repository itself cannot be read.
-    """
+    """Return model name → number of repositories that hold the model."""
     directories = (directory for path in paths for directory in _directories(path))
     return Counter(d.name for d in directories if is_model_name(d.name))
 
@@ -139,11 +134,7 @@ def find_model(
 
 
 def files_in(directory: Path) -> ModelFiles:
-    """Return the files of the model in `directory`, which is named after the model.
-
-    Raises:
-        ModelConfigError: the directory cannot be read.
-    """
+    """Return the files of the model in `directory`, which is named after the model."""
     return ModelFiles(directory.name, directory, _versions(directory))
 
 
@@ -285,11 +276,7 @@ class ModelTree:
 
 
 def models_in(repository: Path) -> list[ModelTree]:
-    """Scan every model of one repository.
-
-    Raises:
-        OSError: the repository itself cannot be read, or holds too many models.
-    """
+    """Scan every model of one repository."""
     with _directory(repository) as descriptor:
         with os.scandir(descriptor) as entries:
             names = [
@@ -307,12 +294,7 @@ def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTre
     """Scan one model's directory; a read error becomes the tree's fault.
 
     Args:
-        repository: the directory of the repository.
-        name: the model.
         follow_links: True follows links, for a repository whose writers are trusted.
-
-    Raises:
-        OSError: the repository itself cannot be read.
     """
     with _directory(repository) as descriptor:
         return _look(descriptor, repository, name, follow_links=follow_links)
@@ -421,17 +403,7 @@ class _Looking:
         self._bytes = 0
 
     def walk(self, descriptor: int, below: str, above: tuple[tuple[int, int], ...]) -> None:
-        """Scan the directory of `descriptor` and its subdirectories.
-
-        Args:
-            descriptor: the open directory.
-            below: the path of the directory, relative to the model, with a trailing slash.
-            above: device and inode number of the directory and of all its parents.
-
-        Raises:
-            _Unusable: the directory holds an entry that no model may have.
-            OSError: an entry vanished during the scan, or cannot be read.
-        """
+        """Scan the directory of `descriptor` and its subdirectories."""
         if len(above) > DEEPEST:
             raise _Unusable(f"directories deeper than {DEEPEST}; flatten them")
         with os.scandir(descriptor) as entries:

@@ -72,11 +72,7 @@ class StagedModel:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint by content, equal for two copies with equal files.
-
-        Raises:
-            ModelConfigError: the copy cannot be read now.
-        """
+        """The fingerprint by content, equal for two copies with equal files."""
         try:
             tree = look(self.directory.parent, self.name)
         except OSError as error:
@@ -94,11 +90,7 @@ class Copies:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the directories below `directory`, and create them if missing.
-
-        Raises:
-            OSError: a directory cannot be created or read.
-        """
+        """Open the directories below `directory`, and create them if missing."""
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         self._finished = directory / "copies"
         self._incoming = directory / "incoming"
@@ -169,9 +161,6 @@ class Copies:
         """Make the contents of `place` the copy of `key`, durably.
 
         An existing copy of the same key is kept, because its content is the same.
-
-        Raises:
-            OSError: the copy cannot be moved or synced.
         """
         if key in self._sizes:
             return
@@ -194,11 +183,7 @@ class Copies:
                 log.warning("model store: copy %s cannot be removed: %s", key, error)
 
     def drop(self, key: str) -> None:
-        """Remove a copy.
-
-        Raises:
-            OSError: the copy cannot be removed and stays.
-        """
+        """Remove a copy."""
         aside = self._incoming / key
         remove(aside)
         # Renamed first, so that `copies` never holds a partial copy.
@@ -352,9 +337,6 @@ class ModelStore:
 
         On a full disk the copies go first, to make room for the state: a copy that the state
         mentions and that is not there is one that is dropped at the next start.
-
-        Raises:
-            InternalError: the store cannot be written.
         """
         with self._lock, self._writing():
             state = self._state.forgotten(name)
@@ -406,13 +388,7 @@ class ModelStore:
             return digest in self._state.deaths
 
     def quarantine(self, digest: str, reason: str, name: str = "") -> None:
-        """Quarantine the content: it is not loaded, even after a restart, until its release.
-
-        Args:
-            digest: the digest of the content.
-            reason: the reason, for the index and the log.
-            name: the model that had this content.
-        """
+        """Quarantine the content: it is not loaded, even after a restart, until its release."""
         self._note(lambda state: state.quarantine(digest, reason, name))
 
     def quarantined(self, digest: str) -> str:

@@ -340,9 +340,6 @@ class StateFile:
         """Return the last state as `read` does, for a process that does not own the store.
 
         The method changes and logs nothing.
-
-        Raises:
-            OSError: the file cannot be read.
         """
         for path in (self._path, self._before):
             try:
@@ -352,11 +349,7 @@ class StateFile:
         return StoreState()
 
     def write(self, state: StoreState) -> None:
-        """Write `state` and return once it is durable; until then the previous state is.
-
-        Raises:
-            OSError: the state cannot be written; the previous state stays.
-        """
+        """Write `state` and return once it is durable; until then the previous state is."""
         data = msgspec.json.encode(state)
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
         data = msgspec.json.encode(envelope)
@@ -365,14 +358,7 @@ class StateFile:
     def recovered(
         self, state: StoreState, there: set[str], boot: str, repositories: tuple[str, ...]
     ) -> StoreState:
-        """Return the state after the last process has ended, and log what has become of it.
-
-        Args:
-            state: the last state that was written.
-            there: the keys of the copies in the store.
-            boot: the start of the board.
-            repositories: the repositories that are followed now; empty for the last ones.
-        """
+        """Return the state after the last process has ended, and log what has become of it."""
         before, known = state, {kept.key for kept in state.kept}
         for name, history in before.models.items():
             for kept in history:

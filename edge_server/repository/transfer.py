@@ -97,11 +97,7 @@ class Entry:
         return Entry(path, io.BytesIO(data).read, len(data), mtime_ns)
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the content of the file, exactly `size` bytes, in pieces.
-
-        Raises:
-            ModelConfigError: the content ends early.
-        """
+        """Return the content of the file, exactly `size` bytes, in pieces."""
         left = self.size
         while self.read is not None and left:
             piece = self.read(min(left, PIECE_BYTES))
@@ -121,11 +117,6 @@ def entries_of(
     progress: Callable[[int], None] | None = None,
 ) -> Generator[Entry]:
     """Return the entries of `tree`, its manifest and signature first.
-
-    Args:
-        tree: the scanned model.
-        only: returns False for a path that is left out.
-        progress: called with the number of bytes after each read.
 
     Raises:
         ModelConfigError: the model is unusable or cannot be read, or has changed since the scan.
@@ -156,12 +147,7 @@ def _counted(
 
 
 def write_archive(stream: BinaryIO, entries: Iterable[Entry]) -> None:
-    """Write `entries` as a tar archive to a stream that need not seek.
-
-    Raises:
-        ModelConfigError: an entry ends early.
-        OSError: the stream cannot be written.
-    """
+    """Write `entries` as a tar archive to a stream that need not seek."""
     for entry in entries:
         header = tarfile.TarInfo(entry.path)
         header.size, header.mtime = entry.size, entry.mtime_ns // 10**9
@@ -224,11 +210,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 @contextmanager
 def locked(repository: Path) -> Iterator[None]:
-    """Hold the lock of `repository` inside the block, so that no other transfer renames there.
-
-    Raises:
-        ModelConfigError: the repository cannot be opened.
-    """
+    """Hold the lock of `repository` inside the block, so that no other transfer renames there."""
     try:
         descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -304,11 +286,7 @@ def lock(descriptor: int) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into an error that names the file.
-
-    Raises:
-        InternalError: the block raised an OSError.
-    """
+    """Turn an OSError inside the block into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -347,8 +325,6 @@ def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Deliv
     new directory. Leftovers have a dot name, and the next transfer removes them.
 
     Args:
-        repository: the directory of the repository.
-        entries: the entries of the model.
         name: the model; if given, `entries` may lack a manifest, and must be complete.
 
     Raises:
@@ -383,12 +359,7 @@ class Incoming:
     """A model's directory that is filled under a dot name, which no scan reads."""
 
     def __init__(self, repository: Path, name: str) -> None:
-        """Create the directory in `repository`.
-
-        Raises:
-            ModelConfigError: `name` is not a model name, or the repository does not exist.
-            InternalError: the file system refuses the directory.
-        """
+        """Create the directory in `repository`."""
         _require_name(name)
         self._repository = repository
         self._name = name
@@ -409,13 +380,7 @@ class Incoming:
         return Content(dict(self._files), empty)
 
     def take(self, entry: Entry) -> None:
-        """Write a directory or a file; return once the data of a file is durable.
-
-        Raises:
-            ModelConfigError: the path is not allowed in a model, the model is too large, or the
-                entry ends early.
-            InternalError: the file system refuses the entry.
-        """
+        """Write a directory or a file; return once the data of a file is durable."""
         parts = entry.path.split("/")
         if len(parts) > DEEPEST:
             raise ModelConfigError(
@@ -438,11 +403,7 @@ class Incoming:
             self._files[entry.path] = self._write(self._root / entry.path, entry)
 
     def complete(self, manifest: Manifest) -> None:
-        """Copy from the model that is there what `manifest` lists and has not come.
-
-        Raises:
-            ModelConfigError, InternalError: see `take`.
-        """
+        """Copy from the model that is there what `manifest` lists and has not come."""
         lacking = {*manifest.files, *(manifest.empty_directories or ())}
         lacking -= self._files.keys() | self._directories
         if lacking and os.path.lexists(self._repository / self._name):
@@ -457,11 +418,7 @@ class Incoming:
             raise ModelConfigError(f"model '{self._name}': {shown(fault)}; push it again")
 
     def place(self) -> Delivery:
-        """Give the directory the model's name; keep the replaced model as the previous one.
-
-        Raises:
-            ModelConfigError, InternalError: see `receive`.
-        """
+        """Give the directory the model's name; keep the replaced model as the previous one."""
         content = self.content
         with writing(self._root):
             for path in sorted(self._directories, reverse=True):
@@ -539,11 +496,6 @@ def roll_back(repository: Path, name: str) -> int:
 
 def to_last_good(repository: Path, name: str, store: Path | None = None) -> int:
     """Place the last known good copy of `name` from the daemon that watches this repository.
-
-    Args:
-        repository: the directory of the repository.
-        name: the model.
-        store: the store of the daemon; None searches the usual places.
 
     Returns:
         The time just before the placement, `time.monotonic_ns()`; 0 if the content was there.

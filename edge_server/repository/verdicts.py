@@ -120,11 +120,7 @@ class VerdictFile:
 
 
 def read_report(store: Path) -> Report | None:
-    """Return the report of the daemon of `store`; None if the store holds no valid report.
-
-    Raises:
-        OSError: the report cannot be read.
-    """
+    """Return the report of the daemon of `store`; None if the store holds no valid report."""
     try:
         fields = json.loads((store / _NAME).read_text())
         models = {name: Verdict(**each) for name, each in fields["models"].items()}
@@ -158,19 +154,11 @@ class QuarantineReleases:
         self._directory = store / "releases"
 
     def make(self) -> None:
-        """Create the directory of the notes.
-
-        Raises:
-            OSError: the directory cannot be created.
-        """
+        """Create the directory of the notes."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def leave(self, digest: str) -> None:
-        """Leave a note for `digest`.
-
-        Raises:
-            OSError: the note cannot be written, or the store was never opened.
-        """
+        """Leave a note for `digest`."""
         (self._directory / digest).touch(mode=0o600)
 
     def is_left(self, digest: str) -> bool:
@@ -208,10 +196,6 @@ class Held(NamedTuple):
 def followed(repository: Path, store: Path | None = None) -> Followed | None:
     """Return the daemon that watches `repository`, a running one first; None without any.
 
-    Args:
-        repository: the directory of the repository.
-        store: the store of the daemon; None searches the usual places.
-
     Raises:
         SettingsError: no daemon was found and a store could not be read.
     """
@@ -233,11 +217,7 @@ def followed(repository: Path, store: Path | None = None) -> Followed | None:
 
 
 def verdicts_on(repository: Path, store: Path | None) -> dict[str, Verdict] | None:
-    """Return model name → verdict of the running daemon that watches `repository`, or None.
-
-    Raises:
-        SettingsError: see `followed`.
-    """
+    """Return model name → verdict of the running daemon that watches `repository`, or None."""
     there = followed(repository, store)
     return dict(there.report.models) if there is not None and there.report.runs else None
 
@@ -274,19 +254,9 @@ def wait_for(
     """Wait for the verdict on a model; return how the wait ended, and the last verdict.
 
     Args:
-        repository: the directory of the repository.
-        name: the model.
-        digest: the digest of its content.
         since_ns: the `time.monotonic_ns()` just before the placement; 0 if the content was there
             already.
         passed: True waits until the canary has ended, too.
-        timeout_s: the longest wait, in seconds.
-        store: the store of the daemon; None searches the usual places.
-        sleep: waits so many seconds.
-
-    Raises:
-        SettingsError: see `followed`.
-        ModelConfigError: the repository cannot be read.
     """
 
     # A model whose directory is unchanged is not read again; a rename changes the second one.
@@ -328,11 +298,7 @@ def wait_for(
 
 
 def quarantined_in(store: Path) -> list[Held]:
-    """Return the quarantined content without a pending release; an empty list without a store.
-
-    Raises:
-        SettingsError: the store cannot be read.
-    """
+    """Return the quarantined content without a pending release; an empty list without a store."""
     try:
         state, releases = StateFile(store).look(), QuarantineReleases(store)
         return [
@@ -355,11 +321,7 @@ def release(
     """Release the quarantined content of model `name` whose digest begins with `digest`.
 
     Args:
-        store: the directory of the store.
-        name: the model.
         digest: the beginning of the digest; empty releases all content of the model.
-        timeout_s: the longest wait for a running daemon, in seconds.
-        sleep: waits so many seconds.
 
     Returns:
         Digest → whether a daemon has released it already; otherwise the next daemon that opens the
