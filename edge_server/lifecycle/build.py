@@ -240,7 +240,10 @@ class Build:
         """
         began = time.monotonic()
         try:
-            self._afford(model_spec, serving)
+            if self._budget is not None:
+                reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
+                made = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
+                self._budget.check(model_spec, made)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
@@ -261,14 +264,6 @@ class Build:
         """Make every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return LoadedVersions(part.model_spec, tuple(models))
-
-    def _afford(self, model_spec: ModelSpec, serving: LoadedVersions | None) -> None:
-        """Check the memory budget for the versions that cannot be reused."""
-        if self._budget is not None:
-            made = [
-                v for v in model_spec.versions if _reuse(model_spec, v, serving)[0] < Reuse.MODEL
-            ]
-            self._budget.check(model_spec, made)
 
     def _kept(
         self,

@@ -34,7 +34,7 @@ from edge_server.repository.change_detector import (
 )
 from edge_server.repository.content import PrivateDirectory
 from edge_server.repository.manifest import read_manifest
-from edge_server.repository.scan import APPEARS_TWICE, is_model_name, model_names
+from edge_server.repository.scan import APPEARS_TWICE, Repositories, is_model_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -375,7 +375,7 @@ class PollControl:
             needed = {name, *(member for spec in specs for member in self._table.below(spec))}
         lacking = needed - self._kept
         try:
-            return bool(lacking) and lacking <= model_names(self._repositories).keys()
+            return bool(lacking) and lacking <= Repositories(self._repositories).names().keys()
         except ModelConfigError:
             return True  # not mounted yet: the model may be there
 
@@ -492,7 +492,7 @@ class PollControl:
             if stop.wait(_FIRST_SCANS_S):
                 return
         try:
-            model_names(self._repositories)  # raises, as in the other modes
+            Repositories(self._repositories).names()  # raises, as in the other modes
         except ModelConfigError:
             if self._exit_on_error:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -188,10 +189,7 @@ def _resolved(
 
 def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
     """Resolve an ensemble with the configurations of its members."""
-
-    def find_member(step: EnsembleStep) -> ModelConfig:
-        return _find_member(model_spec, step, models, reasons)
-
+    find_member = partial(_find_member, model_spec, models, reasons)
     config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
     return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
@@ -209,9 +207,9 @@ def _below(name: str, models: Mapping[str, Part]) -> set[str]:
 
 def _find_member(
     model_spec: ModelSpec,
-    step: EnsembleStep,
     models: Mapping[str, Part],
     reasons: Mapping[str, str],
+    step: EnsembleStep,
 ) -> ModelConfig:
     ensemble, path = model_spec.name, model_spec.files.shown_config_path
     member, version = step.model_name, step.model_version

@@ -415,7 +415,7 @@ class RepositoryLoader:
             if self._signatures is not None:
                 # An override carries no signature, so the signature on disk cannot cover it.
                 signed = manifest_and_signature(files.directory) if override is None else None
-                self._signatures.check_loaded(name, signed)
+                self._signatures.check(name, signed)
             return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:
             return LoadFailure(type(error)(files.as_shown(str(error))))
@@ -448,13 +448,15 @@ class RepositoryLoader:
         self, read: ModelSpec, stop: threading.Event | None
     ) -> LoadedVersions | LoadFailure:
         progress = partial(self.lifecycle.report_progress, read.name)
-        built = self._build.model(read, self.table.serving(read.name), progress)
-        for attempt in range(1, self._load_retries + 1):
-            stopped = stop is not None and stop.is_set()
-            given_up = isinstance(built, LoadFailure) and isinstance(built.error, GivenUp)
-            if not isinstance(built, LoadFailure) or stopped or given_up:
-                break
-            if not self.lifecycle.expects(read):
+        for attempt in range(1, self._load_retries + 2):
+            built = self._build.model(read, self.table.serving(read.name), progress)
+            if (
+                attempt > self._load_retries
+                or not isinstance(built, LoadFailure)
+                or isinstance(built.error, GivenUp)
+                or (stop is not None and stop.is_set())
+                or not self.lifecycle.expects(read)
+            ):
                 break
             log.warning(
                 "model %s: loading failed, retry %d of %d: %s",
@@ -463,7 +465,6 @@ class RepositoryLoader:
                 self._load_retries,
                 built.reason,
             )
-            built = self._build.model(read, self.table.serving(read.name), progress)
         return built
 
     def _absent(self, name: str) -> NotFound:

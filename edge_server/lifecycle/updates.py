@@ -65,7 +65,6 @@ class Deployments:
         self.store = store
         self._verdicts = VerdictFile(store.directory, repositories)
         self._noting = threading.Lock()
-        self._counting = threading.Lock()
         self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
@@ -94,12 +93,12 @@ class Deployments:
 
     def count(self, outcome: str) -> None:
         """Count one more change with `outcome`, one of `OUTCOMES`."""
-        with self._counting:
+        with self.table.lock:
             self._outcomes[outcome] += 1
 
     def outcomes(self) -> dict[str, int]:
         """Return the number of changes by outcome."""
-        with self._counting:
+        with self.table.lock:
             return dict(self._outcomes)
 
     @contextmanager

@@ -212,19 +212,20 @@ class SignaturePolicy:
                 "name its file in repository.signature_keys (`edge-server models keygen` makes one)"
             )
 
-    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        """Check model `name` against the policy; mode `warn` logs each new fault."""
-        if self.mode != "off":
-            self._report(name, self._fault(manifest, signature))
+    def check(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
+        """Check model `name` against the policy; mode `warn` logs each new fault.
 
-    def check_loaded(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
-        """Check a model that is about to be loaded, as `check` does."""
-        if signed is not None:
-            self.check(name, *signed)
-        elif self.mode != "off":
-            self._report(name, _BROUGHT)
+        Args:
+            name: the model.
+            signed: the exact bytes of its manifest and of its signature, None for a missing one;
+                None for a model whose configuration or files a client sent.
 
-    def _report(self, name: str, fault: str) -> None:
+        Raises:
+            ModelConfigError: the model violates `require`; the text names the fault and the remedy.
+        """
+        if self.mode == "off":
+            return
+        fault = _BROUGHT if signed is None else self._fault(*signed)
         if fault and self.mode == "require":
             raise ModelConfigError(f"model '{name}': {fault}")
         if fault and self._reported.get(name) != fault:
@@ -232,15 +233,14 @@ class SignaturePolicy:
         self._reported[name] = fault
 
     def _fault(self, manifest: bytes | None, signature: bytes | None) -> str:
-        if manifest is None:
-            if signature is None:
-                return f"is not signed: it has neither {NAME} nor {SIGNATURE_NAME}; {_PUSH}"
-            return f"{SIGNATURE_NAME} is there, but {NAME}, which it signs, is missing; {_PUSH}"
-        if signature is None:
-            return f"is not signed: {NAME} is there, but {SIGNATURE_NAME} is missing; {_PUSH}"
-        return self._signature_fault(manifest, signature)
-
-    def _signature_fault(self, manifest: bytes, signature: bytes) -> str:
+        if manifest is None or signature is None:
+            if manifest is signature:
+                fault = f"is not signed: it has neither {NAME} nor {SIGNATURE_NAME}"
+            elif manifest is None:
+                fault = f"{SIGNATURE_NAME} is there, but {NAME}, which it signs, is missing"
+            else:
+                fault = f"is not signed: {NAME} is there, but {SIGNATURE_NAME} is missing"
+            return f"{fault}; {_PUSH}"
         if len(signature) != SIGNATURE_BYTES:
             return (
                 f"{SIGNATURE_NAME} is damaged: it has {len(signature)} bytes, a signature has "

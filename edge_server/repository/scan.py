@@ -25,10 +25,9 @@ from edge_server.process.threads import run_parallel
 from edge_server.process.utf8 import is_utf8, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    ReadModel = Callable[[Path], ModelFiles]
 
 log = logging.getLogger(__name__)
 
@@ -59,78 +58,73 @@ class Repositories:
 
     Args:
         paths: the directories of the repositories.
-        read: returns the files of the model in a directory, for example of a copy; None reads the
-            directory itself, for repositories without other writers.
+        read: returns the files of the model in a directory, for example of a copy; called from
+            several threads. None reads the directory itself, for repositories without other
+            writers.
     """
 
-    def __init__(self, paths: Sequence[Path], read: ReadModel | None = None) -> None:
+    def __init__(self, paths: Iterable[Path], read: Callable[[Path], ModelFiles] | None = None):
         self._paths = tuple(paths)
-        self._read = read
+        self._read = read or files_in
 
-    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
-        return scan_repositories(self._paths, self._read)
+    def all(self) -> dict[str, ModelFiles | ModelConfigError]:
+        """Return model name → its files or the error, over all repositories, sorted by name.
+
+        Plain files beside the models, and directories without a valid model name, are left out.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        directories: dict[str, list[Path]] = {}
+        for path in self._paths:
+            for directory in _directories(path):
+                # Leftovers of file systems, editors and Python.
+                if directory.name.startswith((".", "_")) or directory.name == "lost+found":
+                    log.debug("repository %s: %r is no model", path, directory.name)
+                elif not is_model_name(directory.name):
+                    log.warning(
+                        "repository %s: directory %r is left out: %s; rename it",
+                        path,
+                        directory.name,
+                        NAME_RULE,
+                    )
+                else:
+                    directories.setdefault(directory.name, []).append(directory)
+        found = run_parallel("read", _READERS, lambda m: self._files(*m), directories.items())
+        return dict(sorted(zip(directories, found, strict=True)))
 
     def find(self, name: str) -> ModelFiles | ModelConfigError | None:
-        return find_model(self._paths, name, self._read)
+        """Return one model's files or the error; None if no repository holds the model.
 
-    def names(self) -> Mapping[str, int]:
-        return model_names(self._paths)
+        An invalid model name never reaches the file system.
+        """
+        if not is_model_name(name):
+            return None
+        found = [path / name for path in self._paths if _may_be_directory(path / name)]
+        return self._files(name, found) if found else None
+
+    def names(self) -> dict[str, int]:
+        """Return model name → number of repositories that hold the model.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        directories = (directory for path in self._paths for directory in _directories(path))
+        return Counter(d.name for d in directories if is_model_name(d.name))
 
     @property
     def where(self) -> str:
         return ", ".join(map(str, self._paths))
 
-
-def scan_repositories(
-    paths: Iterable[Path], read: ReadModel | None = None
-) -> dict[str, ModelFiles | ModelConfigError]:
-    """Return model name → its files or the error, over all repositories, sorted by name.
-
-    Plain files beside the models, and directories without a valid model name, are left out.
-
-    Args:
-        read: returns the files of the model in a directory; called from several threads; default:
-            `files_in`.
-
-    Raises:
-        ModelConfigError: a repository itself cannot be read.
-    """
-    directories: dict[str, list[Path]] = {}
-    for path in paths:
-        for directory in _directories(path):
-            # Leftovers of file systems, editors and Python.
-            if directory.name.startswith((".", "_")) or directory.name == "lost+found":
-                log.debug("repository %s: %r is no model", path, directory.name)
-            elif not is_model_name(directory.name):
-                log.warning(
-                    "repository %s: directory %r is left out: %s; rename it",
-                    path,
-                    directory.name,
-                    NAME_RULE,
-                )
-            else:
-                directories.setdefault(directory.name, []).append(directory)
-    found = run_parallel("read", _READERS, lambda m: _files(*m, read), directories.items())
-    return dict(sorted(zip(directories, found, strict=True)))
-
-
-def model_names(paths: Iterable[Path]) -> dict[str, int]:
-    """Return model name → number of repositories that hold the model."""
-    directories = (directory for path in paths for directory in _directories(path))
-    return Counter(d.name for d in directories if is_model_name(d.name))
-
-
-def find_model(
-    paths: Iterable[Path], name: str, read: ReadModel | None = None
-) -> ModelFiles | ModelConfigError | None:
-    """Return one model's files or the error; None if no repository holds the model.
-
-    An invalid model name never reaches the file system.
-    """
-    if not is_model_name(name):
-        return None
-    found = [path / name for path in paths if _may_be_directory(path / name)]
-    return _files(name, found, read) if found else None
+    def _files(self, name: str, directories: list[Path]) -> ModelFiles | ModelConfigError:
+        if len(directories) > 1:
+            found = ", ".join(map(str, directories))
+            log.error("model %s: not unique across all model repositories: %s", name, found)
+            return ModelConfigError(f"{APPEARS_TWICE}: {found}; rename or remove all but one")
+        try:
+            return self._read(directories[0])
+        except ModelConfigError as error:
+            return error
 
 
 def files_in(directory: Path) -> ModelFiles:
@@ -159,19 +153,6 @@ def _may_be_directory(entry: Path) -> bool:
         return entry.is_dir()
     except OSError:
         return True
-
-
-def _files(
-    name: str, directories: list[Path], read: ReadModel | None
-) -> ModelFiles | ModelConfigError:
-    if len(directories) > 1:
-        found = ", ".join(map(str, directories))
-        log.error("model %s: not unique across all model repositories: %s", name, found)
-        return ModelConfigError(f"{APPEARS_TWICE}: {found}; rename or remove all but one")
-    try:
-        return (read or files_in)(directories[0])
-    except ModelConfigError as error:
-        return error
 
 
 def _versions(model: Path) -> dict[int, Path]:

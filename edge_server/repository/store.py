@@ -450,7 +450,7 @@ class ModelStore:
 
     def _check_signature(self, name: str, directory: Path) -> None:
         if self._signatures is not None:
-            self._signatures.check(name, *manifest_and_signature(directory))
+            self._signatures.check(name, manifest_and_signature(directory))
 
     @contextmanager
     def _place(self, size_bytes: int) -> Iterator[Path]:

@@ -169,7 +169,7 @@ def _signature_fault(inventory: Inventory, policy: SignaturePolicy | None) -> st
     if policy is None:
         return ""
     try:
-        policy.check(inventory.name, inventory.manifest, inventory.signature)
+        policy.check(inventory.name, (inventory.manifest, inventory.signature))
     except ModelConfigError as error:
         return str(error).removeprefix(f"model '{inventory.name}': ")
     return ""

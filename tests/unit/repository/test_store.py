@@ -34,8 +34,8 @@ class Keys:
     def __init__(self) -> None:
         self.good = b"signed"
 
-    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        if manifest is None or signature != self.good:
+    def check(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
+        if signed is None or signed[0] is None or signed[1] != self.good:
             raise ModelConfigError(f"model {name}: not signed")
 
 
