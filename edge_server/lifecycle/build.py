@@ -242,8 +242,8 @@ class Build:
         try:
             if self._budget is not None:
                 reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
-                made = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
-                self._budget.check(model_spec, made)
+                new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
+                self._budget.check(model_spec, new)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
