@@ -51,7 +51,7 @@ from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.control import PollControl
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed

@@ -20,9 +20,9 @@ from edge_server.inference.tracing.trace_file import TraceFile
 from edge_server.inference.tracing.traced_request import Sampler, TraceRule
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
-from edge_server.repository.state_file import StateFile
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
+from edge_server.repository.store_state import StateFile
 from edge_server.repository.verdicts import GOOD, Verdict, VerdictFile, read_report
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from support.deliveries import push
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import local_listing, rows
 from edge_server.errors import InternalError, NotFound
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.transfer.reports import quarantined_in, release
-from edge_server.repository.tree import look
+from edge_server.repository.verdicts import quarantined_in, release
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.content import remove
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.transfer.incoming import to_last_good
-from edge_server.repository.tree import look
+from edge_server.repository.transfer import to_last_good
 from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:

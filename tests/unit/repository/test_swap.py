@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.transfer.incoming import Incoming, roll_back
-from edge_server.repository.transfer.swap import swap, tidy
+from edge_server.repository.transfer import Incoming, roll_back, swap, tidy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
-
-# Here, as urllib3 tries a port when it is imported.
-from edge_server.repository.remote import https  # noqa: F401 - see above
-from edge_server.repository.remote.download import download
-from edge_server.repository.remote.origin import Body, ConnectionCut, RemoteFile, open_origin
+from edge_server.repository.remote import open_origin
+from edge_server.repository.remote_files import Body, ConnectionCut, RemoteFile, download
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +107,6 @@ def test_no_more_comes_than_the_manifest_says(tmp_path: Path) -> None:
 
 def test_a_missing_library_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    monkeypatch.delitem(sys.modules, "edge_server.repository.remote.s3", raising=False)
     with pytest.raises(
         Unavailable, match=r"boto3 is not installed; pip install 'edge-server\[pull"
     ):

@@ -13,17 +13,21 @@ import pytest
 from edge_server.errors import SettingsError
 from edge_server.repository.content import Content
 from edge_server.repository.manifest import ManifestFile
-from edge_server.repository.transfer.reports import (
+from edge_server.repository.verdicts import (
     DECIDED,
     ENDED,
+    GOOD,
+    LOADING,
     NOBODY,
+    REFUSED,
     REPLACED,
     SILENT,
+    Verdict,
     followed,
+    read_report,
     verdicts_on,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, read_report
 from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.remote.archive import archive_entries
+from edge_server.repository.remote import archive_entries
 
 if TYPE_CHECKING:
     from pathlib import Path

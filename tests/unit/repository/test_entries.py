@@ -11,8 +11,7 @@ import pytest
 from edge_server.cli.models.push import pack
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.transfer.entries import Entry, read_archive, write_archive
-from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer import Entry, read_archive, receive, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from edge_server import errors
-from edge_server.repository.transfer.entries import (
+from edge_server.repository.transfer import (
     BROKEN,
     BrokenArchive,
     read_archive,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from typing import BinaryIO
 
-    from edge_server.repository.transfer.entries import Entry
+    from edge_server.repository.transfer import Entry
 
 _SSH_FAILED = 255
 _NOT_FOUND = 127
@@ -40,15 +40,7 @@ _REMOTE = re.compile(
 
 
 def repository_at(text: str, ssh: str) -> Path | RemoteRepository:
-    """Return the repository that `text` names: a directory, or [USER@]HOST:DIRECTORY as for scp.
-
-    Args:
-        text: the name of the repository.
-        ssh: the ssh command with its options.
-
-    Raises:
-        SettingsError: `text` names no repository.
-    """
+    """Return the repository that `text` names: a directory, or [USER@]HOST:DIRECTORY as for scp."""
     match = _REMOTE.fullmatch(text)
     if match is None:
         return Path(text).expanduser()
@@ -59,13 +51,7 @@ def repository_at(text: str, ssh: str) -> Path | RemoteRepository:
 
 
 class RemoteRepository:
-    """A repository on a remote host, which needs ssh and edge-server.
-
-    Args:
-        host: the host, with the user if given.
-        path: the directory of the repository on the host.
-        ssh: the ssh command with its options, without the host.
-    """
+    """A repository on a remote host, which needs ssh and edge-server."""
 
     def __init__(self, host: str, path: str, ssh: Sequence[str]) -> None:
         self._host = host
@@ -84,7 +70,6 @@ class RemoteRepository:
         """Run `edge-server models` with `verb` there; what it prints is printed here.
 
         Args:
-            verb: the verb and its arguments.
             entries: a model to send to its standard input, as an archive.
 
         Raises:
@@ -103,12 +88,7 @@ class RemoteRepository:
             return _after_greeting(process).read(_LONGEST_OUTPUT_BYTES)
 
     def entries(self, name: str, progress: Callable[[int], None] | None = None) -> Generator[Entry]:
-        """Return the entries of model `name`; they end only if the process there succeeded.
-
-        Raises:
-            EdgeServerError, Unavailable: see `run`.
-            ModelConfigError: see `read_archive`.
-        """
+        """Return the entries of model `name`; they end only if the process there succeeded."""
         verb = ("pull", name, "--from", self.directory, "--to", "-")
         with self._running(verb, stdout=subprocess.PIPE) as process:
             output = _after_greeting(process)

@@ -10,7 +10,7 @@ import requests
 import urllib3
 
 from edge_server.errors import Unavailable
-from edge_server.repository.remote.https import HttpsStore, open_store
+from edge_server.repository.remote_files import HttpsStore
 
 Response = tuple[int, dict[str, str], bytes]
 
@@ -40,7 +40,7 @@ class Server(requests.adapters.BaseAdapter):  # type: ignore[misc]  # requests i
 
 
 def store(server: Server) -> HttpsStore:
-    found = open_store("https://host/net.tar.gz")
+    found = HttpsStore("https://host")
     session = found.close.__self__  # type: ignore[attr-defined]  # of a bound method
     session.mount("https://", server)
     return found
