@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
+from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from edge_server.inference.snapshot import Scheduler, Snapshot
+    from edge_server.inference.registry import Scheduler, Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback

@@ -14,7 +14,7 @@ from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedV
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.model_table import ModelTable

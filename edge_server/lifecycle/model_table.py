@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import Part
 from edge_server.lifecycle.records import ModelRecord
@@ -13,8 +13,7 @@ from edge_server.lifecycle.records import ModelRecord
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from edge_server.inference.registry import ModelRegistry
-    from edge_server.inference.snapshot import LoadedModel, ModelEntry
+    from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry
     from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 

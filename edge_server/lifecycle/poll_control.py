@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.inference.control import NOT_ALLOWED
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.data_plane import NOT_ALLOWED
+from edge_server.inference.registry import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
 from edge_server.lifecycle.updates import Updates
 from edge_server.process.worker import Worker
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
 from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_spec import LONGEST_REASON
 from edge_server.model_config.fields import without_effect

@@ -19,7 +19,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.inference.tracing.traced_request import Sampler, TracedRequest
+    from edge_server.inference.tracing import Sampler, TracedRequest
 
 log = logging.getLogger(__name__)
 
