@@ -62,16 +62,12 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one snapshot and return its only response.
-
-        Raises:
-            EdgeServerError: see `Snapshot.infer`.
-        """
+        """Run one request in one snapshot and return its only response; see `Snapshot.infer`."""
         with self.lease() as snapshot:
             return snapshot.infer(request)
 
     def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
-        """Start one request; `respond` gets its responses, now or later (see `Scheduler.submit`).
+        """Start one request; `respond` gets its responses, now or later (see `Snapshot.submit`).
 
         The request holds its lease until its last response. An exception from `respond` is logged
         and reaches neither the model nor other callers.
@@ -79,9 +75,6 @@ class DataPlane:
         Args:
             lease: the request's own, which this call ends in every case; None leases the current
                 snapshot.
-
-        Raises:
-            NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` is not called.
         """
         lease = lease or self.lease()
 
@@ -100,19 +93,12 @@ class DataPlane:
             raise
 
     def find(self, name: str, version: str) -> LoadedModel:
-        """Return the model as loaded now, without a lease: the registry may close it at any time.
-
-        Raises:
-            NotFound, Unavailable, InvalidRequest: see `Snapshot.find`.
-        """
+        """`Snapshot.find` without a lease: the registry may close the model at any time."""
         return self._registry.snapshot.find(name, version)
 
     def oldest_run(self) -> tuple[str, float]:
-        """Return the name of the model with the oldest unfinished run, and when that run began
-        (`time.monotonic()`; infinity where nothing runs).
-
-        Replaced models that still run a request count too.
-        """
+        """The name of the model with the oldest unfinished run, replaced models included, and when
+        that run began (`time.monotonic()`; infinity where nothing runs)."""
         runs = [
             (loaded.scheduler.running_since(), loaded.name)
             for loaded in self._registry.models_in_use()
@@ -156,11 +142,10 @@ class DataPlane:
         return is_open and not any(_keeps_waiting(entry) for entry in entries)
 
     def model_ready(self, name: str, version: str) -> bool:
-        """See `Snapshot.model_ready`."""
         return self._registry.snapshot.model_ready(name, version)
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
-        """Raises: NotFound, Unavailable, InvalidRequest: see `Snapshot.find`."""
+        """Raises: as `Snapshot.find`."""
         snapshot = self._registry.snapshot
         loaded = snapshot.find(name, version)
         versions = (loaded.version,) if version else tuple(snapshot.ready_versions(name))
@@ -192,9 +177,7 @@ class ModelControl(Protocol):
     """Loads and unloads models on request, where the control mode allows it."""
 
     @property
-    def loads_on_request(self) -> bool:
-        """Whether it does."""
-        ...
+    def loads_on_request(self) -> bool: ...
 
     def load(
         self,
@@ -249,7 +232,6 @@ class BoundedControl:
 
     @property
     def loads_on_request(self) -> bool:
-        """See `ModelControl.loads_on_request`."""
         return self._control.loads_on_request
 
     def load(
@@ -261,11 +243,7 @@ class BoundedControl:
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> None:
-        """See `ModelControl.load`.
-
-        Raises:
-            Unavailable: the limit of concurrent loads is reached.
-        """
+        """Raises: Unavailable: the limit of concurrent loads is reached."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
                 f"{self._loads} model loads are under way already; request '{name}' again when "
@@ -279,11 +257,9 @@ class BoundedControl:
             self._places.release()
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """See `ModelControl.unload`."""
         self._control.unload(name, unload_dependents=unload_dependents)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """See `ModelControl.index`."""
         return self._control.index(only_ready=only_ready)
 
 
@@ -306,12 +282,10 @@ class LiveModels:
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
-        """See `ServerContext.load`."""
         contents = {path_in_model(key): content for key, content in files.items()}
         self._required().load(name, config=config, files=contents, within=within)
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """See `ServerContext.unload`."""
         self._required().unload(name, unload_dependents=unload_dependents)
 
     def _required(self) -> ModelControl:

@@ -47,7 +47,6 @@ class InstancePool:
     Urgent callers go before the others, but every fourth run is one of the others' who wait.
 
     Args:
-        instances: the instances that run.
         passive: instances that stay loaded and never run.
         limiter: decides which of `instances` may run, and when; None where all may.
         shares: those of `instances` and `passive` in the limiter, in order.
@@ -105,11 +104,9 @@ class InstancePool:
         ]
 
     def __len__(self) -> int:
-        """The number of instances that may run at once."""
         return len(self._instances)
 
     def waiting(self) -> int:
-        """The number of callers that wait for an instance."""
         return self._waiting
 
     def running_since(self) -> float:
@@ -128,8 +125,7 @@ class InstancePool:
         )
 
     def running_s(self, now: float) -> float:
-        """Return the age in s of the oldest unfinished run at `now`; 0 where an instance is
-        idle."""
+        """The age of the oldest unfinished run at `now`; 0 where an instance is idle."""
         return 0.0 if self._idle else max(0.0, now - self.running_since())
 
     def close(self) -> None:
@@ -165,7 +161,7 @@ class InstancePool:
         return instance
 
     def give_back(self, instance: Instance) -> float:
-        """Take back a lent instance; return how long it was lent, in s."""
+        """Return how long the instance was lent, in s."""
         ran_s = time.monotonic() - self._started_at.pop(id(instance))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
@@ -225,7 +221,7 @@ class InstancePool:
         deadline: float | None,
         cancellation: Cancellation | None,
     ) -> Instance:
-        """Return the instance that the limiter chooses, in exchange for the right to one."""
+        """The instance that the limiter chooses, in exchange for the right to one."""
         with self._lock:
             self._waiting += 1
         try:
@@ -251,8 +247,6 @@ class InstancePool:
 
 
 class _CancelWaiter:
-    """Wakes a caller that waits for its `turn` once the caller has cancelled."""
-
     __slots__ = ("_lock", "cancelled", "turn", "waits")
 
     def __init__(self, lock: threading.Lock, turn: threading.Condition) -> None:
@@ -330,9 +324,7 @@ class ExpectedWait:
 
     The forecast for a request is the rest of the current run, the runs of the requests before it,
     and its own. A request without a deadline, an urgent one, or one that finds an instance idle is
-    never refused, so that quick runs correct what slow runs have taught.
-
-    The class has no clock, and needs no lock.
+    never refused, so that quick runs correct what slow runs have taught. No lock is needed.
 
     Args:
         instances: number of concurrent runs.
@@ -345,7 +337,6 @@ class ExpectedWait:
         self._runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def ran(self, run_s: float) -> None:
-        """Record the duration of a run."""
         self._runs_s.append(run_s)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:

@@ -48,10 +48,8 @@ _URGENT = 0
 class PolicyQueue:
     """Serves urgent requests first, then level by level, each level in order of arrival.
 
-    Levels are made on demand, however many of them a configuration allows.
-
-    A plain data structure without lock and clock. A cancelled or overdue job leaves the queue when
-    the queue moves past it, and `take_refused` returns it; no job is lost.
+    Without lock and clock. A cancelled or overdue job leaves the queue when the queue moves past
+    it, and `take_refused` returns it; no job is lost.
     """
 
     def __init__(self, batching: DynamicBatching) -> None:
@@ -65,7 +63,6 @@ class PolicyQueue:
         self._refused: list[RefusedJob] = []
 
     def __len__(self) -> int:
-        """The number of queued jobs, cancelled and overdue ones included."""
         return sum(map(len, self._levels.values()))
 
     def add(self, job: Job, now_ns: int) -> None:
@@ -130,11 +127,9 @@ class PolicyQueue:
         return refused
 
     def clear(self) -> list[Job]:
-        """Remove and return all queued jobs, in order."""
         return self.take(len(self))
 
     def _level_of(self, request: InferRequest) -> _Level:
-        """The level of `request`, made on first use."""
         priority = self._priority_of(request)
         level = self._levels.get(priority)
         if level is None:
@@ -222,12 +217,8 @@ class _Level:
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """The next batch as of now.
-
-    Attributes:
-        count: number of requests it takes from the head of the queue; 0 for an empty batch.
-        due_ns: when the batch runs if no request joins before; in the past where it is overdue.
-    """
+    """The next batch: the first `count` requests of the queue, which run at `due_ns` if none joins
+    before."""
 
     count: int
     due_ns: int
@@ -503,8 +494,7 @@ class DynamicBatchScheduler:
 class OrderedResponses:
     """Holds each response back until every earlier request has had its last one.
 
-    One thread at a time sends responses, outside the lock. A callback that raises delays no other
-    response.
+    One thread at a time sends responses, outside the lock.
     """
 
     def __init__(self) -> None:
@@ -561,8 +551,6 @@ class OrderedResponses:
 
 @dataclass(eq=False)
 class _Place:
-    """One request's place in the order, with the responses that are held back."""
-
     respond: Respond
     gone: Callable[[], EdgeServerError | None]
     responses: deque[tuple[ResponseCallback, bool]] = field(default_factory=deque)

@@ -105,7 +105,6 @@ class EnsembleRun:
                 self._submit(to_run.popleft(), ready)
 
     def drive_later(self, task: StepTask) -> None:
-        """Run `task` on another thread, unless its request has ended by then."""
         try:
             self._threads.run(task)
         except Unavailable as error:
@@ -123,7 +122,6 @@ class EnsembleRun:
         return self._slots[step.index] if self._slots else None
 
     def responded(self, step_call: _StepCall, response: ResponseCallback, *, final: bool) -> None:
-        """Take a response of a step; on any thread."""
         step = step_call.task.step
         slots = self.slots_of(step)
         if final and slots is not None:
@@ -150,7 +148,6 @@ class EnsembleRun:
         )
 
     def _config(self, step: PlannedStep) -> ModelConfig | None:
-        """The configuration of the step's model; None without one, and then submitting fails."""
         try:
             return self._snapshot.find(step.model_name, step.version).config
         except EdgeServerError:
@@ -277,8 +274,6 @@ class EnsembleRun:
 
 
 class StepTask:
-    """A step that has all its tensors, on its way to its model; see `Task`."""
-
     __slots__ = ("_run", "data", "has_slot", "step")
 
     def __init__(self, run: EnsembleRun, data: DataSet, step: PlannedStep) -> None:
@@ -397,15 +392,12 @@ class EnsembleScheduler:
         run.start()
 
     def pending(self) -> int:
-        """0: the members count the waiting requests."""
-        return 0
+        return 0  # the members count the waiting requests, and their runs
 
     def running_since(self) -> float:
-        """Infinity: the members count their runs."""
         return inf
 
     def close(self) -> None:
-        """Close nothing: the members are loaded models of their own."""
         if self._watch is not None:
             for slots in self._slots:
                 self._watch.remove(slots)

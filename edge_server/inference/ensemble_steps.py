@@ -38,18 +38,14 @@ class PlannedStep:
     """A step that has to run.
 
     Attributes:
-        index: its position in the configuration.
-        place: its position in the plan.
+        index, place: its position in the configuration, and in the plan.
         level: number of decoupled steps before it: the step runs once for each response of the
             last of them.
-        version: as requests spell it.
         inputs: pairs of the model's input and the ensemble's tensor.
-        outputs: the same for the outputs that a step or the response reads.
-        wanted: the model's names of `outputs`.
-        reads: the tensors that the step waits for; an input of the ensemble is not waited for.
-        decoupled: each of its responses starts a level of its own.
+        outputs: the same for the outputs that a step or the response reads; `wanted` are the
+            model's names of them.
+        reads: the tensors that the step waits for: the ensemble's inputs are there.
         hands_on: another step reads an output; otherwise only the response does.
-        full_shapes: see `EnsembleStep`.
     """
 
     index: int
@@ -68,10 +64,9 @@ class PlannedStep:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps that a set of outputs needs.
+    """The steps that a set of outputs needs, each after those that write its inputs.
 
     Attributes:
-        steps: each after the steps that write its inputs.
         level: of the response: 0 where there is one, else one response is sent for each response
             of the last decoupled step.
         reads: the tensors that the response waits for.
@@ -85,7 +80,7 @@ class Plan:
 
 
 def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
-    """The plan for `outputs` of an ensemble whose graph has been resolved."""
+    """The plan for `outputs` of an ensemble whose graph was resolved."""
     given = frozenset(spec.name for spec in config.inputs)
     levels = dict.fromkeys(given, 0)
     needed = _needed(config, outputs)
@@ -192,7 +187,6 @@ class DataFlow:
         self._parts: list[DataSet] = []
 
     def first(self) -> list[Ready]:
-        """The steps that wait for nothing; to be called once."""
         return list(self._begin(self._root))
 
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
@@ -283,12 +277,7 @@ _NO_SEQUENCE = _sequence_parameters(SequencePlace(0))
 
 
 class EnsembleCall:
-    """One checked request to an ensemble.
-
-    Args:
-        config: the ensemble's.
-        names: the requested outputs, in order.
-    """
+    """One checked request to an ensemble for the outputs `names`."""
 
     def __init__(
         self,
@@ -308,7 +297,6 @@ class EnsembleCall:
         self._responses = 0
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return the request's tensors in the shapes that the steps take."""
         shapes = self._config.reshapes
         return {
             name: in_shape(tensor, shapes.get(name), self._batch_size)
@@ -327,7 +315,6 @@ class EnsembleCall:
             )
 
     def step_request(self, step: PlannedStep, inputs: Mapping[str, Tensor]) -> InferRequest:
-        """Return the request to the model of `step`."""
         request = self.request
         if shapes := step.full_shapes:
             inputs = {
@@ -355,29 +342,28 @@ class EnsembleCall:
         )
 
     def step_failure(self, step: PlannedStep, error: Exception) -> InternalError:
-        """Return the error of a step whose scheduler has raised an unforeseen one."""
         log.error(
             "ensemble %s: model %s raised", self._config.name, step.model_name, exc_info=error
         )
         return InternalError(f"model '{step.model_name}' failed: {error!r}")
 
     def step_outputs(self, step: PlannedStep, response: InferResponse) -> Made:
-        """Return the outputs of `step` by the ensemble's names; None is one that the model has
-        left out: the steps behind it run without that input, which they may declare optional, and
+        """The outputs of `step` by the ensemble's names; None is one that the model has left
+        out: the steps behind it run without that input, which they may declare optional, and
         the ensemble's response comes without that output."""
         made = response.outputs
         return {tensor: made.get(name) for name, tensor in step.outputs}
 
     def deadlock(self) -> InternalError:
-        """Return the error of a step that ended without a response (Triton's text)."""
+        """The error of a step that ended without a response (Triton's text)."""
         return InternalError(
             f"in ensemble '{self._config.name}', {self.request.log_prefix}unexpected deadlock, "
             "at least one output is not set while no more ensemble steps can be made"
         )
 
     def response(self, tensors: Made, timings: tuple[StepTiming, ...]) -> InferResponse:
-        """Return the response whose outputs are among `tensors`; its parameters are the place in
-        the sequence, which Triton's ensembles always return.
+        """The response whose outputs are among `tensors`; its parameters are the place in the
+        sequence, which Triton's ensembles always return.
 
         Raises:
             EdgeServerError: the device that holds an output failed, or the output does not fit its
@@ -405,7 +391,6 @@ class EnsembleCall:
         )
 
     def count(self, response: ResponseCallback, *, final: bool) -> None:
-        """Count a response before the caller gets it."""
         now_ns = time.monotonic_ns()
         failed = isinstance(response, EdgeServerError)
         if self._config.decoupled:

@@ -39,11 +39,11 @@ def no_respond(response: ResponseCallback, final: bool) -> None:
 
 
 class Execution(Protocol):
-    """What becomes of a job's run, and of those after it."""
+    """A job's run, and those after it."""
 
     @property
     def failure(self) -> EdgeServerError | None:
-        """The error that the model gave; None without one."""
+        """The error that the model gave."""
         ...
 
 
@@ -51,10 +51,9 @@ class Job:
     """One checked request on its way to an instance.
 
     Attributes:
-        inputs: the model's inputs; a scheduler may add its own tensors to the request's.
-        outputs: names of the outputs wanted from the model; a scheduler may add its own.
+        inputs: of the model; a scheduler may add its own tensors to the request's.
+        outputs: names of those wanted from the model; a scheduler may add its own.
         batch_size: 0 where the model does not batch.
-        queued_at_ns: `time.monotonic_ns()`.
         made: called with all outputs of the model before the caller gets its response; an
             `EdgeServerError` that it raises becomes the response.
         padding: the job only fills a row of a batch: it has no response and is not counted.
@@ -110,11 +109,9 @@ class Job:
 
     @property
     def runs_again(self) -> bool:
-        """Whether the model wants another run."""
         return self._again and not self.over
 
     def queue_again(self, request: InferRequest) -> None:
-        """Queue for another run, as `request`."""
         self._again = False
         self.request, self.turn_ns = request, time.monotonic_ns()
 
@@ -126,15 +123,15 @@ class Job:
             forget()
 
     def death(self) -> EdgeServerError | None:
-        """Return why the job need not run: it is over, its model failed between two runs, or see
-        `gone`; None while it shall run."""
+        """Why the job need not run: it is over, its model failed between two runs, or see `gone`;
+        None while it shall run."""
         if self.over:
             return Cancelled("")
         failure = None if self.execution is None else self.execution.failure
         return failure or self.gone()
 
     def gone(self) -> EdgeServerError | None:
-        """Return the error of a cancelled or overdue request; None while its caller waits."""
+        """The error of a cancelled or overdue request; None while its caller waits."""
         request = self.request
         if request.cancelled:
             return Cancelled("")
@@ -144,7 +141,7 @@ class Job:
 
 
 def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
-    """Return the number of rows of a checked request; 0 where the model does not batch."""
+    """The number of rows of a checked request; 0 where the model does not batch."""
     batched = config.max_batch_size > 0 and request.inputs
     return next(iter(request.inputs.values())).shape[0] if batched else 0
 
@@ -172,7 +169,7 @@ def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
 
 
 def stopping(request: InferRequest) -> Unavailable:
-    """Return the error of a request to a scheduler that is closed (Triton's text)."""
+    """The error of a request to a scheduler that is closed (Triton's text)."""
     return Unavailable(
         f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
         "inference requests"
@@ -197,11 +194,7 @@ class Executor:
         }
 
     def infer(self, instance: Instance, job: Job) -> InferResponse:
-        """Run `job` of a model that is not decoupled, and return its response.
-
-        Raises:
-            EdgeServerError: the model responded with it, or failed.
-        """
+        """Run `job` of a model that is not decoupled; return its response or raise its error."""
         began_ns = time.monotonic_ns()
         execution = _Execution(job, self.config.name, began_ns)
         failure, phases = self._execute(instance, [self._request(job, execution)], began_ns)
@@ -227,7 +220,6 @@ class Executor:
                 self.respond(job, result, final=True)
 
     def _begun(self, job: Job, began_ns: int) -> _Execution:
-        """Return the execution of `job`: that of its last run, where it runs again."""
         if not isinstance(job.execution, _Execution):
             job.execution = _Execution(job, self.config.name, began_ns)
         return job.execution
@@ -274,7 +266,6 @@ class Executor:
     def _execute(
         self, instance: Instance, requests: Sequence[ExecuteRequest], began_ns: int
     ) -> tuple[InternalError | None, Phases]:
-        """Run `requests` together; return why the run failed, and its phases."""
         try:
             phases = instance.execute(requests)
         except Exception as error:
@@ -284,7 +275,7 @@ class Executor:
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
     def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
-        """Return `job` as its instance takes it, with the inputs in the model's own shapes."""
+        """`job` as its instance takes it, with the inputs in the model's own shapes."""
         inputs = job.inputs
         if shapes := self._model_shapes:
             inputs = {
@@ -304,7 +295,7 @@ class Executor:
     def _result(
         self, execution: _Execution, failure: InternalError | None, phases: Phases
     ) -> InferResponse | EdgeServerError:
-        """Return the response of an ended execution, which is traced and counted before."""
+        """Trace and count an ended execution, and return its response."""
         job = execution.job
         if (trace := job.request.trace) is not None:
             # As in the statistics: phases that the instance did not measure count as inference.
@@ -354,10 +345,8 @@ class Executor:
     def response(
         self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
     ) -> InferResponse | EdgeServerError:
-        """Return the caller's response for the model's outputs; a model may omit outputs.
-
-        An error is returned: the model's own, or that of an output that cannot be used.
-        """
+        """The caller's response for the model's outputs, of which it may omit some; or the error:
+        the model's own, or that of an output that cannot be used."""
         if isinstance(made, EdgeServerError):
             return made
         request = job.request
@@ -387,8 +376,7 @@ class Executor:
 class _Execution(msgspec.Struct, eq=False):
     """One running job of a model that is not decoupled: its instance responds here, once.
 
-    The response is kept until the run has ended, so that the statistics count it before the caller
-    gets it.
+    The response is kept until the run has ended and is counted.
     """
 
     job: Job
@@ -415,7 +403,6 @@ class _Execution(msgspec.Struct, eq=False):
         return self._made if isinstance(self._made, EdgeServerError) else None
 
     def end(self) -> Tensors | EdgeServerError | None:
-        """Take no further response; return the one that came."""
         self._over = True
         return self._made
 

@@ -41,10 +41,7 @@ UNLOADED = "unloaded"
 
 
 class RefCount:
-    """Counts the users of a resource, the last of which closes it; its maker is the first.
-
-    Thread-safe.
-    """
+    """Counts the users of a resource, the last of which closes it; its maker is the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,11 +65,9 @@ class RefCount:
 
 
 class ModelState(Enum):
-    """The state of a model version; the values are the protocol's.
+    """The state of a model version; the values are the protocol's."""
 
-    UNKNOWN is a model on disk that was never loaded; the protocol reports only its name.
-    """
-
+    # On disk and never loaded: the protocol reports only its name.
     UNKNOWN = ""
     LOADING = "LOADING"
     READY = "READY"
@@ -111,12 +106,12 @@ class Scheduler(Protocol):
         ...
 
     def pending(self) -> int:
-        """Return how many requests wait for an instance."""
+        """The number of requests that wait for an instance."""
         ...
 
     def running_since(self) -> float:
-        """Return when the oldest unfinished run began (`time.monotonic()`); infinity where nothing
-        runs. Equal values are the same run."""
+        """When the oldest unfinished run began (`time.monotonic()`); infinity where nothing runs.
+        Equal values are the same run."""
         ...
 
     def close(self) -> None:
@@ -131,7 +126,6 @@ class LoadedModel:
     Attributes:
         model: the model of the scheduler's instances; an ensemble has none.
         after_close: called once everything the version holds is released.
-        load_s: how long the load took, in s.
         scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
     """
 
@@ -150,13 +144,8 @@ class LoadedModel:
         return self.config.name
 
     def shared(self, config: ModelConfig) -> LoadedModel | None:
-        """Return another loaded model on the same scheduler and model; None after `close`.
-
-        The caller closes the returned model too.
-
-        Args:
-            config: the configuration of the returned model; the instances stay the same.
-        """
+        """Return another loaded model, with `config`, on the same scheduler and model; the caller
+        closes it, too. None after `close`."""
         if not self.scheduler_uses.more():
             return None
         # A reference on the scheduler implies one on the model.
@@ -164,11 +153,10 @@ class LoadedModel:
         return replace(self, config=config)
 
     def not_ready_reason(self) -> str:
-        """Return why the version cannot respond at this moment; empty where it can."""
+        """Why the version cannot respond at this moment; empty where it can."""
         return "" if self.model is None else self.model.not_ready_reason()
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """Return the metrics that the model itself reports."""
         return () if self.model is None else self.model.metrics()
 
     def close(self) -> None:
@@ -211,11 +199,9 @@ class ModelEntry:
 
 
 class RetainedSnapshot(Protocol):
-    """The right to use the models of a snapshot until `release`."""
+    """The right to use the models of a snapshot until `release`, which is called once."""
 
-    def release(self) -> None:
-        """Release the snapshot; to be called once."""
-        ...
+    def release(self) -> None: ...
 
 
 class Snapshot:
@@ -242,20 +228,14 @@ class Snapshot:
     def infer(self, request: InferRequest) -> InferResponse:
         """Find the model, check the request against it, run it and return its only response.
 
-        Raises:
-            NotFound, Unavailable, InvalidRequest: from `find` and the request check.
-            EdgeServerError: see `Scheduler.infer`.
+        Raises: as `find`, `check_request` and `Scheduler.infer`.
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
         return self.run(loaded, request)
 
     def run(self, loaded: LoadedModel, request: InferRequest) -> InferResponse:
-        """Run a request that was checked against `loaded`, and return its only response.
-
-        Raises:
-            EdgeServerError: see `Scheduler.infer`.
-        """
+        """Run a request that was checked against `loaded`, as `infer`."""
         if request.trace is None:
             return loaded.scheduler.infer(request, self)
         return TracedScheduler(loaded, request.trace).infer(request, self)
@@ -263,9 +243,7 @@ class Snapshot:
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Find the model, check the request against it and pass it to the model's scheduler.
 
-        Raises:
-            NotFound, Unavailable, InvalidRequest: from `find` and the request check; `respond` is
-                not called.
+        Raises: as `find`, `check_request` and `Scheduler.submit`; `respond` is not called.
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
@@ -274,7 +252,7 @@ class Snapshot:
         scheduler.submit(request, self, respond)
 
     def retain(self) -> RetainedSnapshot | None:
-        """Keep the models open beyond the caller's own lease."""
+        """Keep the models open beyond the caller's own lease; None where they are never closed."""
         return None if self._keep is None else self._keep(self)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
@@ -378,21 +356,15 @@ class ResponseFuture:
 
 
 class SchedulerWrapper:
-    """A scheduler that does something before or after the scheduler `beneath` it.
-
-    Attributes:
-        beneath: closed with the wrapper.
-    """
+    """A scheduler that does something before or after the one `beneath` it, which it closes."""
 
     def __init__(self, beneath: Scheduler) -> None:
         self.beneath = beneath
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """See `Scheduler.infer`."""
         return self.beneath.infer(request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """See `Scheduler.submit`."""
         self.beneath.submit(request, snapshot, respond)
 
     def pending(self) -> int:
@@ -438,7 +410,7 @@ class TracedScheduler(SchedulerWrapper):
 
 
 def innermost(scheduler: Scheduler) -> Scheduler:
-    """The scheduler that runs the model, beneath the wrappers that watch and cache."""
+    """The scheduler beneath the wrappers."""
     while isinstance(scheduler, SchedulerWrapper):
         scheduler = scheduler.beneath
     return scheduler
@@ -474,7 +446,7 @@ class ModelRegistry:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the current snapshot for reading; running a model takes a lease."""
+        """The current one, for reading; running a model takes a lease."""
         return self._current.snapshot
 
     def lease(self) -> Lease:
@@ -485,7 +457,6 @@ class ModelRegistry:
         return Lease(self, current, current.snapshot)
 
     def _keep(self, snapshot: Snapshot) -> Lease:
-        """Add a lease on a snapshot that is already leased."""
         with self._lock:
             pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
             pinned.leases += 1
@@ -503,13 +474,12 @@ class ModelRegistry:
                 self._release()
 
     def models_in_use(self) -> list[LoadedModel]:
-        """Return the models of the current snapshot and of superseded, still leased snapshots."""
+        """The models of the current snapshot and of superseded, still leased ones."""
         with self._lock:
             models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
         return list(models.values())
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
-        """Replace all entries of model `name` by `entries` in one step."""
         self.publish({name: entries})
 
     def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
@@ -542,8 +512,7 @@ class ModelRegistry:
     def clear(self, timeout_s: float | None = None) -> bool:
         """Remove every model; unleased models close before this returns, others with their lease.
 
-        Returns:
-            False where unleased models are still closing after `timeout_s`; they finish later.
+        Returns: False where unleased models are still closing after `timeout_s`.
         """
         with self._lock:
             self._leaving.clear()
@@ -635,13 +604,10 @@ class Lease(msgspec.Struct, eq=False):
         self._registry.end(self)
 
     def release(self) -> None:
-        """Release the snapshot; further calls have no effect on the snapshot's other leases."""
         self._registry.end(self)
 
 
 class _PinnedSnapshot:
-    """A snapshot and the number of its leases."""
-
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]

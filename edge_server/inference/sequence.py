@@ -57,11 +57,8 @@ class InstanceThread:
     """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
 
     Args:
-        name: the thread's name.
         pool: holds the one instance.
-        tick: checks once for work, given `time.monotonic()`; without work it waits on `wake` for a
-            bounded time.
-        lock: the scheduler's; `wake` belongs to it.
+        tick: without work it waits on `wake`, a condition of `lock`, for a bounded time.
     """
 
     def __init__(
@@ -78,7 +75,6 @@ class InstanceThread:
         self._worker.start()
 
     def run(self, executor: Executor, jobs: Sequence[Job]) -> None:
-        """Run `jobs` as one batch; to be called by `tick`."""
         instance = self._pool.take(urgent=False, deadline=None)
         try:
             executor.run(instance, jobs)
@@ -86,7 +82,6 @@ class InstanceThread:
             self._pool.give_back(instance)
 
     def running_since(self) -> float:
-        """When the unfinished run began (`time.monotonic()`); infinity where nothing runs."""
         return self._pool.running_since()
 
     def ask_to_stop(self) -> None:
@@ -236,7 +231,6 @@ class SequenceScheduler:
         return others_wait
 
     def pending(self) -> int:
-        """The number of waiting requests."""
         return self._book.waiting
 
     def running_since(self) -> float:
@@ -255,11 +249,7 @@ class SequenceScheduler:
             thread.stop()
 
     def _place(self, job: Job) -> SequencePlace:
-        """The position of the request in its sequence.
-
-        Raises:
-            InvalidRequest: the request fits no sequence.
-        """
+        """Raises: InvalidRequest: the request fits no sequence."""
         model, place = self._executor.config.name, job.request.sequence
         if job.batch_size > 1:
             raise InvalidRequest(
@@ -413,7 +403,6 @@ class SequenceScheduler:
         return frozenset((name, name in ragged or tensor.shape) for name, tensor in tensors)
 
     def _jobs(self, begun: Sequence[_Begun | None]) -> list[Job]:
-        """The rows' jobs, with the tensors that requests do not carry."""
         jobs = [None if each is None else self._job(*each) for each in begun]
         real = next(filter(None, jobs))
         return [self._padding_like(real) if job is None else job for job in jobs]

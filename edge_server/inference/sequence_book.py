@@ -29,16 +29,13 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """A slot; the lowest numbers are given out first, so that instances fill evenly."""
-
+    # The lowest numbers are given out first, so that instances fill evenly.
     number: int
     instance: int
 
 
 @dataclass(frozen=True)
 class WaitingRequest(Generic[T]):
-    """A request that has not begun."""
-
     item: T
     place: SequencePlace
 
@@ -55,8 +52,8 @@ class BookedSequence(Generic[T]):
         running: its first request has begun and is not over.
         open: more requests may come.
         generated: its id is the server's own, which no other request may join.
-        over_at: when its last request was over, in s.
-        expires_at: when the sequence gives up waiting for a slot, in s.
+        over_at: when its last request was over.
+        expires_at: when the sequence gives up waiting for a slot.
         states: state tensors that the scheduler carries from one request to the next.
     """
 
@@ -112,12 +109,8 @@ class SequenceBook(Generic[T]):
     def add(
         self, item: T, place: SequencePlace, now: float, timeout_s: float = inf
     ) -> BookedSequence[T]:
-        """Add a request to its sequence, or to a new one where none is live.
-
-        Args:
-            place: with START unless the id is live.
-            timeout_s: how long its sequence may wait for a slot.
-        """
+        """Add a request to its sequence, or, at START, to a new one, which may wait `timeout_s` for
+        a slot."""
         sequence = self._live.get(place.id)
         if sequence is None:
             sequence = BookedSequence(place.id, generated=place.generated)
@@ -151,7 +144,6 @@ class SequenceBook(Generic[T]):
         return sequence.waiting.popleft()
 
     def end(self, sequence: BookedSequence[T], now: float) -> None:
-        """End the running request of `sequence`."""
         sequence.running = False
         sequence.over_at = now
         self.next_expiry = min(self.next_expiry, now + self._max_idle_s)
@@ -168,7 +160,6 @@ class SequenceBook(Generic[T]):
         self._free_if_over(sequence)
 
     def waiting_in(self) -> list[BookedSequence[T]]:
-        """The sequences with a waiting request, whether they have a slot or not."""
         seated = (s for seats in self._seated for s in seats.values())
         return [s for s in (*seated, *self._backlog) if s.waiting]
 
@@ -237,7 +228,6 @@ class SequenceBook(Generic[T]):
         return sequence.over_at + self._max_idle_s
 
     def _shut(self, sequence: BookedSequence[T]) -> None:
-        """Close the sequence to new requests; its id may begin another."""
         if sequence.open:
             sequence.open = False
             del self._live[sequence.id]
@@ -274,13 +264,8 @@ class SequenceBook(Generic[T]):
 
 
 class Head(NamedTuple):
-    """The first request of a sequence that may run.
-
-    Attributes:
-        slot: the sequence's, within its instance.
-        came_at: in s.
-        form: equal for requests whose tensors can be joined.
-    """
+    """The first request of a sequence that may run; `form` is equal for requests whose tensors can
+    be joined."""
 
     slot: int
     came_at: float
@@ -288,12 +273,8 @@ class Head(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The decision of a strategy.
-
-    Attributes:
-        batch: by row; None is a row of padding. Empty: wait.
-        wait_s: how long to wait, if no further request comes.
-    """
+    """The rows of a batch, None for one of padding; or, without any, how long to wait if no further
+    request comes."""
 
     batch: Sequence[Head | None]
     wait_s: float = 0.0
@@ -317,7 +298,6 @@ class DirectStrategy:
     delay_s: float
 
     def choose(self, heads: Sequence[Head], now: float) -> Choice:
-        """Decide on `heads`, at least one, by slot number."""
         oldest = min(heads, key=lambda head: head.came_at)
         if len(heads) < self.min_utilization * self.rows:
             wait_s = oldest.came_at + self.delay_s - now

@@ -46,13 +46,7 @@ class LatencyMetrics:
 
 @dataclass(frozen=True)
 class Summary:
-    """A distribution at one moment.
-
-    Attributes:
-        count: of all observations, also those before the last minute.
-        sum_ns: their sum.
-        quantiles_ns: quantile → its value in the last minute; NaN without observations.
-    """
+    """All observations, and `quantiles_ns` of those of the last minute; NaN without any."""
 
     count: int
     sum_ns: int
@@ -62,8 +56,7 @@ class Summary:
 class SlidingSummary:
     """Quantiles of the last 48 to 60 s, each at most 1 % from a value of exactly that rank.
 
-    The caller locks. Memory grows with the logarithm of the spread of the values: 1 us to 100 s are
-    930 buckets.
+    The caller locks. Values from 1 us to 100 s have 930 buckets.
     """
 
     def __init__(self) -> None:
@@ -144,8 +137,6 @@ class FailureReason(Enum):
 
 @dataclass
 class Duration:
-    """The number of events and their total time."""
-
     count: int = 0
     ns: int = 0
 
@@ -156,7 +147,7 @@ class Duration:
 
 @dataclass
 class CopyCount:
-    """The number and size of tensors copied between host and device in one direction."""
+    """Tensors copied between host and device in one direction."""
 
     count: int = 0
     n_bytes: int = 0
@@ -298,7 +289,6 @@ class ModelStatistics:
             return self._latencies.quantile_ns(0.99) if enough else 0
 
     def counts(self) -> Counts:
-        """A copy of the numbers at this moment."""
         with self._lock:
             return deepcopy(self._counts)
 
@@ -308,7 +298,7 @@ class ModelStatistics:
             self._begin()
 
     def summaries(self) -> dict[str, Summary]:
-        """The summaries of `RequestSummaries` by name; none where they are not kept."""
+        """Those of `RequestSummaries` by name; none where they are not kept."""
         now_ns = time.monotonic_ns()
         with self._lock:
             kept = vars(self._summaries) if self._summaries is not None else {}
@@ -332,7 +322,6 @@ class ModelStatistics:
             counts.batches[batch_size].add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
-        """Count a request that got its last response."""
         with self._lock:
             counts = self._counts
             counts.add(phases)
@@ -366,7 +355,6 @@ class ModelStatistics:
             self._counts.failures[reason] += 1
 
     def copied(self, direction: CopyDirection, n_bytes: int) -> None:
-        """Count a tensor of `n_bytes` copied between host and device."""
         with self._lock:
             copies = self._counts.copies[direction]
             copies.count += 1
