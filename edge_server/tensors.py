@@ -163,7 +163,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def shape_fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
-    """Whether a concrete shape matches a specified one, where -1 matches any size."""
+    """Whether `shape` matches `spec`, where -1 is any size."""
     if len(shape) != len(spec):
         return False
     for got, want in zip(shape, spec, strict=True):  # noqa: SIM110 - every request comes by here
@@ -204,7 +204,6 @@ def as_floats(tensor: Tensor) -> NDArray[Any]:
 
 
 def zeros(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Zeros of any type; texts are empty."""
     if datatype is DataType.BYTES:
         return np.full(shape, b"", np.object_)
     return np.zeros(shape, datatype.numpy)

@@ -77,8 +77,8 @@ class WatchedScheduler(SchedulerWrapper):
     """Passes requests on to `scheduler` and counts their responses, until `end`.
 
     Until then responses are on the host, where they can be checked. A `mirror` gets the requests
-    whose response has a fault and a sample of the others. A non-finite response
-    counts only where the request, and with it its sequence, held finite numbers alone.
+    whose response has a fault and a sample of the others. A non-finite response counts only where
+    the request, and with it its sequence, held finite numbers alone.
 
     Args:
         window: how many requests `recent` covers.
@@ -110,18 +110,16 @@ class WatchedScheduler(SchedulerWrapper):
 
     @property
     def recent(self) -> Counter[Fault | None]:
-        """The last requests by fault; None is a good response."""
+        """The last requests by fault; None is none."""
         with self._lock:
             return Counter(self._last)
 
     @property
     def seen(self) -> Counter[Fault | None]:
-        """All requests so far by fault; after `end`, those of the whole canary."""
         with self._lock:
             return self._seen.copy()
 
     def end(self) -> None:
-        """Stop counting responses."""
         self._ended = True
         self._mirror = None
 
@@ -205,7 +203,6 @@ class _SpoiltSequences:
         self._ids: set[int | str] = set()
 
     def has(self, request: InferRequest) -> bool:
-        """Whether `request`, or an earlier one of its sequence, holds non-finite inputs."""
         place = request.sequence
         if place is None:
             return not all_finite(request)
@@ -237,7 +234,7 @@ class WatchedVersion(NamedTuple):
 
     @property
     def compared(self) -> Mirror | None:
-        """The mirror, while the mirror can compare."""
+        """The mirror, while it can compare."""
         return self.mirror if self.mirror is not None and self.mirror.comparable else None
 
     def fault(self) -> str:
@@ -346,7 +343,6 @@ def _beyond_chance(times: Sequence[tuple[int, int]]) -> int:
 
 
 def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:
-    """The shares of a model's requests with each fault."""
     scheduler = model.scheduler
     shares = dict.fromkeys(Fault, 0.0)
     if isinstance(scheduler, WatchedScheduler):
@@ -490,7 +486,6 @@ class CanaryMonitor:
             self._close()
 
     def begin(self, now: float) -> None:
-        """Start the canary's clock at `now` (`time.monotonic()`)."""
         self._began_s = now
         self._awake.look(now)
 
@@ -550,7 +545,7 @@ class CanaryMonitor:
         return self.look(time.monotonic())
 
     def _end(self) -> bool:
-        """End the canary; False where it had ended before."""
+        """False where the canary had ended before."""
         with self._lock:
             if self._over:
                 return False
@@ -566,7 +561,6 @@ class CanaryMonitor:
         self._on_over()
 
     def _slower(self) -> str:
-        """The version that is slower than its predecessor, as text; empty where none is."""
         found = ((each.model.version, each.slower()) for each in self.watched)
         return next((f"version {version} is {text}" for version, text in found if text), "")
 

@@ -28,8 +28,6 @@ MOST_WAITING = 4096
 
 
 class WatchedLine(Protocol):
-    """A queue that the watch searches."""
-
     def drop_dead(self) -> bool:
         """Refuse and remove the cancelled and overdue requests; True where others wait."""
         ...
@@ -53,12 +51,10 @@ class LineWatch:
         self._started = False
 
     def add(self, line: WatchedLine) -> None:
-        """Search `line`, too, from now on."""
         with self._lock:
             self._lines = (*self._lines, line)
 
     def remove(self, line: WatchedLine) -> None:
-        """Stop searching `line`."""
         with self._lock:
             self._lines = tuple(each for each in self._lines if each is not line)
 
@@ -122,9 +118,7 @@ LIMIT = 32
 class Task(Protocol):
     """A step of one request that has all its tensors."""
 
-    def run(self) -> None:
-        """Run the step, on this very thread."""
-        ...
+    def run(self) -> None: ...
 
     def run_later(self) -> None:
         """Run the step on a step thread, as a slot may be free; return at once."""

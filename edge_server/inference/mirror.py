@@ -57,8 +57,6 @@ _DEADLINE_S = 10.0
 
 
 class Fault(Enum):
-    """The possible faults of a response."""
-
     FAILED = "failed"
     NOT_FINITE = "not finite"
 
@@ -115,7 +113,6 @@ class ReplayTarget:
         return self._snapshot.others_used
 
     def not_ready_reason(self) -> str:
-        """Why the predecessor cannot respond at this moment; empty where it can."""
         return next((text for model in self._models if (text := model.not_ready_reason())), "")
 
     def response(self, request: InferRequest) -> InferResponse | EdgeServerError:
@@ -301,14 +298,13 @@ class Mirror:
             return sum(better), len(better)
 
     def worse_share(self, fault: Fault) -> float:
-        """The share of samples in which the predecessor has the fault and the new version none."""
+        """The share of samples in which only the predecessor has the fault."""
         with self._lock:
             count = max(len(self._samples), _LEAST_FOR_SHARE)
             return sum(sample.fault is fault for sample in self._samples) / count
 
     @property
     def sampled(self) -> int:
-        """The number of samples replayed, of the last ones."""
         return len(self._samples)
 
     def times(self) -> list[tuple[int, int]]:
@@ -365,7 +361,6 @@ class Mirror:
         return self._timed_request[1]
 
     def _put(self, request: InferRequest, fault: Fault | None, work_ns: int) -> None:
-        """Queue `request`, where the queue has room and comparing has not ended."""
         n_bytes = sum(map(size_bytes, request.inputs.values()))
         with self._lock:
             full = fault is not None and len(self._waiting) >= _MOST_WAITING
@@ -407,7 +402,7 @@ class Mirror:
 
 
 class _Replay(NamedTuple):
-    """A queued request; without `fault` a sample."""
+    """Without `fault` a sample."""
 
     request: InferRequest
     fault: Fault | None

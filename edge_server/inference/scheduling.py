@@ -52,8 +52,7 @@ _BUILDING_TIMEOUT_S = 600.0
 def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
     """Wrap `model` so that each new instance runs the configuration's samples first.
 
-    Raises:
-        ModelConfigError: see `read_samples`.
+    Raises: as `read_samples`.
     """
     samples = read_samples(config, directory / WARMUP_DIRECTORY)
     return _WarmingModel(config, model, samples) if samples else model
@@ -81,10 +80,10 @@ def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mappin
 
 
 class _WarmingModel:
-    """A `Model` whose instances have run the samples; no statistics count these runs.
+    """A `Model` whose instances have run the samples, which no statistics count.
 
-    Instances are made before they serve, so their samples run in an empty snapshot; a Python model
-    finds the models that serve already. A run that hangs is ended where the backend can do that.
+    The samples run in an empty snapshot; a Python model finds the models that serve already. A run
+    that hangs is ended where the backend can do that.
     """
 
     def __init__(
@@ -263,7 +262,6 @@ class Scheduling:
         self._watch.close()
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
-        """Make a loaded model of an ensemble whose graph has been resolved."""
         statistics = self._statistics(config)
         ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
         scheduler = self._cached(config, ensemble, statistics)

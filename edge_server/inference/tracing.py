@@ -56,7 +56,6 @@ class Sampler:
 
     @property
     def rule_now(self) -> TraceRule:
-        """The rule, with its remaining count."""
         return replace(self.rule, count=self._left)
 
     def take(self) -> bool:
@@ -95,16 +94,14 @@ class TracedRequest:
         self._over = False
 
     def __len__(self) -> int:
-        """The number of traces."""
         return len(self._traces)
 
     @property
     def traces(self) -> Sequence[ModelTrace]:
-        """In the order in which they began."""
         return self._traces
 
     def trace(self, model_name: str, request_id: str, parent_id: int = 0) -> ModelTrace | None:
-        """Make the trace of one nested request; None above the limit."""
+        """The trace of one nested request; None above the limit."""
         self._made += 1
         if self._made > _MOST_TRACES:
             return None
@@ -205,7 +202,7 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """The settings given for all models, or for one, and the resulting sampler."""
+    """The settings given for all models, or for one."""
 
     given: Mapping[str, Any]
     sampler: Sampler
