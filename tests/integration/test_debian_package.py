@@ -289,6 +289,11 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
     container, unit = machine.container, machine.unit
     if container.run("test", "-x", MOSQUITTO).returncode:
         pytest.skip("mosquitto is missing: apt install mosquitto")
+    later = revised(built, 2, tmp_path)
+    repository.publish(built, later)
+    machine.apt("update")
+    # Another test may have installed a later one.
+    machine.apt("install", "--allow-downgrades", f"edge-server={version_of(built)}")
     container.do("systemd-run", "--quiet", "--unit=broker", MOSQUITTO, "-p", "1883")
     container.write(CONFIG, ROAD)
     container.write("/root/watch_lanes.py", WATCH_LANES)
@@ -301,9 +306,7 @@ def test_an_upgrade_while_lanes_are_published_keeps_the_settings(
 
     wait_until(lambda: container.run("test", "-s", "/root/lanes").returncode == 0)
     before = unit["MainPID"]
-    repository.publish(built, revised(built, 2, tmp_path))
-    machine.apt("update")
-    machine.apt("install", "edge-server")
+    machine.apt("install", f"edge-server={version_of(later)}")
     assert unit.restarted(before)
     assert "-2~" in container.do("dpkg-query", "-W", "edge-server")
     assert container.do("cat", CONFIG) == ROAD.strip()
