@@ -18,7 +18,7 @@ from edge_server.board.kernel_files import read_number, read_text
 from edge_server.board.resources import control_groups, read_memory
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
-from edge_server.inference.warm_up import RUN_TIMEOUT_S
+from edge_server.inference.scheduling import RUN_TIMEOUT_S
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback
     from edge_server.backends.server_context import ServerContext
+    from edge_server.inference.registry import LoadedModel
     from edge_server.inference.scheduling import Scheduling
-    from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig

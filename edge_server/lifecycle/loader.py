@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
+from edge_server.inference.registry import ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
     from edge_server.gpu.devices import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.fit import InterfaceRule
     from edge_server.lifecycle.model_spec import Override

@@ -15,7 +15,7 @@ from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import Stream
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor
 

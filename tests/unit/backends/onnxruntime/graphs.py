@@ -13,7 +13,7 @@ from edge_server.backends import onnxruntime
 from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.gpu.devices import Devices
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -29,7 +29,7 @@ from edge_server.backends.python.session import ChildSession
 from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

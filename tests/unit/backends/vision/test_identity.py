@@ -14,7 +14,7 @@ from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.devices import Devices
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest

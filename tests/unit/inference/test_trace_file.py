@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.inference.tracing.traced_request import Sampler, TraceRule
+from edge_server.inference.trace_file import TraceFile
+from edge_server.inference.tracing import Sampler, TraceRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

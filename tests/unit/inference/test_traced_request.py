@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.inference.tracing.traced_request import (
+from edge_server.inference.tracing import (
     ModelTrace,
     Sampler,
     TracedRequest,

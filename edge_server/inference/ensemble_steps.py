@@ -1,23 +1,36 @@
-"""The data flow of an ensemble: the plan for one set of outputs, computed once, and the tensors of
-each request that follows it."""
+"""The steps of an ensemble: the plan for a set of outputs, the tensors of each request that follows
+it, and the requests to its steps.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from edge_server.backends.contract import Phases, all_on_host
+from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.inference.execution import batch_size_of, in_rank, in_shape
+from edge_server.inference.statistics import FailureReason
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from edge_server.backends.contract import Tensors
+    from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import EnsembleStep, ModelConfig
-    from edge_server.requests import StepTiming
+    from edge_server.requests import Parameters, ResponseCallback, StepTiming
     from edge_server.tensors import Tensor
 
     Timings = tuple[StepTiming, ...]
     # An ensemble's tensors by name; None is one that its model has left out.
     Made = Mapping[str, Tensor | None]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,18 +38,14 @@ class PlannedStep:
     """A step that has to run.
 
     Attributes:
-        index: its position in the configuration.
-        place: its position in the plan.
+        index, place: its position in the configuration, and in the plan.
         level: number of decoupled steps before it: the step runs once for each response of the
             last of them.
-        version: as requests spell it.
         inputs: pairs of the model's input and the ensemble's tensor.
-        outputs: the same for the outputs that a step or the response reads.
-        wanted: the model's names of `outputs`.
-        reads: the tensors that the step waits for; an input of the ensemble is not waited for.
-        decoupled: each of its responses starts a level of its own.
+        outputs: the same for the outputs that a step or the response reads; `wanted` are the
+            model's names of them.
+        reads: the tensors that the step waits for: the ensemble's inputs are there.
         hands_on: another step reads an output; otherwise only the response does.
-        full_shapes: see `EnsembleStep`.
     """
 
     index: int
@@ -55,10 +64,9 @@ class PlannedStep:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps that a set of outputs needs.
+    """The steps that a set of outputs needs, each after those that write its inputs.
 
     Attributes:
-        steps: each after the steps that write its inputs.
         level: of the response: 0 where there is one, else one response is sent for each response
             of the last decoupled step.
         reads: the tensors that the response waits for.
@@ -72,7 +80,7 @@ class Plan:
 
 
 def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
-    """The plan for `outputs` of an ensemble whose graph has been resolved."""
+    """The plan for `outputs` of an ensemble whose graph was resolved."""
     given = frozenset(spec.name for spec in config.inputs)
     levels = dict.fromkeys(given, 0)
     needed = _needed(config, outputs)
@@ -179,7 +187,6 @@ class DataFlow:
         self._parts: list[DataSet] = []
 
     def first(self) -> list[Ready]:
-        """The steps that wait for nothing; to be called once."""
         return list(self._begin(self._root))
 
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
@@ -257,3 +264,148 @@ class DataFlow:
 
     def _drop_first(self, data: DataSet) -> None:
         self._parts.remove(data.parts.popleft())
+
+
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+
+
+def _sequence_parameters(place: SequencePlace) -> Parameters:
+    return dict(zip(_SEQUENCE_PARAMETERS, (place.id, place.start, place.end), strict=True))
+
+
+_NO_SEQUENCE = _sequence_parameters(SequencePlace(0))
+
+
+class EnsembleCall:
+    """One checked request to an ensemble for the outputs `names`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: str,
+        statistics: ModelStatistics,
+        request: InferRequest,
+        names: Sequence[str],
+    ) -> None:
+        self.request = request
+        self._config = config
+        self._version = version
+        self._statistics = statistics
+        self._names = names
+        self._batch_size = batch_size_of(config, request)
+        self._began_ns = self._last_ns = time.monotonic_ns()
+        self._responses = 0
+
+    def inputs(self) -> dict[str, Tensor]:
+        shapes = self._config.reshapes
+        return {
+            name: in_shape(tensor, shapes.get(name), self._batch_size)
+            for name, tensor in self.request.inputs.items()
+        }
+
+    def check_alive(self, step: PlannedStep) -> None:
+        """Raises: Cancelled, DeadlineExceeded: `step` need not begin, as the caller has gone."""
+        request = self.request
+        if request.cancelled:
+            raise Cancelled("")
+        if request.deadline is not None and time.monotonic() >= request.deadline:
+            raise DeadlineExceeded(
+                f"the request's deadline passed before model '{step.model_name}' of ensemble "
+                f"'{self._config.name}' began"
+            )
+
+    def step_request(self, step: PlannedStep, inputs: Mapping[str, Tensor]) -> InferRequest:
+        request = self.request
+        if shapes := step.full_shapes:
+            inputs = {
+                name: in_rank(tensor, shapes[name]) if name in shapes else tensor
+                for name, tensor in inputs.items()
+            }
+        return InferRequest(
+            step.model_name,
+            inputs,
+            step.version,
+            step.wanted,
+            request.id,
+            request.deadline,
+            request.urgent,
+            request.priority,
+            request.timeout_us,
+            request.sequence,
+            request.parameters,
+            request.cancellation,
+            None if request.trace is None else request.trace.child(step.model_name, request.id),
+            # The model itself copies outputs that only the response reads: it may have a faster
+            # way to the host.
+            on_device=request.on_device or step.hands_on,
+            replayed=request.replayed,
+        )
+
+    def step_failure(self, step: PlannedStep, error: Exception) -> InternalError:
+        log.error(
+            "ensemble %s: model %s raised", self._config.name, step.model_name, exc_info=error
+        )
+        return InternalError(f"model '{step.model_name}' failed: {error!r}")
+
+    def step_outputs(self, step: PlannedStep, response: InferResponse) -> Made:
+        """The outputs of `step` by the ensemble's names; None is one that the model has left
+        out: the steps behind it run without that input, which they may declare optional, and
+        the ensemble's response comes without that output."""
+        made = response.outputs
+        return {tensor: made.get(name) for name, tensor in step.outputs}
+
+    def deadlock(self) -> InternalError:
+        """The error of a step that ended without a response (Triton's text)."""
+        return InternalError(
+            f"in ensemble '{self._config.name}', {self.request.log_prefix}unexpected deadlock, "
+            "at least one output is not set while no more ensemble steps can be made"
+        )
+
+    def response(self, tensors: Made, timings: tuple[StepTiming, ...]) -> InferResponse:
+        """The response whose outputs are among `tensors`; its parameters are the place in the
+        sequence, which Triton's ensembles always return.
+
+        Raises:
+            EdgeServerError: the device that holds an output failed, or the output does not fit its
+                required shape.
+        """
+        config = self._config
+        outputs: Tensors = {
+            name: tensor for name in self._names if (tensor := tensors.get(name)) is not None
+        }
+        if not self.request.on_device:
+            outputs = all_on_host(outputs, self._statistics.copied)
+        if config.reshapes:
+            shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
+            outputs = {
+                name: in_shape(tensor, shapes.get(name), self._batch_size)
+                for name, tensor in outputs.items()
+            }
+        if config.mixes_batching:
+            full = {spec.name: config.full_shape(spec) for spec in config.outputs}
+            outputs = {name: in_rank(tensor, full[name]) for name, tensor in outputs.items()}
+        place = self.request.sequence
+        parameters = _NO_SEQUENCE if place is None else _sequence_parameters(place)
+        return InferResponse(
+            config.name, self._version, self.request.id, outputs, timings, parameters
+        )
+
+    def count(self, response: ResponseCallback, *, final: bool) -> None:
+        now_ns = time.monotonic_ns()
+        failed = isinstance(response, EdgeServerError)
+        if self._config.decoupled:
+            self._statistics.responded(
+                self._responses, now_ns - self._last_ns, empty=response is None, failed=failed
+            )
+            if self._responses == 0:
+                self._statistics.first_responded(now_ns - self._began_ns)
+            self._responses += 1
+            self._last_ns = now_ns
+        if self.request.replayed:
+            return
+        if failed:
+            self._statistics.failed(FailureReason.OTHER, now_ns - self._began_ns)
+        elif final:
+            phases = Phases(0, now_ns - self._began_ns, 0)
+            self._statistics.executed(max(1, self._batch_size), phases)
+            self._statistics.succeeded(phases.infer, 0, phases)

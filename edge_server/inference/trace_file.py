@@ -19,7 +19,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.inference.tracing.traced_request import Sampler, TracedRequest
+    from edge_server.inference.tracing import Sampler, TracedRequest
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,6 @@ class TraceFile:
         return not self.full
 
     def _check_writable(self) -> None:
-        """Raises: OSError: `path` is not writable."""
         was_there = os.path.lexists(self.path)
         with _opened(self.path):
             if not was_there:
@@ -108,7 +107,6 @@ class TraceFile:
                 self.path.unlink()
 
     def _find(self) -> dict[Path, int]:
-        """The files of earlier runs and their sizes."""
         name = self.path.name
         found = {}
         with os.scandir(self.path.parent) as entries:
@@ -183,7 +181,6 @@ def _write_all(descriptor: int, data: bytes, at: int) -> None:
 
 
 def _on_disk(size: int) -> int:
-    """Bytes in whole blocks."""
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
@@ -215,7 +212,6 @@ class TraceWriter:
 
     @property
     def dropped(self) -> int:
-        """The number of requests dropped, because the queue or the files were full."""
         return self._dropped
 
     def start(self) -> None:
@@ -246,7 +242,6 @@ class TraceWriter:
             self._news.notify()
 
     def _tick(self, _now: float) -> None:
-        """Write queued traces, or wait a bounded time for some."""
         with self._news:
             if self._news.wait_for(lambda: self._waiting or self._closed, _LOOK_S):
                 self._news.wait_for(lambda: self._closed, _GATHER_S)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.tracing.traced_request import Sampler, TraceRule
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference.tracing import Sampler, Tracer, TraceRule
 
 ON = TraceRule(timestamps=True, rate=1)
 

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import SettingsError
-from edge_server.inference.tracing import otlp
-from edge_server.inference.tracing.otlp import MOST_WAITING, SpanSender, parent_of
-from edge_server.inference.tracing.spans import FrameTrace, RequestSpans, Span, SpanContext
-from edge_server.inference.tracing.traced_request import TracedRequest
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference import otlp
+from edge_server.inference.otlp import (
+    MOST_WAITING,
+    FrameTrace,
+    RequestSpans,
+    Span,
+    SpanContext,
+    SpanSender,
+    parent_of,
+)
+from edge_server.inference.tracing import TracedRequest, Tracer
 from edge_server.settings import TracingSection
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.inference.tracing import trace_file
-from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
-from edge_server.inference.tracing.traced_request import Sampler, TraceRule
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference import trace_file
+from edge_server.inference.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing import Sampler, Tracer, TraceRule
 
 if TYPE_CHECKING:
     from pathlib import Path
