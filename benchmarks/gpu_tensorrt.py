@@ -36,7 +36,7 @@ from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelRegistry
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.gpu.device_array import CudaArray
+    from edge_server.gpu.memory import CudaArray
 
 RTX_AS_TENSORRT = Path(__file__).parent.parent / "tests" / "rtx_as_tensorrt"
 CHAIN = "lane_detection"

@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    NotFound,
+    Unavailable,
+)
+from edge_server.model_config.interface import ALLOW_INTERFACE_CHANGE
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
+from edge_server.settings.mistakes import value_mistake
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.server_context import ModelResolver, ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
+    from edge_server.requests import InferRequest, Respond
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
@@ -356,3 +364,137 @@ class TensorModel:
 
     def close(self) -> None:
         """Do nothing: the model owns no resources."""
+
+
+class ModelResolver(Protocol):
+    """The other loaded models, as one request may use them."""
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Submit a request to another model; `respond` is called before or after this returns.
+
+        Raises:
+            EdgeServerError: the request is refused; `respond` is not called.
+        """
+        ...
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Return whether that version of the model is ready.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        ...
+
+
+class ServerContext(Protocol):
+    """The other models, including those that a request does not pin, and the means to load them."""
+
+    @property
+    def models(self) -> ModelResolver:
+        """The models as they are at the moment of each call."""
+        ...
+
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> None:
+        """Load or reload model `name`; return when the load is complete.
+
+        Args:
+            name: the model to load.
+            config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
+            files: `file:<version>/<name>` → content, instead of the model's directory.
+            within: the calling model, which may itself be loading.
+
+        Raises:
+            EdgeServerError: the load failed; the text is Triton's where Triton has one.
+        """
+        ...
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Stop new requests to model `name`; return at once.
+
+        Args:
+            name: the model to unload.
+            unload_dependents: also unload the models that `name` depends on.
+
+        Raises:
+            EdgeServerError: the control mode does not allow unloading.
+        """
+        ...
+
+
+class Alone:
+    """A ServerContext with no other models, in which no model can be loaded."""
+
+    @property
+    def models(self) -> Alone:
+        return self
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        del respond
+        raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+
+    def model_ready(self, name: str, version: str) -> bool:
+        del name, version
+        return False
+
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> None:
+        del config, files, within
+        raise Unavailable(f"model '{name}': there is no server here that could load it")
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        del unload_dependents
+        raise Unavailable(f"model '{name}': there is no server here that could unload it")
+
+
+STANDALONE = Alone()
+
+# Valid for every model, whatever its backend: the limit on the median latency of the model's golden
+# requests; a slower version is not published.
+GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
+
+OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
+
+
+class BackendParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The names, types and defaults of a backend's parameters."""
+
+
+P = TypeVar("P", bound=BackendParameters)
+
+
+def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendParameters]) -> None:
+    """Check the configuration's parameters against `kind`, so that `read_parameters` succeeds.
+
+    Raises:
+        ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
+            the file.
+    """
+    try:
+        read_parameters(config, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_encode_fields__) or "none"
+        mistake = value_mistake(str(error), config.parameters)
+        raise ModelConfigError(
+            f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
+        ) from error
+
+
+def ours(config: ModelConfig, kind: type[BackendParameters]) -> ModelConfig:
+    """Return the configuration without the parameters of others, which `kind` does not know: other
+    backends, the plan builder, clients."""
+    known = kind.__struct_encode_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
+
+
+def read_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
+    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
+    return msgspec.convert(own, kind, strict=False)
+
+
+def own_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """Return the parameters that `kind` knows; all others belong to somebody else."""
+    return read_parameters(ours(config, kind), kind)

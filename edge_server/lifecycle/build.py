@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import LoadContext, interrupt, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no_progress
 from edge_server.errors import EdgeServerError, ModelLoadError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.warm_up import RUN_TIMEOUT_S
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
@@ -26,8 +25,7 @@ from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.scheduling import Scheduling
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics

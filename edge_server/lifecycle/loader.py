@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ServerContext
     from edge_server.errors import EdgeServerError
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.parameters import GOLDEN_MAX_LATENCY_MS
+from edge_server.backends.contract import GOLDEN_MAX_LATENCY_MS
 from edge_server.errors import (
     EdgeServerError,
     InternalError,

@@ -21,16 +21,15 @@ import pytest
 
 from edge_server import errors
 from edge_server.backends.tensorrt.plan_build import process
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes, Range
 from edge_server.backends.tensorrt.plan_build.cache import build_lock, timing_path
-from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.plan_build.layers import Placed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, Progressed, Step, TrtMessage
+from edge_server.backends.tensorrt.plan_build.side_car import Placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.process import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
@@ -431,7 +430,7 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         [
             *(sys.executable, "-c"),
             "import sys\n"
-            "from edge_server.backends.tensorrt.plan_build.events import BuildJob\n"
+            "from edge_server.backends.tensorrt.plan_build.process import BuildJob\n"
             "from edge_server.backends.tensorrt.plan_build.process import build\n"
             "from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions\n"
             f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, BuildOptions(max_batch_size=1, "

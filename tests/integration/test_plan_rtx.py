@@ -26,16 +26,16 @@ from edge_server.backends.tensorrt.plan_build import process
 from edge_server.backends.tensorrt.plan_build.build_options import (
     BuildOptions,
     GivenShapes,
+    Range,
     build_options_of,
 )
-from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, Progressed
 from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, sha256_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.process import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -126,7 +126,7 @@ CHECKED_AS_10 = """
 import sys
 from pathlib import Path
 import tensorrt as trt
-from edge_server.backends.tensorrt.plan_build.precision import check_types
+from edge_server.backends.tensorrt.plan_build.builder import check_types
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
 onnx = Path(sys.argv[1])
 builder = trt.Builder(logger := trt.Logger())

@@ -17,7 +17,7 @@ from support.tensorrt_api import real_bindings
 from edge_server import errors
 from edge_server.backends.tensorrt.plan_build import process
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.events import BuildJob
+from edge_server.backends.tensorrt.plan_build.process import BuildJob
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"

@@ -32,18 +32,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.child import sandbox
-from edge_server.backends.python.context import (
+from edge_server.backends.python.messages import ChannelClosed
+from edge_server.backends.python.model import (
     USERS_PROGRAM,
     ModelContext,
     ModelProgram,
+    PythonModel,
     PythonParameters,
     start_message,
 )
-from edge_server.backends.python.model import PythonModel
-from edge_server.backends.python.model_log import ModelLog
-from edge_server.backends.python.process import ChildProcess
+from edge_server.backends.python.process import ChildProcess, ModelLog
 from edge_server.errors import InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig

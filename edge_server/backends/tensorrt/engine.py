@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.options import no_such_core
-from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.build_options import Range
 from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
     PlanTensor,
@@ -19,9 +18,9 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     device_facts,
     version_of,
 )
-from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.backends.tensorrt.plan_config import PlanIO, no_such_core
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.gpu.libcuda import BareGpu
 from edge_server.model_config.files import reading
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
 from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, make_plan
-from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.plan_build.process import build
+from edge_server.backends.tensorrt.plan_build.process import Progressed, Step, TrtMessage, build
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
 from edge_server.process.disk import state_directory
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.plan_build.events import (
+    from edge_server.backends.tensorrt.plan_build.process import (
         BuildEvent,
         BuildJob,
         OnEvent,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build import layers as engine_layers
 from edge_server.backends.tensorrt.plan_build.process import probe_device, read_layers
 from edge_server.backends.tensorrt.plan_build.side_car import (
     cautions,
     encode,
+    io_names,
+    layer_table,
     plan_faults,
     read_side_car,
     side_car_path,
@@ -107,5 +108,5 @@ def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
         raise Unavailable(f"the layers are read by TensorRT, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
     information = read_layers(target.plan, side_car.dla_core)
-    yield f"tensors    {', '.join(engine_layers.io_names(information))}"
-    yield from engine_layers.table(information)
+    yield f"tensors    {', '.join(io_names(information))}"
+    yield from layer_table(information)

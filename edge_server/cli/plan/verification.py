@@ -19,7 +19,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import plan_faults, read_
 from edge_server.board.installation import remedy
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.golden import golden_pairs, not_finite

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import edge_server
 from edge_server.backends.python.child import seccomp
-from edge_server.backends.python.child.system_calls import system_call
+from edge_server.backends.python.child.seccomp import system_call
 from edge_server.backends.python.messages import SandboxRules
 
 if TYPE_CHECKING:

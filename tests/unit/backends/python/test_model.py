@@ -16,18 +16,17 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.contract import STANDALONE, ExecuteRequest
 from edge_server.backends.python import model
-from edge_server.backends.python.channel import Channel
-from edge_server.backends.python.context import ModelContext, PythonParameters
-from edge_server.backends.python.messages import FromChild
+from edge_server.backends.python.messages import Channel, FromChild
 from edge_server.backends.python.model import (
     InstanceArbiter,
+    ModelContext,
     PythonInstance,
+    PythonParameters,
 )
 from edge_server.backends.python.session import ChildSession
 from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
-from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build import failed
+from edge_server.backends.tensorrt.plan_build import cache as cache_module
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
 from edge_server.backends.tensorrt.plan_build.cache import (
     PlanCache,
@@ -19,7 +19,7 @@ from edge_server.backends.tensorrt.plan_build.cache import (
     ensure_plan,
     make_plan,
 )
-from edge_server.backends.tensorrt.plan_build.events import (
+from edge_server.backends.tensorrt.plan_build.process import (
     BuildEvent,
     BuildJob,
     PlanBuilt,
@@ -344,9 +344,9 @@ def test_a_build_that_failed_for_what_may_pass_is_repeated_later(
 ) -> None:
     failing.fails = False
     if later == "time":
-        monkeypatch.setattr(failed, "RETRY_S", 0.0)
+        monkeypatch.setattr(cache_module, "RETRY_S", 0.0)
     elif later == "boot":
-        monkeypatch.setattr(failed, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(cache_module, "boot_id", lambda: "another boot")
     else:
         (note,) = cache.place(onnx, OPTIONS, ORIN).parent.glob("*.json")
         note.write_bytes(b"{")
@@ -360,7 +360,7 @@ def test_an_onnx_file_that_tensorrt_refused_is_refused_until_it_changes(
     build.on_build = refuse = _raiser(ModelConfigError("cannot read it"))
     with pytest.raises(ModelConfigError):
         ensure(onnx, cache, build)
-    monkeypatch.setattr(failed, "RETRY_S", 0.0)
+    monkeypatch.setattr(cache_module, "RETRY_S", 0.0)
     with pytest.raises(ModelConfigError, match="failed: cannot read it\nit is built again when"):
         ensure(onnx, cache, build)
     assert (len(build.jobs), build.on_build) == (1, refuse)

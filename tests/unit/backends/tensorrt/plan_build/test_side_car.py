@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.layers import Placed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.build_options import Range
 from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
+    Placed,
     PlanTensor,
     SideCar,
     cautions,

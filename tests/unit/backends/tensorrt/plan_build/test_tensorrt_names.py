@@ -40,7 +40,7 @@ def test_the_builder_is_walked_as_a_whole() -> None:
 
 PLANTED = {
     "an enum's member that 11 has dropped, its guard taken away": (
-        "precision.py",
+        "builder.py",
         'if not typed and hasattr(trt.BuilderFlag, "FP16"):',
         "if not typed:",
         "trt.BuilderFlag.FP16 is not in TensorRT 11.4",
@@ -64,13 +64,13 @@ PLANTED = {
         "trt.IProgressMonitor is not in TensorRT 8.6",
     ),
     "the calibrator's place, its guard taken away": (
-        "precision.py",
+        "builder.py",
         'if calibrator is not None and hasattr(config, "int8_calibrator"):',
         "if calibrator is not None:",
         "trt.IBuilderConfig.int8_calibrator is not in TensorRT 11.4",
     ),
     "a misspelt guard, which would hide what it guards for ever": (
-        "precision.py",
+        "builder.py",
         'hasattr(trt.BuilderFlag, "FP16")',
         'hasattr(trt.BuilderFlag, "FP61")',
         "'FP61'): the name itself is not in TensorRT",
