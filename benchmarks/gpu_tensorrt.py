@@ -28,10 +28,9 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
-from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import make_plan
-from edge_server.backends.tensorrt.plan_build.process import build
-from edge_server.backends.tensorrt.plan_build.side_car import version_of
+from edge_server.backends.tensorrt.plan_cache import make_plan
+from edge_server.backends.tensorrt.plan_options import build_options_of, version_of
+from edge_server.backends.tensorrt.plan_process import build
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES

@@ -30,13 +30,13 @@ import onnxruntime as ort
 from edge_server.backends.contract import (
     OF_EVERY_MODEL,
     BackendParameters,
+    RaggedInstance,
     TensorInstance,
     Tensors,
     check_parameters,
     ours,
     own_parameters,
 )
-from edge_server.backends.ragged import RaggedInstance
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
 from edge_server.model_config.config import ON_CPU

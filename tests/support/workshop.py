@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     SideCar,
     encode,
     sha256_of,

@@ -19,16 +19,12 @@ import msgspec
 from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, check_parameters, ours
 from edge_server.backends.frameworks.runner import FileSignature
 from edge_server.backends.python.backend import (
+    PythonModel,
     checked_parameters,
     run_for_completion,
     warn_of_sandbox,
 )
-from edge_server.backends.python.model import (
-    ModelContext,
-    ModelProgram,
-    PythonModel,
-    PythonParameters,
-)
+from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
 from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.agreement import Signature, complete_from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import edge_server
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child import seccomp
+from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import CHUNK_BYTES, Channel, ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
 from edge_server.process.disk import make_locked_directory, orphans
@@ -28,6 +27,62 @@ from edge_server.process.threads import LOOK_S, require_wanted, start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from edge_server.backends.python.context import ModelLog
+
+_PREFIX = "edge-server-model-"
+# The time limit of a removal: a model can leave more files than a stopping daemon has time to
+# remove.
+_REMOVE_S = 2.0
+_REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+
+
+class Scratch:
+    """A directory for one process, empty at first, removed when closed.
+
+    Making a new directory also removes the directories that a crashed daemon has left.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        for orphan, held in orphans(parent, _PREFIX):
+            _remove(str(orphan), held)
+        made, self._held = make_locked_directory(parent, _PREFIX)
+        self.path = str(made)
+
+    def close(self) -> None:
+        _remove(self.path, self._held)
+        os.close(self._held)
+
+
+def _remove(path: str, held: int) -> None:
+    """Remove the tree, in a child program that continues where the removal takes longer than
+    `_REMOVE_S`.
+
+    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
+    directories that are not readable.
+    """
+    removing = start_future("remove", lambda: _run_remover(path, held))
+    if removing is not None:
+        wait([removing], _REMOVE_S)
+
+
+def _run_remover(path: str, held: int) -> None:
+    with suppress(OSError):
+        subprocess.run(  # noqa: S603 - a fixed program
+            ["/bin/sh", "-c", _REMOVE, "sh", path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # The program inherits the lock, so the directory is no orphan until the program has
+            # ended.
+            pass_fds=(held,),
+            check=False,
+        )
+
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
@@ -182,7 +237,7 @@ class ChildProcess:
             if self._printed in ready:
                 self._read_printed()
             if self._listener in ready:
-                seccomp.decide(self._listener, self._popen.pid)
+                sandbox.decide(self._listener, self._popen.pid)
             # The end of the process counts, not only that of the socket, which a forked process may
             # hold open.
             if self._connection.fileno() in ready:
@@ -282,135 +337,3 @@ class ChildProcess:
 def _owned(fd: int, stack: ExitStack) -> int:
     stack.callback(os.close, fd)
     return fd
-
-
-_PREFIX = "edge-server-model-"
-# The time limit of a removal: a model can leave more files than a stopping daemon has time to
-# remove.
-_REMOVE_S = 2.0
-_REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
-
-
-class Scratch:
-    """A directory for one process, empty at first, removed when closed.
-
-    Making a new directory also removes the directories that a crashed daemon has left.
-
-    Raises:
-        OSError: the directory cannot be made.
-    """
-
-    def __init__(self) -> None:
-        parent = Path(tempfile.gettempdir())
-        for orphan, held in orphans(parent, _PREFIX):
-            _remove(str(orphan), held)
-        made, self._held = make_locked_directory(parent, _PREFIX)
-        self.path = str(made)
-
-    def close(self) -> None:
-        _remove(self.path, self._held)
-        os.close(self._held)
-
-
-def _remove(path: str, held: int) -> None:
-    """Remove the tree, in a child program that continues where the removal takes longer than
-    `_REMOVE_S`.
-
-    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
-    directories that are not readable.
-    """
-    removing = start_future("remove", lambda: _run_remover(path, held))
-    if removing is not None:
-        wait([removing], _REMOVE_S)
-
-
-def _run_remover(path: str, held: int) -> None:
-    with suppress(OSError):
-        subprocess.run(  # noqa: S603 - a fixed program
-            ["/bin/sh", "-c", _REMOVE, "sh", path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # The program inherits the lock, so the directory is no orphan until the program has
-            # ended.
-            pass_fds=(held,),
-            check=False,
-        )
-
-
-log = logging.getLogger(__name__)
-
-# The rate limit protects the journal, or the disk; a model that writes more than this is faulty.
-PER_SECOND_BYTES = 8 << 10
-AT_ONCE_BYTES = 256 << 10
-LONGEST_LINE_BYTES = 8 << 10
-# The minimum cost of a line, for the time, level and name that the log adds.
-SHORTEST_LINE_BYTES = 64
-
-
-class ModelLog:
-    """Logs a model's lines, at most 8 KiB a second, 256 KiB in a burst. Thread-safe.
-
-    Args:
-        model: the model's name.
-        clock: returns seconds.
-    """
-
-    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._model = model
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._left_bytes = float(AT_ONCE_BYTES)
-        self._at = clock()
-        self._dropped = 0
-        self._begun = b""
-
-    def line(self, level: int, text: str) -> bool:
-        """Log a text of the model's logger, of one line or more; return False where the text is
-        dropped."""
-        short = text[:LONGEST_LINE_BYTES]
-        with self._lock:
-            taken, dropped = self._take(max(len(short), SHORTEST_LINE_BYTES))
-        if dropped:
-            log.warning(
-                "model %s: %d lines of its log were dropped: it writes more than %d bytes a second",
-                self._model,
-                dropped,
-                PER_SECOND_BYTES,
-            )
-        if taken:
-            log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
-        return taken
-
-    def printed(self, data: bytes) -> None:
-        """Log the complete lines in `data` from the model's standard output or error."""
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        for index, line in enumerate(lines):
-            if not self.line(logging.INFO, line.decode(errors="backslashreplace")):
-                # Parsing each line of a flood would delay the daemon's other threads.
-                with self._lock:
-                    self._dropped += len(lines) - index - 1
-                break
-        if len(self._begun) > LONGEST_LINE_BYTES:
-            self.end()
-
-    def end(self) -> None:
-        """Log an incomplete last line."""
-        begun, self._begun = self._begun, b""
-        if begun:
-            self.line(logging.INFO, begun.decode(errors="backslashreplace"))
-
-    def _take(self, n_bytes: int) -> tuple[bool, int]:
-        """Return whether `n_bytes` fit the limit, and how many lines before were dropped."""
-        now = self._clock()
-        regained = (now - self._at) * PER_SECOND_BYTES
-        self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
-        self._at = now
-        # After a drop, lines resume a second's worth at a time, each time with a warning.
-        need_bytes = max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes
-        if need_bytes > self._left_bytes:
-            self._dropped += 1
-            return False, 0
-        self._left_bytes -= n_bytes
-        dropped, self._dropped = self._dropped, 0
-        return True, dropped

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import ExecuteRequest
+    from edge_server.backends.python.context import ModelContext
     from edge_server.backends.python.in_flight import ExecuteBatch
-    from edge_server.backends.python.model import ModelContext
     from edge_server.backends.python.process import ChildProcess
 
 log = logging.getLogger(__name__)

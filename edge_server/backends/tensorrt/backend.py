@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.backends.contract import check_parameters, ours, own_parameters
-from edge_server.backends.tensorrt.plan_build.side_car import read_side_car
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,
@@ -31,8 +30,9 @@ from edge_server.backends.tensorrt.plan_config import (
     on_gpu_alone,
     plan_name,
 )
+from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
-from edge_server.gpu.libcuda import BareGpu
+from edge_server.gpu.device import BareGpu
 from edge_server.model_config.files import require_path
 from edge_server.process.run_in_child import ChildFailed, run_in_child
 

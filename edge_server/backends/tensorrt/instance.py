@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.io_buffers import IoBuffers
-    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
+    from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.memory import CudaArray
     from edge_server.gpu.stream import Graph
     from edge_server.model_config.config import ModelConfig

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.backends.tensorrt.engine import Engine
-    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
+    from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.device import Device
     from edge_server.gpu.stream import PriorityStream, Stream
 

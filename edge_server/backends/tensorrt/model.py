@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.engine import Engine, facts_of
 from edge_server.backends.tensorrt.instance import PlanInstance, graph_shapes
-from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import (
+from edge_server.backends.tensorrt.plan_cache import (
     PlanCache,
     build_lock,
     ensure_plan,
     make_plan,
-)
-from edge_server.backends.tensorrt.plan_build.process import BuildProgress, Step, build
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    cautions,
-    read_side_car,
-    side_car_faults,
 )
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
@@ -29,6 +22,13 @@ from edge_server.backends.tensorrt.plan_config import (
     on_gpu_alone,
     plan_name,
 )
+from edge_server.backends.tensorrt.plan_options import (
+    build_options_of,
+    cautions,
+    read_side_car,
+    side_car_faults,
+)
+from edge_server.backends.tensorrt.plan_process import BuildProgress, Step, build
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.model_config.files import ModelFiles, reading, require_path
 from edge_server.process.disk import state_directory
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
     from edge_server.backends.tensorrt.plan_config import Options, TensorRtParameters
+    from edge_server.backends.tensorrt.plan_options import DeviceFacts
     from edge_server.gpu.device import Devices
     from edge_server.model_config.config import ModelConfig, Placement
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import BackendParameters
-from edge_server.backends.tensorrt.plan_build.build_options import Range
-from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
+from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.agreement import Signature, complete_from
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from edge_server.backends.tensorrt.plan_build.build_options import Shapes
-    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
+    from edge_server.backends.tensorrt.plan_options import PlanTensor, Shapes
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 

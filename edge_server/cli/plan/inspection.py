@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build.process import probe_device, read_layers
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     cautions,
     encode,
     io_names,
@@ -15,6 +14,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     read_side_car,
     side_car_path,
 )
+from edge_server.backends.tensorrt.plan_process import probe_device, read_layers
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
 from edge_server.tensors import shape_text
@@ -22,7 +22,7 @@ from edge_server.tensors import shape_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, SideCar
+    from edge_server.backends.tensorrt.plan_options import PlanTensor, SideCar
     from edge_server.cli.plan.target import Target
 
 

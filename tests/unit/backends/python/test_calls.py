@@ -21,6 +21,7 @@ from edge_server.backends.python.calls import (
     NestedCallCancellation,
     NestedCallThreads,
 )
+from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import (
     CallModel,
     ChildRequest,
@@ -35,7 +36,6 @@ from edge_server.backends.python.messages import (
     TensorPlace,
     UnloadModel,
 )
-from edge_server.backends.python.model import ModelContext, PythonParameters
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from edge_server.backends.tensorrt.plan_build.build_options import (
-    BuildOptions,  # noqa: TC001
-    Profile,  # noqa: TC001
-)
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
+    BuildOptions,
     DeviceFacts,
     Placed,
     PlanTensor,
+    Profile,
     device_facts,
 )
 from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
-from edge_server.gpu.libcuda import BareGpu
+from edge_server.gpu.device import BareGpu
 from edge_server.process.run_in_child import (
     ChildFailed,
     ChildOptions,
@@ -206,7 +204,7 @@ class BuildProgress:
 
 
 _WHO = "the process that works with TensorRT"
-_CHILD = "edge_server.backends.tensorrt.plan_build.process:"
+_CHILD = "edge_server.backends.tensorrt.plan_process:"
 # CUDA and TensorRT take seconds to start, on a busy board many.
 _INSPECTION_TIMEOUT_S = 120.0
 # A build is killed when the board's available memory falls below this: on a Jetson the GPU
@@ -292,7 +290,7 @@ def build_in_child(send: Callable[[BuildEvent], None], job: dict[str, Any]) -> P
         raise Unavailable(facts.reason)
     # These modules import TensorRT.
     from edge_server.backends.tensorrt.engine import trt_log  # noqa: PLC0415
-    from edge_server.backends.tensorrt.plan_build.builder import build_plan  # noqa: PLC0415
+    from edge_server.backends.tensorrt.plan_builder import build_plan  # noqa: PLC0415
 
     trt_log().on_message = lambda level, text: send(TrtMessage(level, text))
     return build_plan(msgspec.convert(job, BuildJob), facts, gpu, send)
@@ -302,7 +300,7 @@ def layers_in_child(plan: str, dla_core: int | None) -> str:
     facts = device_in_child()
     if facts.reason:
         raise Unavailable(facts.reason)
-    from edge_server.backends.tensorrt.plan_build.builder import information  # noqa: PLC0415
+    from edge_server.backends.tensorrt.plan_builder import information  # noqa: PLC0415
 
     return information(Path(plan).read_bytes(), dla_core)
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.tensorrt.plan_build.process import BuildJob, OnEvent, PlanBuilt, Step
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     SideCar,
     compare,
     encode,
@@ -30,6 +29,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_faults,
     side_car_path,
 )
+from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent, PlanBuilt, Step
 from edge_server.board.identity import boot_id
 from edge_server.errors import (
     Cancelled,
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
     import tensorrt as trt
 
-    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Profile, Shape
-    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts, Profile, Shape
 
 log = logging.getLogger(__name__)
 

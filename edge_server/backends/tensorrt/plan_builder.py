@@ -20,20 +20,18 @@ import numpy as np
 import tensorrt as trt
 
 from edge_server.backends.tensorrt.engine import trt_log, version_here
-from edge_server.backends.tensorrt.plan_build.build_options import (
-    NetworkInput,
-    Profile,
-    profiles_for,
-)
-from edge_server.backends.tensorrt.plan_build.cache import read_timings, write_timings
-from edge_server.backends.tensorrt.plan_build.process import PhaseTree, PlanBuilt, Progressed, Step
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_cache import read_timings, write_timings
+from edge_server.backends.tensorrt.plan_options import (
     DeviceFacts,
+    NetworkInput,
     Placed,
     PlanTensor,
+    Profile,
     datatype_name,
     placed,
+    profiles_for,
 )
+from edge_server.backends.tensorrt.plan_process import PhaseTree, PlanBuilt, Progressed, Step
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
 from edge_server.tensors import DataType
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Profile, Shape
-    from edge_server.backends.tensorrt.plan_build.process import BuildJob, OnEvent
-    from edge_server.gpu.libcuda import BareGpu
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, Profile, Shape
+    from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent
+    from edge_server.gpu.device import BareGpu
 
 _REPORT_EVERY_S = 0.1
 

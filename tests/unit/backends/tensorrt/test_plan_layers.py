@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.side_car import Placed, io_names, layer_table, placed
+from edge_server.backends.tensorrt.plan_options import Placed, io_names, layer_table, placed
 
 LAYERS = [
     {"Name": "Reformatting CopyNode for Input Tensor 0 to {ForeignNode}", "LayerType": "Reformat"},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.build_options import (
+from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
     GivenShapes,
     NetworkInput,
