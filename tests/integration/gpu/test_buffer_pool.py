@@ -219,10 +219,14 @@ def test_the_simulation_catches_a_pool_that_does_not_wait_for_readers(
     # GPU, so the reader comes in time; on a busy machine it may by itself.
     gc.collect()
     gc.disable()
+
+    def run_careless_days() -> None:
+        for _ in range(100):
+            Day(device, BufferPool(device, 1 << 20, "careless")).run(WRITE_READ_REUSE)
+
     try:
         with pytest.raises(AssertionError):
-            for _ in range(100):
-                Day(device, BufferPool(device, 1 << 20, "careless")).run(WRITE_READ_REUSE)
+            run_careless_days()
     finally:
         gc.enable()
 
