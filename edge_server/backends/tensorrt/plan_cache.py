@@ -192,7 +192,7 @@ def ensure_plan(
     build has cached, if it fits.
 
     Args:
-        retry: build also what failed before; see `failed`.
+        retry: build also what failed before.
 
     Raises:
         EdgeServerError: no plan could be built.

@@ -183,7 +183,7 @@ def test_more_answers_than_may_be_kept_on_the_device_go_to_the_host(
     workshop: Workshop, ask: Callable[..., Asked]
 ) -> None:
     # Imported late, as the simulated TensorRT is found by then only.
-    from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE  # noqa: PLC0415
+    from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 
     shape = (1, 1 << 16)
     workshop.write(add_one(shape))
