@@ -32,7 +32,7 @@ from edge_server.settings import Metrics, Python
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.registry import ModelRegistry
     from edge_server.settings import Repository, Serving, Settings
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.inference.scheduling import Scheduling
@@ -28,9 +28,9 @@ from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ServerContext
     from edge_server.errors import EdgeServerError
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.build import MemoryBudget

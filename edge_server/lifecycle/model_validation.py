@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edge_server.backends.parameters import GOLDEN_MAX_LATENCY_MS
+from edge_server.backends.contract import GOLDEN_MAX_LATENCY_MS
 from edge_server.errors import (
     EdgeServerError,
     InternalError,

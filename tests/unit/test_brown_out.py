@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, side_car_path
+from edge_server.backends.tensorrt.plan_options import read_side_car, side_car_path
 from edge_server.board.update_record import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.trace_file import TraceFile

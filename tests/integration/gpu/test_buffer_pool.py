@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.device_array import Buffer
-from edge_server.gpu.memory import BufferPool, pinned_array
+from edge_server.gpu.memory import Buffer, BufferPool, pinned_array
 from edge_server.gpu.stream import GpuEvent, Stream
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.device_array import CudaArray
+    from edge_server.gpu.memory import CudaArray
 
 
 @pytest.fixture

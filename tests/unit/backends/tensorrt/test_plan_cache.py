@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build import failed
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.cache import (
+from edge_server.backends.tensorrt import plan_cache
+from edge_server.backends.tensorrt.plan_cache import (
     PlanCache,
     build_lock,
     ensure_plan,
     make_plan,
 )
-from edge_server.backends.tensorrt.plan_build.events import (
+from edge_server.backends.tensorrt.plan_options import (
+    BuildOptions,
+    DeviceFacts,
+    plan_faults,
+    read_side_car,
+    side_car_path,
+)
+from edge_server.backends.tensorrt.plan_process import (
     BuildEvent,
     BuildJob,
     PlanBuilt,
     Progressed,
     Step,
-)
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    DeviceFacts,
-    plan_faults,
-    read_side_car,
-    side_car_path,
 )
 from edge_server.errors import Cancelled, InternalError, ModelConfigError, Unavailable
 
@@ -279,7 +279,7 @@ def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
 ) -> None:
     # Refused, but not because another build holds it: as under a security profile.
     monkeypatch.setattr(
-        "edge_server.backends.tensorrt.plan_build.cache.LOCK_NAME", str(tmp_path / "none" / "lock")
+        "edge_server.backends.tensorrt.plan_cache.LOCK_NAME", str(tmp_path / "none" / "lock")
     )
     with (
         pytest.raises(InternalError, match=r"the lock of plan builds.*No such file"),
@@ -344,9 +344,9 @@ def test_a_build_that_failed_for_what_may_pass_is_repeated_later(
 ) -> None:
     failing.fails = False
     if later == "time":
-        monkeypatch.setattr(failed, "RETRY_S", 0.0)
+        monkeypatch.setattr(plan_cache, "RETRY_S", 0.0)
     elif later == "boot":
-        monkeypatch.setattr(failed, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(plan_cache, "boot_id", lambda: "another boot")
     else:
         (note,) = cache.place(onnx, OPTIONS, ORIN).parent.glob("*.json")
         note.write_bytes(b"{")
@@ -360,7 +360,7 @@ def test_an_onnx_file_that_tensorrt_refused_is_refused_until_it_changes(
     build.on_build = refuse = _raiser(ModelConfigError("cannot read it"))
     with pytest.raises(ModelConfigError):
         ensure(onnx, cache, build)
-    monkeypatch.setattr(failed, "RETRY_S", 0.0)
+    monkeypatch.setattr(plan_cache, "RETRY_S", 0.0)
     with pytest.raises(ModelConfigError, match="failed: cannot read it\nit is built again when"):
         ensure(onnx, cache, build)
     assert (len(build.jobs), build.on_build) == (1, refuse)

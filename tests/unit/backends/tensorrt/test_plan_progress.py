@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.events import PhaseTree
+from edge_server.backends.tensorrt.plan_process import PhaseTree
 
 
 def test_steps_of_a_phase_within_a_phase_count_for_a_part_of_its_step() -> None:

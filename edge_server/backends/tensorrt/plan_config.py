@@ -1,24 +1,238 @@
-"""Complete and check a model's configuration by its plan; the texts are Triton's."""
+"""Options in a model's configuration for running its plan."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Mapping  # noqa: TC003 - read by msgspec
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.plan_io import datatype_of
-from edge_server.errors import ModelConfigError
+from edge_server.backends.contract import BackendParameters
+from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
+from edge_server.board.jetson import NVDLA_SUPPORT
+from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.model_config.files import is_file_name
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
-    from edge_server.backends.tensorrt.plan_io import PlanIO
+    import numpy as np
+
+    from edge_server.backends.tensorrt.plan_options import PlanTensor, Shapes
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+
+_PRIORITIES: dict[int, Literal["max", "min"]] = {
+    pb.ModelOptimizationPolicy.PRIORITY_MAX: "max",
+    pb.ModelOptimizationPolicy.PRIORITY_MIN: "min",
+}
+# Triton's text.
+NOT_ON_A_GPU = "unable to load model '{model}', TensorRT backend supports only GPU device"
+
+
+class TensorRtParameters(BackendParameters, frozen=True):
+    """The parameters that the docstring of `backend` lists."""
+
+    dla_fallback: Literal["", "gpu"] = ""
+    mapped_memory: bool = True
+    auto_build: bool = False
+
+
+def plan_name(config: ModelConfig, compute_capability: str) -> str:
+    """Return the plan's file for a GPU of that capability, `8.7`: `cc_model_filenames` may name
+    one."""
+    names = config.message.cc_model_filenames
+    found: str = names.get(compute_capability) or config.default_model_filename
+    if not is_file_name(found):
+        raise ModelConfigError(
+            f"model '{config.name}': cc_model_filenames: '{found}' leaves the version directory; "
+            "give a plain file name"
+        )
+    return found
+
+
+def on_gpu_alone(plan: Path) -> Path:
+    """Return `model.gpu.plan`, which replaces `model.plan` on a device without its NVDLA core."""
+    return plan.with_suffix(f".gpu{plan.suffix}")
+
+
+def no_such_core(core: int, cores: int, tensorrt: str) -> str:
+    """Return the text for a missing core; its first part is Triton's."""
+    return (
+        f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
+        f"cores: {cores}; TensorRT {tensorrt}. {NVDLA_SUPPORT}. Take secondary_devices out of the "
+        "instance_group and build the plan for the GPU, or allow that with the parameter "
+        "dla_fallback"
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Execution options of one model's instances.
+
+    Attributes:
+        mapped: inputs and outputs lie in host memory that the GPU accesses, where it can.
+        pinned_inputs, pinned_outputs: copies go through pinned memory.
+        graphs: batches run as CUDA graphs, where possible.
+        busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
+        priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
+            have the default.
+        copy_stream: outputs are copied to the host on a separate stream.
+        batched: tensors have a leading batch dimension.
+    """
+
+    mapped: bool = True
+    pinned_inputs: bool = True
+    pinned_outputs: bool = True
+    graphs: bool = False
+    busy_wait: bool = False
+    priority: Literal["", "max", "min"] = ""
+    copy_stream: bool = False
+    batched: bool = False
+
+    @staticmethod
+    def of(config: ModelConfig, parameters: TensorRtParameters) -> Options:
+        optimization = config.message.optimization
+        return Options(
+            mapped=parameters.mapped_memory,
+            pinned_inputs=optimization.input_pinned_memory.enable,
+            pinned_outputs=optimization.output_pinned_memory.enable,
+            graphs=optimization.cuda.graphs,
+            busy_wait=optimization.cuda.busy_wait_events,
+            priority=_PRIORITIES.get(optimization.priority, ""),
+            copy_stream=optimization.cuda.output_copy_stream,
+            batched=config.max_batch_size > 0,
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlanIO:
+    """The tensors of a plan in its order, and the ranges of its optimisation profiles.
+
+    Attributes:
+        profiles: input → its range, of each profile; only inputs with a free dimension, and those
+            that hold a shape, whose values the range bounds.
+    """
+
+    tensors: tuple[PlanTensor, ...]
+    profiles: tuple[Mapping[str, Range], ...] = ()
+
+    @cached_property
+    def inputs(self) -> tuple[PlanTensor, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.is_input)
+
+    @cached_property
+    def outputs(self) -> tuple[PlanTensor, ...]:
+        return tuple(tensor for tensor in self.tensors if not tensor.is_input)
+
+    @property
+    def profile_count(self) -> int:
+        """The number of profiles; a plan of fixed shapes has one empty profile."""
+        return max(1, len(self.profiles))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every input, and therefore every output, has a single shape."""
+        return not any(-1 in t.shape or t.holds_shape for t in self.tensors)
+
+    def ranges(self, profile: int) -> Mapping[str, Range]:
+        return self.profiles[profile] if self.profiles else {}
+
+    def bounds(self, tensor: PlanTensor, profile: int) -> Range:
+        """Return the input's range of shapes in `profile`; for a fixed shape all three are
+        equal."""
+        found = self.ranges(profile).get(tensor.name)
+        if found is None or tensor.holds_shape:
+            return Range(tensor.shape, tensor.shape, tensor.shape)
+        return found
+
+
+def datatype_of(tensor: PlanTensor) -> DataType | None:
+    """Return the tensor's type; None if the protocol lacks it."""
+    try:
+        return DataType(tensor.datatype)
+    except ValueError:
+        return None
+
+
+def numpy_of(tensor: PlanTensor) -> np.dtype[Any]:
+    """Return the numpy type of a tensor whose type the protocol has."""
+    datatype = datatype_of(tensor)
+    assert datatype is not None  # noqa: S101 - the configuration was checked against the plan
+    return datatype.numpy
+
+
+class ProfileChoice:
+    """The profiles that one instance may use.
+
+    Args:
+        instance: its name, for errors.
+    """
+
+    def __init__(self, io: PlanIO, allowed: Sequence[int], instance: str) -> None:
+        self._ranges = [(index, io.ranges(index)) for index in allowed]
+        self._instance = instance
+
+    def of(self, sizes: Shapes) -> int:
+        """Return the profile whose optimal shapes are nearest to `sizes`, by the sum of the
+        differences; the first of equally near profiles.
+
+        Args:
+            sizes: input → shape, or the values of an input that holds a shape.
+
+        Raises:
+            InvalidRequest: no profile accepts `sizes`; the text gives the first profile's range.
+        """
+        fitting = [
+            (_distance(ranges, sizes), index)
+            for index, ranges in self._ranges
+            if _misfit(ranges, sizes) is None
+        ]
+        if fitting:
+            return min(fitting)[1]
+        if len(self._ranges) > 1:
+            log.warning(
+                "failed to find any Optimization Profile among [ %s] to support the requested "
+                "dimensions (or shape values), proceeding with first profile.",
+                "".join(f"{index} " for index, _ in self._ranges),
+            )
+        name, why = _misfit(self._ranges[0][1], sizes) or ("", "")
+        raise InvalidRequest(
+            f"request specifies invalid shape for input '{name}' for {self._instance}. Error "
+            f"details: model expected {why}"
+        )
+
+
+def _distance(ranges: Mapping[str, Range], sizes: Shapes) -> int:
+    return sum(
+        abs(size - best)
+        for name, found in ranges.items()
+        for size, best in zip(sizes.get(name, found.opt), found.opt, strict=False)
+    )
+
+
+def _misfit(ranges: Mapping[str, Range], sizes: Shapes) -> tuple[str, str] | None:
+    """Return the first input that does not fit, and the reason; None where all fit."""
+    for name, found in ranges.items():
+        shape = sizes.get(name, found.opt)
+        if len(shape) != len(found.opt):
+            return name, f"{len(found.opt)} dimensions but received {len(shape)}"
+        for at, (size, least, most) in enumerate(zip(shape, found.min, found.max, strict=True)):
+            if not least <= size <= most:
+                return name, (
+                    f"the shape of dimension {at} to be between {least} and {most} but received "
+                    f"{size}"
+                )
+    return None
 
 
 def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.layers import Placed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     DeviceFacts,
+    Placed,
     PlanTensor,
+    Range,
     SideCar,
     cautions,
     compare,

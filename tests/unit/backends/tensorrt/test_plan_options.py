@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.plan_build.build_options import (
+from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
     GivenShapes,
     build_options_of,

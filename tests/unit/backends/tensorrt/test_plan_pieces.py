@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.simulated_gpu import SIMULATED_GPU
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.cache import trtexec_line
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_cache import trtexec_line
+from edge_server.backends.tensorrt.plan_options import (
+    BuildOptions,
+    Range,
     datatype_name,
     full_version,
     version_of,
@@ -26,7 +26,7 @@ from edge_server.errors import InvalidRequest
 def samples_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Samples, whose module imports TensorRT: here the simulated one."""
     monkeypatch.syspath_prepend(SIMULATED_GPU)
-    from edge_server.backends.tensorrt.plan_build.precision import Samples
+    from edge_server.backends.tensorrt.plan_builder import Samples
 
     return Samples
 

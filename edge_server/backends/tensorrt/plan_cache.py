@@ -18,13 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build.events import BuildJob, OnEvent, PlanBuilt, Step
-from edge_server.backends.tensorrt.plan_build.failed import (
-    check_not_failed,
-    forget_failure,
-    note_failure,
-)
-from edge_server.backends.tensorrt.plan_build.side_car import (
+import msgspec
+
+from edge_server.backends.tensorrt.plan_options import (
     SideCar,
     compare,
     encode,
@@ -33,7 +29,16 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_faults,
     side_car_path,
 )
-from edge_server.errors import Cancelled, EdgeServerError, InternalError, ModelConfigError
+from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent, PlanBuilt, Step
+from edge_server.board.identity import boot_id
+from edge_server.errors import (
+    Cancelled,
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    Unavailable,
+    may_pass,
+)
 from edge_server.process.disk import atomic_replace, atomic_write, floor_bytes, free_bytes
 
 if TYPE_CHECKING:
@@ -41,9 +46,7 @@ if TYPE_CHECKING:
 
     import tensorrt as trt
 
-    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Shape
-    from edge_server.backends.tensorrt.plan_build.profiles import Profile
-    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts, Profile, Shape
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +192,7 @@ def ensure_plan(
     build has cached, if it fits.
 
     Args:
-        retry: build also what failed before; see `failed`.
+        retry: build also what failed before.
 
     Raises:
         EdgeServerError: no plan could be built.
@@ -373,3 +376,62 @@ def trtexec_line(
 
 def _text(shape: Shape) -> str:
     return "x".join(map(str, shape))
+
+
+# A build that failed for want of memory, or crashed, may succeed later; a boot is later, too.
+RETRY_S = 1800.0
+_NAME = "failed.json"
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    """Attributes:
+    reason: the text of the failure.
+    may_pass: False where TensorRT refuses the ONNX file or the options.
+    boot: identifies the boot.
+    at_s: seconds since that boot.
+    """
+
+    reason: str
+    may_pass: bool
+    boot: str
+    at_s: float
+
+
+def note_failure(plan: Path, error: EdgeServerError) -> None:
+    """Note that the build of `plan` failed; a disk that takes no note costs another build."""
+    failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
+    with suppress(OSError):
+        atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))
+
+
+def forget_failure(plan: Path) -> None:
+    with suppress(OSError):
+        plan.with_name(_NAME).unlink()
+
+
+def check_not_failed(plan: Path, model: str) -> None:
+    """Check that no build of `plan` has failed that should not be repeated yet.
+
+    Raises:
+        ModelConfigError: TensorRT refused the ONNX file or the options.
+        Unavailable: the build failed less than `RETRY_S` ago, in this boot.
+    """
+    try:
+        failed = msgspec.json.decode(plan.with_name(_NAME).read_bytes(), type=_Failed)
+    except (OSError, ValueError):
+        return
+    text = f"model '{model}': no plan, as its build failed: {failed.reason}"
+    now = "at once by `systemctl restart edge-server-plans`, which is `edge-server plan refresh`"
+    if not failed.may_pass:
+        raise ModelConfigError(
+            f"{text}\nit is built again when its ONNX file, its options or TensorRT change; {now}"
+        )
+    left_s = failed.at_s + RETRY_S - _now_s()
+    if failed.boot == boot_id() and left_s > 0:
+        raise Unavailable(
+            f"{text}\nit is built again after {left_s / 60:.0f} min, or after a boot; {now}"
+        )
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

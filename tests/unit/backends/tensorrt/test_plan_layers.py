@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.layers import Placed, io_names, placed, table
+from edge_server.backends.tensorrt.plan_options import Placed, io_names, layer_table, placed
 
 LAYERS = [
     {"Name": "Reformatting CopyNode for Input Tensor 0 to {ForeignNode}", "LayerType": "Reformat"},
@@ -42,7 +42,7 @@ def test_the_engines_tensors_are_read_in_either_spelling(said: dict[str, object]
 
 
 def test_the_table_has_a_line_for_each_layer() -> None:
-    assert table(json.dumps({"Layers": LAYERS[1:3]})) == [
+    assert layer_table(json.dumps({"Layers": LAYERS[1:3]})) == [
         "DLA     {ForeignNode[conv1...conv9]}",
         "Resize  resize",
     ]
@@ -58,7 +58,7 @@ JSON = st.recursive(
 def test_nothing_that_is_said_breaks_it(said: str) -> None:
     placed(said)
     io_names(said)
-    table(said)
+    layer_table(said)
 
 
 def test_the_ways_between_gpu_and_nvdla_are_no_layers_that_fell_back() -> None:

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.plan_build.profiles import NetworkInput, Range, profiles_for
+from edge_server.backends.tensorrt.plan_options import (
+    BuildOptions,
+    GivenShapes,
+    NetworkInput,
+    Range,
+    profiles_for,
+)
 from edge_server.errors import InvalidRequest
 
 FRAME = NetworkInput("x", (-1, 3, 360, 640))

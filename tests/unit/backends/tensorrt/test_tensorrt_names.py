@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.tensorrt_api import real_bindings, walk
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 SOURCES = sorted(
     [
         *(ROOT / "edge_server" / "backends").glob("tensorrt*.py"),
@@ -33,44 +33,44 @@ def test_the_builder_is_walked_as_a_whole() -> None:
     """If nothing of it were understood, nothing would be found missing."""
     nothing = {version: {"": {}} for version in NAMES}
     found = walk.lacking(
-        (ROOT / "edge_server/backends/tensorrt/plan_build/builder.py").read_text(), nothing
+        (ROOT / "edge_server/backends/tensorrt/plan_builder.py").read_text(), nothing
     )
     assert sum("trt." in line for line in found) > 15
 
 
 PLANTED = {
     "an enum's member that 11 has dropped, its guard taken away": (
-        "precision.py",
+        "plan_builder.py",
         'if not typed and hasattr(trt.BuilderFlag, "FP16"):',
         "if not typed:",
         "trt.BuilderFlag.FP16 is not in TensorRT 11.4",
     ),
     "a flag that 11 has forgotten, for every version": (
-        "builder.py",
+        "plan_builder.py",
         "    if version < (10, 0):\n",
         "    if version < (12, 0):\n",
         "trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH is not in TensorRT 11.4",
     ),
     "what 10 has dropped, of the class that a method gives": (
-        "builder.py",
+        "plan_builder.py",
         "engine.num_io_tensors",
         "engine.num_bindings",
         "trt.ICudaEngine.num_bindings is not in TensorRT 10.3, 10.16, 11.4",
     ),
     "what only 10 has, on 8": (
-        "builder.py",
+        "plan_builder.py",
         'if not hasattr(trt, "IProgressMonitor"):',
         "if config is None:",
         "trt.IProgressMonitor is not in TensorRT 8.6",
     ),
     "the calibrator's place, its guard taken away": (
-        "precision.py",
+        "plan_builder.py",
         'if calibrator is not None and hasattr(config, "int8_calibrator"):',
         "if calibrator is not None:",
         "trt.IBuilderConfig.int8_calibrator is not in TensorRT 11.4",
     ),
     "a misspelt guard, which would hide what it guards for ever": (
-        "precision.py",
+        "plan_builder.py",
         'hasattr(trt.BuilderFlag, "FP16")',
         'hasattr(trt.BuilderFlag, "FP61")',
         "'FP61'): the name itself is not in TensorRT",
@@ -81,7 +81,7 @@ PLANTED = {
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_seen(mistake: str) -> None:
     name, right, wrong, said = PLANTED[mistake]
-    source = (ROOT / "edge_server/backends/tensorrt/plan_build" / name).read_text()
+    source = (ROOT / "edge_server/backends/tensorrt" / name).read_text()
     assert right in source
     found = walk.lacking(source.replace(right, wrong), NAMES, name)
     assert any(said in line for line in found), found
