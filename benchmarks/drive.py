@@ -30,8 +30,7 @@ from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane, LaneFrame, lanes_from_rows
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.road_events import RoadEvents
-from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
+from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.lanes.types import Ego
-    from edge_server.pipeline.events import Event
+    from edge_server.pipeline.event_log import Event
 
     Detect = Callable[[NDArray[np.uint8], list[NDArray[np.float32]]], tuple[Lane, ...]]
 

@@ -23,7 +23,7 @@ from edge_server.cameras.jpeg import encode_jpeg
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.recorder.recorder import Recorder
-from edge_server.pipeline.recorder.recording_files import RecordingFiles
+from edge_server.pipeline.recorder.recording_writer import RecordingFiles
 from edge_server.pixels import Image
 from edge_server.settings import RecorderSection
 

@@ -12,8 +12,7 @@ from lane_frame_schema import definitions
 
 from edge_server.lanes import e2e
 from edge_server.mqtt.connection import LIVE_EXPIRY_S
-from edge_server.mqtt.payloads import CameraState, DeviceState, content_type
-from edge_server.mqtt.topics import Topics
+from edge_server.mqtt.payloads import CameraState, DeviceState, Topics, content_type
 from edge_server.proto.edge.lanes.v1 import (
     events_pb2,
     health_pb2,

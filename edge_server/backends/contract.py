@@ -23,8 +23,8 @@ from edge_server.errors import (
     NotFound,
     Unavailable,
 )
-from edge_server.model_config.interface import ALLOW_INTERFACE_CHANGE
-from edge_server.model_config.ragged import BatchInputKind
+from edge_server.model_config.config import BatchInputKind
+from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.mistakes import value_mistake
 from edge_server.tensors import Tensor, element_count, shape_text
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.gpu.device import Devices
-    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.model_config.config import BatchInput, ModelConfig, Placement, RaggedBatching
     from edge_server.model_config.files import ModelFiles
-    from edge_server.model_config.ragged import BatchInput, RaggedBatching
     from edge_server.requests import InferRequest, Respond
 
 Tensors = Mapping[str, Tensor]

@@ -26,9 +26,15 @@ from edge_server.board.jetson import (
     module_of,
     read_l4t,
 )
-from edge_server.board.kernel_files import is_directory, is_there, listed, read_text
-from edge_server.board.resources import GroupLimits, read_group_limits
-from edge_server.board.wall_clock import WallClock, read_wall_clock
+from edge_server.board.resources import (
+    GroupLimits,
+    is_directory,
+    is_there,
+    listed,
+    read_group_limits,
+    read_text,
+)
+from edge_server.board.watch import WallClock, read_wall_clock
 
 # /proc/device-tree is a link to the second path, and leaves a root that is not the system's own.
 _DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.board.kernel_files import is_directory, listed, read_text
+from edge_server.board.resources import is_directory, listed, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,15 @@ from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.board.kernel_files import listed, read_number, read_text
-from edge_server.board.power import PowerModes, PowerRail, read_power_modes, read_power_rails
-from edge_server.board.resources import BoardMemory, read_memory
-from edge_server.board.thermal import Heat, read_heat
+from edge_server.board.power import (
+    Heat,
+    PowerModes,
+    PowerRail,
+    read_heat,
+    read_power_modes,
+    read_power_rails,
+)
+from edge_server.board.resources import BoardMemory, listed, read_memory, read_number, read_text
 from edge_server.process.threads import start_future
 
 # 17000000.gpu on JetPack 6 and on Orin with JetPack 7.2, 17000000.ga10b on 5, gpu-gpc-0 on Thor.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.board.kernel_files import read_text
+from edge_server.board.resources import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,17 +13,219 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_server.cameras.motion import FrozenDetector, Thumbnail, tiles_of
 from edge_server.cameras.status import UNUSABLE, PictureFault
+from edge_server.pixels import ColourRange, PixelFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.pixels import Image
+
+# About so many samples across the picture. A cell is the mean of 4 x 4 of them, so that a sensor's
+# noise goes down to a quarter; a tile is 3 x 2 cells, 60 x 40 px of 1280 x 720.
+_SAMPLES_ACROSS = 256
+_CELL = 4
+_TILE_ROWS, _TILE_COLUMNS = 3, 2
+_BLACK, _WHITE = 16.0, 235.0
+FROZEN_AFTER_S = 1.0
+# Of a raw camera; the noise of a sensor differs in each frame (reliability of cameras, C3).
+IDENTICAL_FRAMES = 10
+# A tile moves where its cells change by more levels in the mean: noise of 2 levels never does that,
+# driving in 0.22 of the textured tiles at least (two clips, 25 frames/s, H.264).
+_MOVING_CHANGE = 1.5
+_MOVING_SHARE = 0.15
+_MOVING_SHARE_OF_HALF = 0.1
+# The mean change is 1.0 at least while driving, 0.3 in the last 0.2 s of braking, and up to 0.14 in
+# a stream that encodes the same picture again and again, key frames aside; in a dim picture less in
+# proportion.
+_STILL_CHANGE = 0.25
+# A vehicle that brakes moves less and less within the last second. These are the parts of it that
+# are compared, and the least ratio of their changes that is no braking.
+_DRIVE_S = 1.0
+_DRIVE_END_S = 0.2
+_SUDDEN_RATIO = 0.5
+_DRIVING_SHARE = 0.8  # of the frames
+# A cover, or a light, changes the picture by far more than driving does.
+_OTHER_PICTURE_RATIO = 3.0
+# The picture's p99 below which a compressed stream shows too little to be judged, in levels.
+_DIM_P99 = 60.0
+_BRIGHT_P99 = 200.0
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """Samples of the brightness of a frame at equal distances.
+
+    Attributes:
+        samples: (rows, columns) uint8, as the camera sent them.
+        cells: (rows / 4, columns / 4) float32, 0..255 from black to white.
+        scale: from a sample to the levels of `cells`.
+    """
+
+    samples: NDArray[np.uint8]
+    cells: NDArray[np.float32]
+    scale: float
+
+    @staticmethod
+    def of(image: Image) -> Thumbnail | None:
+        """Return the thumbnail of `image`; None where it is smaller than one tile."""
+        luma = image.luma()
+        step = max(1, round(luma.shape[1] / _SAMPLES_ACROSS))
+        height, width = _CELL * _TILE_ROWS, _CELL * _TILE_COLUMNS
+        rows = luma.shape[0] // step // height * height
+        # An even number of tiles, for the halves of the picture.
+        columns = luma.shape[1] // step // (2 * width) * 2 * width
+        if not rows or not columns:
+            return None
+        samples = np.ascontiguousarray(luma[::step, ::step][:rows, :columns])
+        lines = samples.astype(np.uint16).reshape(rows // _CELL, _CELL, columns)
+        # Many times faster than a sum over two axes.
+        sums = lines[:, 0] + lines[:, 1] + lines[:, 2] + lines[:, 3]
+        sums = sums[:, 0::_CELL] + sums[:, 1::_CELL] + sums[:, 2::_CELL] + sums[:, 3::_CELL]
+        cells = sums.astype(np.float32) * np.float32(1 / _CELL**2)
+        scale = 1.0
+        limited = image.colour.range is ColourRange.LIMITED
+        if limited and image.pixel_format is not PixelFormat.BGR:
+            scale = 255.0 / (_WHITE - _BLACK)
+            cells = np.clip((cells - np.float32(_BLACK)) * np.float32(scale), 0, 255)
+        return Thumbnail(samples, cells, scale)
+
+
+def tiles_of(cells: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return `cells` as (rows, cells of a tile's row, columns, cells of a tile's column)."""
+    rows, columns = cells.shape
+    return cells.reshape(rows // _TILE_ROWS, _TILE_ROWS, columns // _TILE_COLUMNS, _TILE_COLUMNS)
+
+
+class _Motion(NamedTuple):
+    """From one frame to the next: the mean change, and whether the whole picture moved."""
+
+    at: float
+    change: float
+    whole: bool
+
+
+class FrozenDetector:
+    """Finds pictures that stand while frames arrive. Not thread-safe.
+
+    A raw camera is frozen after `IDENTICAL_FRAMES` frames and `FROZEN_AFTER_S` that are identical
+    bit for bit. A decoder repeats a parked scene bit for bit until the next key frame, so that a
+    compressed stream is frozen only where the whole picture moved until it stood from one frame
+    to the next, and stands for `FROZEN_AFTER_S`: no vehicle stops like that. Noise or a clock in
+    the picture make no difference to it. A stream that froze while the vehicle stood looks like a
+    parked vehicle.
+    """
+
+    def __init__(self) -> None:
+        self._before: Thumbnail | None = None
+        self._motions: deque[_Motion] = deque()
+        self._identical = 0
+        self._identical_since = 0.0
+        self._stood = False  # the last frame did
+        self._held_back: _Motion | None = None
+        self._stands_since: float | None = None  # after it stood at once
+
+    def look(
+        self,
+        thumbnail: Thumbnail,
+        textured: NDArray[np.bool_],
+        p99: float,
+        now: float,
+        *,
+        raw: bool,
+    ) -> str:
+        """Return why the camera is frozen, "" if it is not.
+
+        Args:
+            thumbnail: of the next frame.
+            textured: (rows, columns) of tiles, those that show structure.
+            p99: the level that 1 % of the cells exceed.
+            now: of its arrival, monotonic, in seconds.
+            raw: nothing between the sensor and here has compressed it.
+        """
+        before, self._before = self._before, thumbnail
+        if before is None or before.samples.shape != thumbnail.samples.shape:
+            self._identical = 0
+            return ""
+        self._count_identical(before, thumbnail, now)
+        motion = _motion(before, thumbnail, textured, now)
+        self._note(motion, p99)
+        identical = self._identical if raw else 0
+        if identical >= IDENTICAL_FRAMES and now - self._identical_since >= FROZEN_AFTER_S:
+            return f"{identical} frames of the sensor are identical"
+        stands_since = self._stands_since
+        if stands_since is not None and now - stands_since >= FROZEN_AFTER_S:
+            return "the picture stopped from one frame to the next while it was moving"
+        return ""
+
+    def _count_identical(self, before: Thumbnail, thumbnail: Thumbnail, now: float) -> None:
+        if not np.array_equal(before.samples, thumbnail.samples):
+            self._identical = 0
+            return
+        if not self._identical:
+            self._identical_since = now
+        self._identical += 1
+
+    def _note(self, motion: _Motion, p99: float) -> None:
+        motions = self._motions
+        stands = motion.change < _STILL_CHANGE * min(1.0, p99 / _BRIGHT_P99) and not motion.whole
+        begins = stands and self._stands_since is None and p99 >= _DIM_P99
+        if motion.whole or not (stands or self._stood):
+            # A frame alone that differs, and not everywhere, is a key frame of a frozen stream.
+            self._stands_since = None
+        elif begins and self._was_driving(motion.at):
+            self._stands_since = motion.at
+        self._stood = stands
+        # A stream may have each frame twice: one that stands between two that move is left out.
+        held_back, self._held_back = self._held_back, None
+        if stands and held_back is None and motions and motions[-1].whole:
+            self._held_back = motion
+            return
+        if held_back is not None and stands:
+            motions.append(held_back)
+        motions.append(motion)
+        while motion.at - motions[0].at > _DRIVE_S + _DRIVE_END_S:
+            motions.popleft()
+
+    def _was_driving(self, now: float) -> bool:
+        """Whether the whole picture moved all the time until now, and no less in the end."""
+        motions = self._motions
+        if not motions or now - motions[0].at < _DRIVE_S:
+            return False
+        end = [motion for motion in motions if now - motion.at < _DRIVE_END_S]
+        before = [motion for motion in motions if now - motion.at >= _DRIVE_END_S]
+        if sum(motion.whole for motion in before) < _DRIVING_SHARE * len(before):
+            return False
+        # The first frame of a frozen stream that is encoded again may be anything.
+        if not end or sum(not motion.whole for motion in end) > 1:
+            return False
+        usual = sum(motion.change for motion in before) / len(before)
+        latest = sum(motion.change for motion in end) / len(end)
+        highest = max(motion.change for motion in end)
+        return latest >= _SUDDEN_RATIO * usual and highest < _OTHER_PICTURE_RATIO * usual
+
+
+def _motion(
+    before: Thumbnail, thumbnail: Thumbnail, textured: NDArray[np.bool_], now: float
+) -> _Motion:
+    changes = np.abs(thumbnail.cells - before.cells)
+    tiles = tiles_of(changes)
+    # Many times faster than a mean over two axes.
+    rows = tiles[:, 0] + tiles[:, 1] + tiles[:, 2]
+    moving = (rows[..., 0] + rows[..., 1]) * np.float32(1 / 6) > _MOVING_CHANGE
+    moving &= textured
+    middle = moving.shape[1] // 2
+    known = max(1, int(np.count_nonzero(textured)))
+    left = int(np.count_nonzero(moving[:, :middle]))
+    right = int(np.count_nonzero(moving)) - left
+    whole = left + right >= _MOVING_SHARE * known
+    whole = whole and min(left, right) >= _MOVING_SHARE_OF_HALF * known / 2
+    return _Motion(now, float(changes.mean()), whole)
+
 
 # A fault is one after this long, and over after this long without it; sooner where it costs lanes.
 ON_AFTER_S = 1.0

@@ -12,7 +12,7 @@ from edge_server.cameras.gstreamer import (
 )
 from edge_server.cameras.opencv_live import open_opencv
 from edge_server.errors import SourceError, SourceUriError
-from edge_server.process.log_limits import log_once
+from edge_server.process.logs import log_once
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import FrameSource

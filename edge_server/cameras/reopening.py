@@ -15,9 +15,9 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.cameras.network_probe import PORTS
-from edge_server.process.backoff import Backoff
+from edge_server.cameras.network import PORTS
 from edge_server.process.threads import start_future
+from edge_server.process.worker import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
-from edge_server.cameras.gstreamer_modes import V4L2_FORMATS
-from edge_server.cameras.gstreamer_pipelines import flip_of
+from edge_server.cameras.gstreamer_pipelines import V4L2_FORMATS, flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import (
     NO_OPTIONS,
@@ -165,7 +164,7 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415 - may be missing
+    from edge_server.cameras.mcap_file import open_mcap  # noqa: PLC0415 - may be missing
 
     return open_mcap(uri, options.useful)
 
@@ -194,7 +193,7 @@ def recorded_calibration(text: str) -> Calibration | None:
         return None
     _check_mcap(uri)
     try:
-        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415 - likewise
+        from edge_server.cameras.mcap_file import chosen_camera  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise _missing(uri, error) from error
     return chosen_camera(uri)[1]

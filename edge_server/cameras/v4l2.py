@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from edge_server.cameras.gstreamer_modes import VideoMode
+from edge_server.cameras.gstreamer_pipelines import VideoMode
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

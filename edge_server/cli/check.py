@@ -20,17 +20,16 @@ from edge_server.api.grpc.unix_socket import check_path
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
-from edge_server.cameras.camera import Camera
-from edge_server.cameras.reader import LIVE
+from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
-from edge_server.daemon.model_parts import (
+from edge_server.daemon.parts import (
+    check_recorder,
     chosen_control,
     chosen_scheduling,
     chosen_signatures,
     python_of,
 )
-from edge_server.daemon.parts import check_recorder
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,

@@ -316,7 +316,7 @@ def no_lanes_text(shown: str, reason: str) -> str:
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
     from edge_server.cameras.colour import bgr_of, resized
-    from edge_server.cameras.lane_overlay import draw_lane_frame
+    from edge_server.cameras.lane_video import draw_lane_frame
     from edge_server.cameras.recordings import write_picture
 
     picture = free_name(PICTURE)

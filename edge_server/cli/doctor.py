@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edge_server.board.doctor.evidence import Level
+from edge_server.board.doctor.hardware import Level
 from edge_server.board.jetson import JETPACKS
 from edge_server.cli.exit_codes import OK
 

@@ -24,26 +24,22 @@ from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
-from edge_server.board.wall_clock import ClockWatch
-from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, BoardWatch
+from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, BoardWatch, ClockWatch
 from edge_server.daemon.camera_set import CameraSet
-from edge_server.daemon.model_parts import (
+from edge_server.daemon.parts import (
     chosen_control,
     chosen_scheduling,
-    following_control,
-    python_of,
-)
-from edge_server.daemon.parts import (
     directories_of,
     event_log,
+    following_control,
     free_space,
+    python_of,
     recorder_of,
     road_follower,
     span_sender,
 )
 from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
-from edge_server.daemon.status import LOOK_S, StatusReport
-from edge_server.daemon.status_line import LaneRate, StatusLine
+from edge_server.daemon.status import LOOK_S, LaneRate, StatusLine, StatusReport
 from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, BoundedControl, DataPlane
@@ -56,10 +52,9 @@ from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.awake_time import AwakeTime
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.worker import Auxiliary, check_progress
+from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
 
 if TYPE_CHECKING:
     import threading

@@ -4,30 +4,297 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
-from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.lifecycle.control import PollControl
+from edge_server.pipeline.event_log import Event
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from edge_server.board.watch import BoardCondition, BoardWatch
     from edge_server.cameras.status import CameraStatus
     from edge_server.daemon.reload import SettingsReload
-    from edge_server.daemon.status_line import StatusLine
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.registry import LoadedModel, ModelEntry
+    from edge_server.lanes.types import LaneFrame
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
-    from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.event_log import EventLog, EventPhase, Ticket
     from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.settings.sections import EventKind
+
+# As `Lifecycle.roll_back` reports it of the version that serves again.
+_ROLLED_BACK = "rolled back: "
+
+
+class DeviceEvents:
+    """Compares what cameras, models and the device are with what they were; for one thread.
+
+    The first look at a camera that never had a fault, or at a model that serves, is no event.
+
+    Args:
+        log: gives the events their ids.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._cameras: dict[str, tuple[str, Ticket]] = {}  # with a fault, by name
+        self._models: dict[str, LoadedModel] = {}  # the newest version that serves
+        self._reasons: dict[str, str] = {}
+        self._unavailable: dict[str, Ticket] = {}
+        self._degraded: dict[str, Ticket] = {}
+
+    def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
+        """Put what has changed of the present cameras; of those that are gone, their faults end."""
+        for name in self._cameras.keys() - statuses.keys():
+            self._end_camera(name, "removed", "the camera was removed from the settings")
+        for name, status in statuses.items():
+            if status.state is CameraState.STOPPED:  # by a reload, which goes on at once
+                continue
+            fault = ""
+            if not (status.state is CameraState.LIVE or status.state is CameraState.STARTING):
+                fault = status.reason or status.state.value
+            before = self._cameras.get(name)
+            if fault == ("" if before is None else before[0]):
+                continue
+            if before is not None:
+                self._end_camera(name, before[0], "the camera has this fault no more")
+            if fault:
+                event = self._event("begin", fault, status.text, camera=name)
+                self._cameras[name] = fault, self._log.put(event)
+
+    def see_device(self, reasons: Iterable[str]) -> None:
+        """Put what degrades all lanes: the reasons that begin and end, each as `word: text`."""
+        present = {word: text for word, _, text in (each.partition(": ") for each in reasons)}
+        for word in self._degraded.keys() - present.keys():
+            event = self._event("end", word, "the device is as it should be")
+            self._log.put(event, self._degraded.pop(word))
+        for word in present.keys() - self._degraded.keys():
+            self._degraded[word] = self._log.put(self._event("begin", word, present[word]))
+
+    def see_models(self, entries: Iterable[ModelEntry]) -> None:
+        """Put which versions serve now, were rolled back, or cannot serve."""
+        by_name: dict[str, list[ModelEntry]] = {}
+        for entry in entries:
+            by_name.setdefault(entry.name, []).append(entry)
+        for name in self._models.keys() - by_name.keys():
+            self._lose(name, "removed", "the model was removed from the repository")
+        for name, versions in by_name.items():
+            ready = [each for each in versions if each.state is ModelState.READY]
+            if ready:
+                self._serve(max(ready, key=lambda each: each.version))
+            elif name in self._models and not any(
+                each.state is ModelState.LOADING for each in versions
+            ):
+                newest = max(versions, key=lambda each: each.version)
+                self._lose(name, "unavailable", newest.reason)
+
+    def _serve(self, entry: ModelEntry) -> None:
+        name, loaded = entry.name, entry.loaded
+        before = self._models.get(name)
+        reason_before = self._reasons.get(name, "")
+        self._reasons[name] = entry.reason
+        if loaded is None:
+            return
+        self._models[name] = loaded
+        if (ticket := self._unavailable.pop(name, None)) is not None:
+            self._put_model("end", "unavailable", f"version {entry.version} serves", entry, ticket)
+        elif entry.reason.startswith(_ROLLED_BACK) and entry.reason != reason_before:
+            why = entry.reason.removeprefix(_ROLLED_BACK)
+            text = f"version {entry.version} serves again: {why}"
+            self._put_model("instant", "rolled_back", text, entry)
+        elif before is not None and before is not loaded:
+            self._put_model("instant", "swapped", f"version {entry.version} serves", entry)
+
+    def _lose(self, name: str, cause: str, text: str) -> None:
+        del self._models[name]
+        self._reasons.pop(name, None)
+        event = self._event("begin", cause, text, model=name)
+        self._unavailable[name] = self._log.put(event)
+
+    def _put_model(
+        self,
+        phase: EventPhase,
+        cause: str,
+        text: str,
+        entry: ModelEntry,
+        ends: Ticket | None = None,
+    ) -> None:
+        event = self._event(phase, cause, text, model=entry.name, version=str(entry.version))
+        self._log.put(event, ends)
+
+    def _end_camera(self, name: str, cause: str, text: str) -> None:
+        _, ticket = self._cameras.pop(name)
+        self._log.put(self._event("end", cause, text, camera=name), ticket)
+
+    @staticmethod
+    def _event(
+        phase: EventPhase,
+        cause: str,
+        text: str,
+        *,
+        camera: str = "",
+        model: str = "",
+        version: str = "",
+    ) -> Event:
+        kind: EventKind = "degraded"
+        if camera or model:
+            kind = "camera" if camera else "model"
+        return Event(
+            kind,
+            phase,
+            cause,
+            text,
+            time.monotonic_ns(),
+            time.time_ns(),
+            camera=camera,
+            model=model,
+            model_version=version,
+        )
+
+
+# Characters of one reason.
+_LONGEST_REASON = 120
+_RATE_PERIOD_S = 10.0
+# A rate that differs by less stays as it was shown, so that the line changes with the state only.
+_RATE_DIFFERS = 0.15
+
+
+class LaneRate:
+    """Counts the frames with lanes; a listener of LanePipelines."""
+
+    def __init__(self) -> None:
+        # Each camera's frames come on one thread, so no count needs a lock.
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._measured: tuple[float, int] | None = None
+        self._shown_hz: float | None = None
+
+    def __call__(self, lane_frame: LaneFrame, _frame: object) -> None:
+        if not lane_frame.failure:
+            self._counts[lane_frame.camera] += 1
+
+    def shown_hz(self, now: float) -> float | None:
+        """Return about how many frames got lanes per second; None in the first seconds.
+
+        The number is that of the last `_RATE_PERIOD_S`, and stays while it differs little.
+        """
+        total = sum(tuple(self._counts.values()))
+        if self._measured is None:
+            self._measured = now, total
+        at, before = self._measured
+        if now - at >= _RATE_PERIOD_S:
+            self._measured = now, total
+            rate_hz, shown_hz = (total - before) / (now - at), self._shown_hz
+            if shown_hz is None or abs(rate_hz - shown_hz) > _RATE_DIFFERS * min(rate_hz, shown_hz):
+                self._shown_hz = rate_hz
+        return self._shown_hz
+
+
+class StatusLine:
+    """Writes the line. It changes where a state does: durations and rates are in coarse steps.
+
+    Args:
+        data_plane, pipelines, publisher, rate: are read at each call.
+        reload: None where settings are never read again.
+    """
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        pipelines: Sequence[LanePipeline],
+        publisher: Publisher,
+        rate: LaneRate,
+        reload: SettingsReload | None = None,
+    ) -> None:
+        self._data_plane = data_plane
+        self._pipelines = pipelines
+        self._publisher = publisher
+        self._rate = rate
+        self._reload = reload
+
+    def text(self, now: float) -> str:
+        """Return the line at `now`, `time.monotonic()`."""
+        parts = [f"serving {self._models()}", self._cameras(now), f"broker {self._publisher.state}"]
+        if self._pipelines and (rate_hz := self._rate.shown_hz(now)) is not None:
+            parts.append(f"{rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s")
+        line = ", ".join(parts)
+        if (reload := self._reload) is not None:
+            if reload.restart_needed:
+                line += f"; restart needed for {', '.join(reload.restart_needed)}"
+            if reload.fault:
+                line += f"; settings not reloaded: {reload.fault[: 2 * _LONGEST_REASON]}"
+        # systemd reads a second line as another assignment.
+        return line.replace("\n", " ")
+
+    def _models(self) -> str:
+        entries = self._data_plane.index(only_ready=False)
+        ready = {entry.name for entry in entries if entry.state is ModelState.READY}
+        failed = {
+            entry.name: entry.reason
+            for entry in entries
+            if entry.name not in ready and entry.reason != UNLOADED
+        }
+        if not failed:
+            return _counted(len(ready), "model")
+        reasons = "; ".join(f"{name}: {_short(reason)}" for name, reason in failed.items())
+        return f"{len(ready)} of {_counted(len(ready) + len(failed), 'model')} ({reasons})"
+
+    def _cameras(self, now: float) -> str:
+        pipelines = tuple(self._pipelines)
+        faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
+        if not pipelines:
+            return "no camera"
+        if not faults:
+            return _counted(len(pipelines), "camera")
+        reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        working = len(pipelines) - sum(not self._has_lanes(p) for p in pipelines)
+        return f"{working} of {_counted(len(pipelines), 'camera')} ({reasons})"
+
+    @staticmethod
+    def _has_lanes(pipeline: LanePipeline) -> bool:
+        return pipeline.camera.status.usable and not pipeline.failure
+
+
+def _fault(pipeline: LanePipeline, now: float) -> str:
+    """Return what is wrong with a camera, and since when; empty if nothing is."""
+    status = pipeline.camera.status
+    if status.state is not CameraState.LIVE:
+        return f"{spelt(status)}{_duration(now - status.since_mono_ns / 1e9)}"
+    return f"no lanes: {_short(pipeline.failure)}" if pipeline.failure else ""
+
+
+def spelt(status: CameraStatus) -> str:
+    """Return a camera's state with its reason, where it has one that the state does not say."""
+    state, reason = status.state.value, status.reason
+    return state if reason in {"", state, "no_frames"} else f"{state} ({reason})"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration that changes seldom: ` 20 s`, ` 5 min`, ` 3 h`; empty below 10 s."""
+    if seconds < 10:
+        return ""
+    if seconds < 60:
+        return f" {int(seconds // 10) * 10} s"
+    return f" {int(seconds // 60)} min" if seconds < 3600 else f" {int(seconds // 3600)} h"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _short(text: Any) -> str:
+    text = str(text)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+
 
 log = logging.getLogger(__name__)
 

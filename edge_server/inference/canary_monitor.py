@@ -27,8 +27,7 @@ from edge_server.inference.mirror import (
 )
 from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
 from edge_server.inference.statistics import FailureReason
-from edge_server.process.awake_time import AwakeTime
-from edge_server.process.worker import Worker
+from edge_server.process.worker import AwakeTime, Worker
 from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edge_server.errors import SettingsError
-from edge_server.process.backoff import Backoff
-from edge_server.process.worker import Worker
+from edge_server.process.worker import Backoff, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

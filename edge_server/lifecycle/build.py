@@ -13,8 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no_progress
-from edge_server.board.kernel_files import read_number, read_text
-from edge_server.board.resources import control_groups, read_memory
+from edge_server.board.resources import control_groups, read_memory, read_number, read_text
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S

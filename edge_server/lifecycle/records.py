@@ -17,7 +17,7 @@ from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
 from edge_server.model_config.fields import without_effect
-from edge_server.process.backoff import Backoff
+from edge_server.process.worker import Backoff
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, WAITS, Verdict
 

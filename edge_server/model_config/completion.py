@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
+from edge_server.model_config.fields import datatype_of, unified
 from edge_server.model_config.files import reading
+from edge_server.tensors import TensorSpec, shape_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
+    from edge_server.tensors import DataType
 
 # Backend, its platform, and its file in a version directory: the first that exists wins, and is the
 # default where none does. Triton does not find Paddle's models by their files.
@@ -196,3 +201,248 @@ def _complete_instance_groups(message: Any, gpus: int) -> None:
         if group.count == 0:
             cpu = group.kind == kind.KIND_CPU
             group.count = 2 if cpu and message.backend == "onnxruntime" else 1
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model's tensors in the file's order; the batch dimension is included.
+
+    Attributes:
+        with_defaults: inputs for which the file has default values; they count as inputs of the
+            model where the configuration names them.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    with_defaults: tuple[TensorSpec, ...] = ()
+
+
+def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) -> ModelConfig:
+    """Return `config` completed from `signature`; what `config` does give must agree with it.
+
+    A model batches where every tensor's first dimension is free. If the configuration then has no
+    `max_batch_size` it gets the default one, with dynamic batching; but a configuration that gives
+    any tensor's dims with the batch dimension, or an optional input, describes a model that does
+    not batch. (0 and "not given" are the same in the protocol.) A model that was exported for a
+    batch of exactly 1 agrees with `max_batch_size: 1`.
+
+    Controls and states of the sequence batcher are among the model's tensors but not among the
+    configuration's inputs and outputs.
+
+    Raises:
+        ModelConfigError: configuration and signature disagree.
+    """
+    check = _SignatureCheck(files, config, signature)
+    message = pb.ModelConfig()
+    message.CopyFrom(config.message)
+    message.max_batch_size = check.max_batch_size()
+    if (
+        config.completion.auto
+        and message.max_batch_size > 1
+        and not message.WhichOneof("scheduling_choice")
+    ):
+        message.dynamic_batching.SetInParent()
+    complete_scheduling(message)
+    check.batched = message.max_batch_size > 0
+    completed = ModelConfig.of(message, config.completion)
+    return completed.with_io(check.agreed("input"), check.agreed("output"))
+
+
+class _SignatureCheck:
+    """Compares one configuration with one signature.
+
+    Attributes:
+        batched: whether the model's shapes have a batch dimension in front.
+    """
+
+    def __init__(self, files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
+        self._path = files.config_path
+        self._config = config
+        self._signature = signature
+        self.batched = False
+
+    def max_batch_size(self) -> int:
+        config, real = self._config, (*self._signature.inputs, *self._signature.outputs)
+        size = config.max_batch_size
+        fixed = [spec for spec in real if spec.shape[:1] != (-1,)]
+        if size == 1:
+            fixed = [spec for spec in fixed if spec.shape[:1] != (1,)]
+        if size > 0 and fixed:
+            raise self._no_batching(fixed[0])
+        if size > 0 or fixed or not config.completion.auto or self._means_no_batching():
+            return size
+        size = max(0, config.completion.default_max_batch_size)
+        log.warning(
+            "model %s: max_batch_size set to %d, since the model batches and the configuration "
+            "does not give it; set it to batch more, or the tensors' dims in full to batch nothing",
+            config.name,
+            size,
+        )
+        return size
+
+    def _no_batching(self, spec: TensorSpec) -> ModelConfigError:
+        name, shape = self._config.name, shape_text(spec.shape)
+        if self._config.completion.auto:
+            return ModelConfigError(
+                f"{self._path}: autofill failed for model '{name}': model does not support "
+                f"batching while non-zero max_batch_size is specified; tensor '{spec.name}' has "
+                f"shape {shape}: set max_batch_size to 0, or export with a free first dimension"
+            )
+        return ModelConfigError(
+            f"{self._path}: model '{name}', tensor '{spec.name}': for the model to support "
+            "batching the shape should have at least 1 dimension and the first dimension must be "
+            f"-1; but shape expected by the model is {shape}"
+        )
+
+    def _means_no_batching(self) -> bool:
+        message, signature = self._config.message, self._signature
+        if any(tensor.optional for tensor in (*message.input, *signature.inputs)):
+            return True
+        for configured, real in (
+            (message.input, signature.inputs),
+            (message.output, signature.outputs),
+        ):
+            ranks = {spec.name: len(spec.shape) for spec in real}
+            for tensor in configured:
+                dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+                if tensor.dims and ranks.get(tensor.name) == len(dims):
+                    return True
+        return False
+
+    def agreed(self, kind: str) -> list[TensorSpec]:
+        """The model's tensors in the file's order; a free size on one side is fixed by the other.
+
+        Tensors of the sequence batcher are hidden, except a state that the configuration names
+        among its outputs, so that clients can read it.
+        """
+        config = self._config
+        configured = {tensor.name: tensor for tensor in getattr(config.message, kind)}
+        found = {spec.name: spec for spec in getattr(self._signature, f"{kind}s")}
+        if kind == "input":
+            defaults = self._signature.with_defaults
+            found |= {spec.name: spec for spec in defaults if spec.name in configured}
+        hidden = self._check_sequence_tensors(kind, found) | self._check_batch_inputs(kind, found)
+        shown = {n: spec for n, spec in found.items() if n in configured or n not in hidden}
+        count = len(configured)
+        if count > len(shown) or (count < len(shown) and not config.completion.auto):
+            raise self._error(
+                f"unable to load model '{config.name}', configuration expects {count} {kind}s, "
+                f"model provides {len(shown)}"
+            )
+        for name in configured:
+            self._check_name(kind, name, shown)
+        return [
+            self._agreed_tensor(kind, configured[name], spec)
+            if name in configured
+            else replace(spec, shape=self._unbatched(spec))
+            for name, spec in shown.items()
+        ]
+
+    def _check_sequence_tensors(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
+        """Check the controls and states against the model's tensors; return their names."""
+        batching = self._config.sequence_batching
+        if batching is None:
+            return set()
+        controls = batching.controls if kind == "input" else ()
+        datatypes = {control.input_name: control.datatype for control in controls}
+        states = {
+            (state.input_name if kind == "input" else state.output_name): state
+            for state in batching.states
+        }
+        datatypes |= {name: state.datatype for name, state in states.items()}
+        for name, datatype in datatypes.items():
+            self._check_name(kind, name, found)
+            self._check_type(kind, name, datatype, found[name].datatype)
+        for name, state in states.items():
+            if unified(state.shape, self._unbatched(found[name])) is None:
+                raise self._error(
+                    f"model '{self._config.name}', state '{name}': the model has shape "
+                    f"{shape_text(found[name].shape)} but the configuration has dims "
+                    f"{shape_text(state.shape)}"
+                )
+        return set(datatypes)
+
+    def _check_batch_inputs(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
+        """Check the batch inputs against the model's tensors; return their names."""
+        ragged = self._config.ragged
+        types = ragged.batch_input_types if ragged is not None and kind == "input" else {}
+        for name, datatype in types.items():
+            self._check_name(kind, name, found)
+            self._check_type(kind, name, datatype, found[name].datatype)
+        return set(types)
+
+    def _agreed_tensor(self, kind: str, tensor: Any, real: TensorSpec) -> TensorSpec:
+        if kind == "input" and tensor.optional:
+            self._check_optional(tensor, real)
+        if tensor.data_type != pb.TYPE_INVALID:
+            self._check_type(kind, tensor.name, datatype_of(tensor.data_type), real.datatype)
+        ragged = self._config.ragged
+        if kind == "input" and tensor.name in self._config.ragged_inputs:
+            if real.shape != (-1,):
+                raise self._error(
+                    f"unable to load model '{self._config.name}', configuration expects model "
+                    f"provides input with shape [-1]  for ragged input '{tensor.name}', model "
+                    f"provides {shape_text(real.shape)}"
+                )
+            return TensorSpec(tensor.name, real.datatype, tuple(tensor.dims) or (-1,))
+        shape = self._unbatched(real)
+        dims = tuple(tensor.dims) or shape
+        if kind == "output" and ragged is not None and tensor.name in ragged.batch_output_names:
+            return TensorSpec(tensor.name, real.datatype, dims)
+        reshaped = tensor.HasField("reshape") and bool(tensor.dims)
+        agreed = unified(tuple(tensor.reshape.shape) if reshaped else dims, shape)
+        if agreed is None:
+            raise self._other_dims(tensor, real)
+        return TensorSpec(tensor.name, real.datatype, dims if reshaped else agreed)
+
+    def _unbatched(self, spec: TensorSpec) -> tuple[int, ...]:
+        return spec.shape[1:] if self.batched else spec.shape
+
+    def _check_name(self, kind: str, name: str, known: dict[str, TensorSpec]) -> None:
+        if name not in known:
+            raise self._error(
+                f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}"
+            )
+
+    def _check_type(
+        self, kind: str, name: str, configured: DataType | None, real: DataType
+    ) -> None:
+        if configured is not real:
+            expected = configured.config_name if configured else "TYPE_INVALID"
+            raise self._error(
+                f"unable to load model '{self._config.name}', configuration expects datatype "
+                f"{expected} for {kind} '{name}', model provides {real.config_name}"
+            )
+
+    def _check_optional(self, tensor: Any, real: TensorSpec) -> None:
+        if self.batched:
+            raise self._error(
+                f"optional input '{tensor.name}' is not supported for models that support batching"
+            )
+        if not real.optional:
+            raise self._error(
+                f"input '{tensor.name}' is optional in the configuration of model "
+                f"'{self._config.name}', but the model cannot do without; remove 'optional', or "
+                "export the model with a default for it"
+            )
+
+    def _other_dims(self, tensor: Any, real: TensorSpec) -> ModelConfigError:
+        dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+        shown = f"(shape {shape_text(dims)})"
+        if self.batched:
+            dims = (-1, *dims)
+            shown = (
+                "(an initial batch dimension because max_batch_size > 0 followed by the explicit "
+                f"tensor shape, making complete shape {shape_text(dims)})"
+            )
+        return self._error(
+            f"model '{self._config.name}', tensor '{tensor.name}': the model expects "
+            f"{len(real.shape)} dimensions (shape {shape_text(real.shape)}) but the model "
+            f"configuration specifies {len(dims)} dimensions {shown}"
+        )
+
+    def _error(self, text: str) -> ModelConfigError:
+        return ModelConfigError(f"{self._path}: {text}")

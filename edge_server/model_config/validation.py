@@ -10,15 +10,15 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS, remedy_for
-from edge_server.model_config.config import USUAL_COMPLETION, Completion
+from edge_server.model_config.config import USUAL_COMPLETION, Completion, ragged_faults
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
 from edge_server.model_config.files import is_file_name, read_labels
-from edge_server.model_config.ragged import ragged_faults
-from edge_server.model_config.sequence_rules import preferred_size_faults, sequence_faults
-from edge_server.model_config.tensor_rules import (
+from edge_server.model_config.rules import (
     batch_io_faults,
     io_faults,
+    preferred_size_faults,
+    sequence_faults,
     size_faults,
     warmup_faults,
 )

@@ -27,7 +27,7 @@ from edge_server.mqtt.broker import (
     transport_of,
 )
 from edge_server.mqtt.payloads import content_type
-from edge_server.process.awake_time import AwakeTime
+from edge_server.process.worker import AwakeTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from edge_server.mqtt.outbox import Wake
-    from edge_server.mqtt.topics import Topics
+    from edge_server.mqtt.payloads import Topics
     from edge_server.settings import Mqtt
     from edge_server.settings.sections import PayloadFormat
 

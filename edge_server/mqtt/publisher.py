@@ -9,19 +9,22 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edge_server.inference.registry import ModelState
-from edge_server.mqtt import home_assistant, payloads
+from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.feed import EventFeed, Feed
-from edge_server.mqtt.health import health
-from edge_server.mqtt.links import Links
-from edge_server.mqtt.topics import Topics
+from edge_server.mqtt.link import Links
+from edge_server.mqtt.payloads import Topics, rfc3339
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from edge_server.board.facts import BoardFacts
     from edge_server.board.identity import Identity
+    from edge_server.board.resources import BoardMemory
     from edge_server.board.update_record import UpdateRecord
     from edge_server.board.watch import BoardCondition
     from edge_server.cameras.calibration import Calibration
@@ -32,6 +35,192 @@ if TYPE_CHECKING:
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
+
+SCHEMA = "edge.health/1"
+
+_UINT32 = 2**32
+_MIB = 1 << 20
+_encode = msgspec.json.Encoder().encode
+
+
+def health(
+    identity: Identity,
+    facts: BoardFacts | None,
+    condition: BoardCondition,
+    free_bytes: Mapping[str, int],
+    *,
+    mono_ns: int,
+    epoch_ns: int,
+) -> bytes:
+    """Return the JSON of the device's health.
+
+    Args:
+        identity: of this device.
+        facts: None where the sensors do not let themselves be read.
+        condition: what is wrong with the board.
+        free_bytes: directory → its free space.
+        mono_ns: `time.monotonic_ns()` now.
+        epoch_ns: `time.time_ns()` now.
+    """
+    status = "OK" if facts is not None else "UNKNOWN"
+    if condition.reasons:
+        status = "DEGRADED"
+    known = {} if facts is None else _facts(facts)
+    uptime_s = None if facts is None else facts.uptime_s
+    uptime = {} if uptime_s is None else {"uptime_s": int(uptime_s) % _UINT32}
+    return _encode(
+        {
+            "schema": SCHEMA,
+            "device": identity.device,
+            "boot_id": identity.boot_id,
+            "status": f"HEALTH_STATUS_{status}",
+            "reasons": [as_utf8(reason) for reason in condition.reasons],
+            "time": {
+                "mono_ns": str(mono_ns),
+                "time": rfc3339(epoch_ns),
+                "clock": f"HEALTH_CLOCK_{condition.clock.name}",
+                "clock_steps": condition.clock_steps % _UINT32,
+                **uptime,
+            },
+            **(_NOTHING | known),
+            "disks": [
+                {"directory": as_utf8(directory), "free_mib": count // _MIB % _UINT32}
+                for directory, count in free_bytes.items()
+            ],
+        }
+    )
+
+
+_NOTHING: dict[str, Any] = {
+    "engines": [],
+    "temperatures": [],
+    "rails": [],
+    "memory": {},
+    "storage": [],
+    "supply_events": [],
+}
+
+
+def _facts(facts: BoardFacts) -> dict[str, Any]:
+    modes = facts.power_modes
+    mode = None if modes is None or modes.current is None else modes.current.name
+    return _known(power_mode=mode, boot_reason=facts.boot_reason) | {
+        "engines": [
+            {"name": engine.name}
+            | _known(
+                load=engine.load,
+                clock_mhz=_mega(engine.now_hz),
+                highest_clock_mhz=_mega(engine.highest_hz),
+            )
+            for engine in facts.engines
+        ],
+        "temperatures": [
+            {"zone": as_utf8(zone.name), "celsius": zone.celsius}
+            | _known(throttle_celsius=zone.throttle_celsius)
+            for zone in facts.heat.zones
+        ],
+        "rails": [
+            {"name": as_utf8(rail.name), "watts": round(rail.watts, 3)} for rail in facts.rails
+        ],
+        "memory": _memory(facts.memory),
+        "storage": [
+            {"name": drive.name} | _known(worn=drive.worn, celsius=drive.celsius)
+            for drive in facts.storage
+        ],
+        "supply_events": [
+            {"name": event.name, "count": event.count % _UINT32}
+            for event in facts.heat.supply_events
+        ],
+    }
+
+
+def _memory(memory: BoardMemory) -> dict[str, Any]:
+    swap_used = None
+    if memory.swap_total_bytes is not None and memory.swap_free_bytes is not None:
+        swap_used = memory.swap_total_bytes - memory.swap_free_bytes
+    return _known(
+        total_mib=_mib(memory.total_bytes),
+        available_mib=_mib(memory.available_bytes),
+        swap_used_mib=_mib(swap_used),
+    )
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {
+        name: as_utf8(value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _mega(hz: int | None) -> int | None:
+    return None if hz is None else hz // 1_000_000 % _UINT32
+
+
+def _mib(count: int | None) -> int | None:
+    return None if count is None else max(0, count) // _MIB % _UINT32
+
+
+_STATES = ("ok", "degraded", "stalled", "frozen", "lost")
+# "None" is its word for "not known"; the key is absent where the offset cannot be measured.
+_OFFSET = "{{ (value_json.get('ego') or {}).get('lateral_offset_m') }}"
+_DEPARTURE = "{{ 'OFF' if value_json.phase == 'EVENT_PHASE_END' else 'ON' }}"
+
+
+def discovery_topic(prefix: str, identity: Identity) -> str:
+    """Return the topic of the device's discovery; retained."""
+    return f"{prefix}/device/edge_server_{identity.device}/config"
+
+
+def discovery(identity: Identity, topics: Topics, cameras: Iterable[str]) -> bytes:
+    """Return the entities of every camera: departure warning, state, and lateral offset."""
+    components: dict[str, Any] = {}
+    for camera in sorted(cameras):
+        unique = f"edge_server_{identity.device}_{camera}"
+        components[f"{camera}_lane_departure"] = {
+            "p": "binary_sensor",
+            "unique_id": f"{unique}_lane_departure",
+            "name": f"{camera} lane departure",
+            "device_class": "safety",
+            "state_topic": topics.event("lane_departure", camera),
+            "value_template": _DEPARTURE,
+        }
+        components[f"{camera}_state"] = {
+            "p": "sensor",
+            "unique_id": f"{unique}_state",
+            "name": f"{camera} camera",
+            "device_class": "enum",
+            "options": _STATES,
+            "entity_category": "diagnostic",
+            "state_topic": topics.camera_status(camera),
+            "value_template": "{{ value_json.state }}",
+        }
+        components[f"{camera}_lateral_offset"] = {
+            "p": "sensor",
+            "unique_id": f"{unique}_lateral_offset",
+            "name": f"{camera} lateral offset",
+            "device_class": "distance",
+            "state_class": "measurement",
+            "unit_of_measurement": "m",
+            "state_topic": topics.lanes(camera),
+            "value_template": _OFFSET,
+            "expire_after": 2,
+        }
+    return msgspec.json.encode(
+        {
+            "dev": {
+                "ids": [f"edge_server_{identity.device}"],
+                "name": identity.device,
+                "sw": identity.version,
+            },
+            "o": {"name": "edge_server", "sw": identity.version},
+            "availability_topic": topics.status,
+            "availability_template": "{{ value_json.state }}",
+            "cmps": components,
+            "qos": 1,
+        }
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -274,8 +463,8 @@ class Publisher:
         self._put_state(self._topics.meta, birth)
         before, self._discovery = self._discovery, ""
         if mqtt is not None and mqtt.home_assistant and self._cameras:
-            self._discovery = home_assistant.topic(mqtt.home_assistant, self._identity)
-            entities = home_assistant.discovery(self._identity, self._topics, self._cameras)
+            self._discovery = discovery_topic(mqtt.home_assistant, self._identity)
+            entities = discovery(self._identity, self._topics, self._cameras)
             self._put_state(self._discovery, entities)
         if before not in {"", self._discovery}:
             self._put_state(before, b"")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edge_server.errors import InternalError
+from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import Lane, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import frames_at_once
-from edge_server.pipeline.lane_tensors import ImageNeeds, LaneTensors
 from edge_server.pixels import Image, PixelFormat
 from edge_server.requests import InferRequest, StepTiming
+from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,155 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Trace
+    from edge_server.requests import Parameters, Trace
+    from edge_server.tensors import TensorSpec
+
+_FLOATS = (DataType.FP32, DataType.FP16)
+# The image formats that a model takes, by the dims of its input; any format where all dims are -1.
+_FORMATS = {3: PixelFormat.BGR, 2: PixelFormat.YUY2, 1: PixelFormat.GREY}
+
+
+@dataclass(frozen=True)
+class LaneTensors:
+    """Which tensors of a model are the image, the lanes' points and their scores.
+
+    Attributes:
+        pixel_format: the only format that the model takes; None where it takes each of them.
+        batched: tensors have a batch dimension.
+    """
+
+    image: str
+    points: str
+    scores: str
+    pixel_format: PixelFormat | None
+    batched: bool
+
+    def step_of(self, config: ModelConfig) -> str:
+        """Return the name of the model that takes the image in an ensemble; "" without such a one,
+        or with several."""
+        takers = [step.model_name for step in config.steps if self.image in step.input_map.values()]
+        return takers[0] if len(takers) == 1 else ""
+
+    @staticmethod
+    def of(config: ModelConfig) -> LaneTensors:
+        """Find the tensors: the one UINT8 input that every request needs, the one floating-point
+        output with dims [-1, 72, 2], and the one with dims [-1].
+
+        Raises:
+            ModelConfigError: the model is no lane model; the text says what is missing.
+        """
+        needed = [spec for spec in config.inputs if not spec.optional]
+        images = [
+            spec for spec in needed if spec.datatype is DataType.UINT8 and len(spec.shape) in (2, 3)
+        ]
+        outputs = [spec for spec in config.outputs if spec.datatype in _FLOATS]
+        points = [spec for spec in outputs if spec.shape[1:] == (ROW_COUNT, 2)]
+        scores = [spec for spec in outputs if len(spec.shape) == 1]
+        if not len(images) == len(needed) == len(points) == len(scores) == 1:
+            raise ModelConfigError(
+                f"model '{config.name}' is no lane model: it has inputs {_names(config.inputs)} "
+                f"and outputs {_names(config.outputs)}; a lane model has one input, TYPE_UINT8 "
+                f"with dims [-1,-1,3] (BGR) or [-1,-1,-1] (any format), one output with dims "
+                f"[-1,{ROW_COUNT},2] (points) and one with dims [-1] (scores), both floating-point"
+            )
+        return LaneTensors(
+            images[0].name,
+            points[0].name,
+            scores[0].name,
+            _format_of(images[0].shape),
+            config.max_batch_size > 0,
+        )
+
+    def input_of(self, image: Image) -> tuple[Tensor, Parameters]:
+        """Return the input tensor of `image`, and the request parameters that describe its pixels:
+        `pixel_format`, `color_matrix` and `color_range`.
+
+        The pixels are copied only where their planes have gaps, or where the model takes another
+        format alone.
+        """
+        if self.pixel_format is not None and self.pixel_format is not image.pixel_format:
+            image = _converted(image, self.pixel_format)
+        pixels = image.packed()
+        if self.pixel_format is not None and self.pixel_format.is_subsampled:
+            pixels = pixels[..., 0]
+        parameters = {
+            "pixel_format": image.pixel_format.value,
+            "color_matrix": image.colour.matrix.value,
+            "color_range": image.colour.range.value,
+        }
+        return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+
+
+def _converted(image: Image, pixel_format: PixelFormat) -> Image:
+    # OpenCV is not needed by a daemon without cameras.
+    from edge_server.cameras.colour import converted  # noqa: PLC0415
+
+    made = converted(image, pixel_format)
+    if made is None:
+        raise ModelConfigError(
+            f"the model takes {pixel_format.value} images, the camera gives "
+            f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
+            'image_preprocess the parameter pixel_format "any"'
+        )
+    return made
+
+
+class ImageNeeds(NamedTuple):
+    """What a model needs of its images.
+
+    Attributes:
+        pixel_format: where dims do not tell it: NV12 and I420 have the same.
+        size: width and height in px of what the model makes of them; None where it cannot be
+            known, or where regions or the lens are given in px of whole images.
+    """
+
+    pixel_format: PixelFormat | None = None
+    size: tuple[int, int] | None = None
+
+    @staticmethod
+    def of(config: ModelConfig) -> ImageNeeds:
+        """Return the needs of the step that takes the image."""
+        if config.backend != "image_preprocess":
+            return ImageNeeds()
+        # It needs OpenCV, and so does the model.
+        from edge_server.backends.vision.image_preprocess_config import (  # noqa: PLC0415
+            FrameParameters,
+        )
+
+        frame = FrameParameters.of(config)
+        planes = [spec.shape for spec in config.outputs if len(spec.shape) == 3]
+        if frame.crop is not None or frame.lens is not None or not planes:
+            return ImageNeeds(frame.pixel_format)
+        return ImageNeeds(frame.pixel_format, (planes[0][2], planes[0][1]))
+
+
+def check_replacement(old: ModelConfig, new: ModelConfig) -> None:
+    """Check that `new` is a lane model that takes the images of the cameras that use `old`.
+
+    A model that takes any format, or BGR, takes those of each camera.
+
+    Raises:
+        ModelConfigError: it is not; the text says why.
+    """
+    pixel_format = LaneTensors.of(new).pixel_format
+    if pixel_format in (None, PixelFormat.BGR) or pixel_format is LaneTensors.of(old).pixel_format:
+        return
+    raise ModelConfigError(
+        f"model '{new.name}' takes {pixel_format.value} images alone, its predecessor took others; "
+        "give its input dims [-1,-1,-1], and its image_preprocess the parameter pixel_format "
+        '"any"'
+    )
+
+
+def _format_of(dims: tuple[int, ...]) -> PixelFormat | None:
+    if len(dims) == 2:
+        return PixelFormat.NV12
+    return _FORMATS.get(dims[2])
+
+
+def _names(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"'{spec.name}'" for spec in specs) or "none"
+
 
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
-    from edge_server.pipeline.events import Event
+    from edge_server.pipeline.event_log import Event
 
 LANES_SCHEMA = "edge.lanes/1"
 EVENT_SCHEMA = "edge.event/1"

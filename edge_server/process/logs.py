@@ -10,30 +10,309 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
-from edge_server.process.journal import (
-    PRIORITIES,
-    JournalHandler,
-    find_send,
-    writes_to_journal,
-)
-from edge_server.process.log_limits import LineLimits
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Send = Callable[..., object]
     import io
 
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
+
+# The same line is logged so often in this time: a state that comes and goes shows as what it is.
+SAME_LINES = 3
+FOLD_S = 10.0
+# A source is a logger: about one file of the program. It may log so many lines at once, and so many
+# per second for good; a start with many models logs some hundred.
+BURST_LINES = 300
+LINES_PER_S = 10.0
+# Different lines that are remembered.
+_MOST_LINES = 512
+
+
+@dataclass
+class _Repeated:
+    since_s: float
+    logged: int = 1
+    count: int = 0
+
+
+@dataclass
+class _Source:
+    credit: float
+    at_s: float
+    dropped: int = 0
+    since_s: float = 0.0
+
+
+class LineLimits(logging.Filter):
+    """Drops repeated lines and floods of a handler, and logs how many of them were dropped.
+
+    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged
+    once that time is over and the handler gets another line, or closes. A source beyond its limit
+    is cut, and the number of its lines is logged when it logs less again. Debug lines have no
+    limits.
+
+    Args:
+        handler: writes the counts.
+        now_s: the monotonic clock.
+    """
+
+    def __init__(
+        self, handler: logging.Handler, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._handler = handler
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[tuple[str, int, str], _Repeated] = OrderedDict()
+        self._sources: dict[str, _Source] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is logged; counts that are due are logged before it."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        now_s = self._now_s()
+        with self._lock:
+            due = self._ended_folds(now_s)
+            passes = self._is_new(record, now_s) and self._has_credit(record, now_s, due)
+        for name, level, text in due:
+            self._write(name, level, text)
+        return passes
+
+    def close(self) -> None:
+        """Log the counts that are still due."""
+        with self._lock:
+            due = self._ended_folds(float("inf"))
+            due += [
+                (name, logging.WARNING, _left_out(source.dropped))
+                for name, source in self._sources.items()
+                if source.dropped
+            ]
+            self._sources.clear()
+        for name, level, text in due:
+            self._write(name, level, text)
+
+    # The caller of the methods below holds the lock.
+
+    def _is_new(self, record: logging.LogRecord, now_s: float) -> bool:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - the handler reports a broken record
+            return True
+        if record.exc_info:
+            # One fault with two traces is two lines.
+            text += repr(record.exc_info[1])
+        key = record.name, record.levelno, text
+        known = self._lines.get(key)
+        if known is not None and known.logged == SAME_LINES:
+            known.count += 1
+            return False
+        if known is not None:
+            known.logged += 1
+            return True
+        self._lines[key] = _Repeated(now_s)
+        return True
+
+    def _has_credit(
+        self, record: logging.LogRecord, now_s: float, due: list[tuple[str, int, str]]
+    ) -> bool:
+        source = self._sources.setdefault(record.name, _Source(BURST_LINES, now_s))
+        earned = (now_s - source.at_s) * LINES_PER_S
+        source.credit = min(float(BURST_LINES), source.credit + earned)
+        source.at_s = now_s
+        if source.credit < 1:
+            source.dropped += 1
+            return False
+        source.credit -= 1
+        # Said once the source has calmed down, not at each line that slips through.
+        if source.dropped and source.credit >= BURST_LINES / 10:
+            due.append((record.name, logging.WARNING, _left_out(source.dropped)))
+            source.dropped = 0
+        return True
+
+    def _ended_folds(self, now_s: float) -> list[tuple[str, int, str]]:
+        due = []
+        while self._lines:
+            key, line = next(iter(self._lines.items()))
+            if now_s - line.since_s < FOLD_S and len(self._lines) <= _MOST_LINES:
+                break
+            del self._lines[key]
+            if line.count:
+                name, level, text = key
+                due.append((name, level, f"{text} [{line.count} more of it]"))
+        return due
+
+    def _write(self, name: str, level: int, text: str) -> None:
+        record = logging.LogRecord(name, level, "", 0, "%s", (text,), None)
+        self._handler.acquire()
+        try:
+            self._handler.emit(record)
+        finally:
+            self._handler.release()
+
+
+@lru_cache(maxsize=256)
+def log_once(log: logging.Logger, text: str) -> None:
+    """Log `text` once in the life of this process: a lost camera is opened again and again."""
+    log.info("%s", text)
+
+
+def _left_out(count: int) -> str:
+    return f"log: {count} lines of this source were left out: too many at once"
+
+
+PRIORITIES = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
+# Log lines name their subject first.
+_SUBJECTS = {
+    "model %s": "MODEL",
+    "ensemble %s": "MODEL",
+    "plan of model %s": "MODEL",
+    "camera %s": "CAMERA",
+}
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """An event that a person has to do something about.
+
+    Attributes:
+        error_id: for `journalctl ERROR_ID=…`.
+        message_id: its entry in systemd/edge-server.catalog.
+        text: how its log line begins, as it stands in the code, with `%s` for names.
+    """
+
+    error_id: str
+    message_id: str
+    text: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.escape(self.text).replace("%s", r"[^:\n]+"))
+
+
+EVENTS = (
+    CatalogEntry(
+        "model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "
+    ),
+    CatalogEntry(
+        "model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"
+    ),
+    CatalogEntry(
+        "model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "
+    ),
+    CatalogEntry(
+        "model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "
+    ),
+    CatalogEntry(
+        "model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "
+    ),
+    CatalogEntry(
+        "camera_without_lanes",
+        "b0ebf0940db144ae9643f10aa060e807",
+        "camera %s: no lanes from now on: ",
+    ),
+    CatalogEntry(
+        "settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"
+    ),
+    CatalogEntry("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
+    CatalogEntry("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
+)
+# Errors that end the daemon, by the name of their class, which the record has in `error_classes`.
+ENDING = {
+    "SettingsError": "9ecac4ab6ba545f393ab0a632035235f",
+    "ModelConfigError": "8352cc244d0d4be6ba99a61394c32d26",
+    "Unavailable": "4726825be8fb4b5ebc477b5e29970b60",
+    "DeviceLost": "8f6cc2ede07e468caf2be8d71983577a",
+    "StageStuck": "6f96b88a9c43415094399c8f129579b6",
+}
+
+
+def writes_to_journal() -> bool:
+    """Return whether stderr is the journal itself, and no file or pipe of whoever started this."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def find_send() -> Send | None:
+    """Return systemd's `journal.send`; None where its Python library is not installed."""
+    try:
+        from systemd.journal import send  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    found: Send = send
+    return found
+
+
+class JournalHandler(logging.Handler):
+    """Sends each record as one entry of the journal, with its fields.
+
+    systemd's own handler of that name also sends a record's arguments, passwords among them.
+    """
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+            self._send(
+                text,
+                PRIORITY=str(PRIORITIES.get(record.levelno, 6)),
+                SYSLOG_IDENTIFIER="edge-server",
+                LOGGER=record.name,
+                THREAD_NAME=str(record.threadName),
+                CODE_FILE=record.pathname,
+                CODE_LINE=record.lineno,
+                CODE_FUNC=record.funcName,
+                **fields_of(record, text),
+            )
+        # As every handler of logging: a line that cannot be sent ends nothing.
+        except Exception:  # noqa: BLE001
+            self.handleError(record)
+
+
+def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
+    """Return the fields of a record whose formatted text is `text`."""
+    fields: dict[str, str] = {}
+    template, _, _ = str(record.msg).partition(":")
+    if template in _SUBJECTS and record.args and isinstance(record.args, tuple):
+        fields[_SUBJECTS[template]] = str(record.args[0])
+    if record.levelno < logging.WARNING:
+        return fields
+    for name in getattr(record, "error_classes", ()):
+        if name in ENDING:
+            return {**fields, "ERROR_ID": name, "MESSAGE_ID": ENDING[name]}
+    for event in EVENTS:
+        if event.pattern.match(text):
+            return {**fields, "ERROR_ID": event.error_id, "MESSAGE_ID": event.message_id}
+    return fields
+
 
 # A traceback has some thousand characters.
 _LONGEST_TEXT = 16_384

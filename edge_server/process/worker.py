@@ -3,18 +3,93 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, InternalError, StageStuck
-from edge_server.process.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from edge_server.process.awake_time import AwakeTime
+# Of the monitor's late looks. A monitor that looks twice a second and is late each time has those
+# of the last eight minutes at least.
+_MOST_REMEMBERED = 1000
+
+
+class AwakeTime:
+    """The age of what one monitor watches, without the time in which the monitor did not run.
+
+    A process that was stopped, suspended or starved runs all its threads again at once, and the
+    monitor may be the first of them. By the clock alone everything would then seem to hang. What
+    this counts was there in all that time, and the monitor looked at it again and again.
+
+    For the monitor's thread alone.
+
+    Args:
+        longest_s: the time between two looks that counts at most; of a longer one the rest was
+            sleep. It is to be more than the monitor's period, and less than its limits.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._first = self._last = inf
+        # When a sleep had ended, and how long it was.
+        self._sleeps: deque[tuple[float, float]] = deque(maxlen=_MOST_REMEMBERED)
+
+    def look(self, now: float) -> None:
+        """Note that the monitor looks at `now` (`time.monotonic()`); called before `since`."""
+        slept_s = now - self._last - self._longest_s
+        if slept_s > 0:
+            self._sleeps.append((now, slept_s))
+        self._first, self._last = min(self._first, now), now
+
+    def since(self, moment: float) -> float:
+        """Return for how many seconds before the last look the monitor was awake after `moment`.
+
+        What began before the first look counts from the first look.
+        """
+        slept_s = 0.0
+        for ended, each_s in reversed(self._sleeps):
+            if ended <= moment:
+                break
+            slept_s += each_s
+        return max(0.0, self._last - max(moment, self._first) - slept_s)
+
+
+class Backoff:
+    """Doubling delays with jitter, so that the devices of a fleet do not reconnect all at once.
+
+    The n-th delay lies between half and the whole of `first_s * 2**n`, at most `longest_s`.
+
+    Args:
+        first_s: upper bound of the first delay.
+        longest_s: upper bound of all delays.
+        draw: returns a number in 0..1 for each delay; 1.0 always takes the whole delay.
+    """
+
+    def __init__(
+        self, first_s: float, longest_s: float, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.longest_s = longest_s
+        self._first_s = first_s
+        self._draw = draw
+        self._whole_s = first_s
+
+    def next_s(self) -> float:
+        """Return the delay before the next attempt."""
+        whole_s = self._whole_s
+        self._whole_s = min(self.longest_s, whole_s * 2)
+        return whole_s * (0.5 + self._draw() / 2)
+
+    def reset(self) -> None:
+        """Restart from the first delay, after an attempt has succeeded."""
+        self._whole_s = self._first_s
+
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import ModelConfigError, NotFound, SettingsError, Unavailable
-from edge_server.process.backoff import Backoff
 from edge_server.process.disk import file_sha256
+from edge_server.process.worker import Backoff
 from edge_server.repository.scan import MOST_BYTES
 from edge_server.repository.transfer import writing
 

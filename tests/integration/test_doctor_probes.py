@@ -13,8 +13,8 @@ import pytest
 
 from edge_server.board.device_nodes import Account
 from edge_server.board.doctor import probes
-from edge_server.board.doctor.evidence import ProbeResult
 from edge_server.board.doctor.examination import Probe, run_probe
+from edge_server.board.doctor.hardware import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable

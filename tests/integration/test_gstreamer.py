@@ -29,7 +29,7 @@ from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
-from edge_server.cameras.multipart import LONGEST_PART_BYTES
+from edge_server.cameras.http_mjpeg import LONGEST_PART_BYTES
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from support.live_cameras.started import LiveCameras
 
     from edge_server.cameras.frame import Frame
-    from edge_server.cameras.gstreamer_source import GstreamerSource
+    from edge_server.cameras.gstreamer import GstreamerSource
 
 pytestmark = [
     pytest.mark.gstreamer,

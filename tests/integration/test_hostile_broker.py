@@ -20,8 +20,7 @@ from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import try_broker
 from edge_server.mqtt.publisher import Publisher
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.settings import Mqtt
 

@@ -28,8 +28,7 @@ from edge_server.board.identity import Identity
 from edge_server.lanes import e2e
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.publisher import Publisher
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:

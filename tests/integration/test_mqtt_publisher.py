@@ -28,8 +28,7 @@ from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import Mqtt
 

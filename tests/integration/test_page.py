@@ -29,8 +29,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.cli.demo import _calibration_file
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 

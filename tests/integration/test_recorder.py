@@ -21,7 +21,7 @@ from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg
-from edge_server.cameras.mcap_source import McapSource
+from edge_server.cameras.mcap_file import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.cli.plan.verification import load_models
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
@@ -31,9 +31,8 @@ from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.messages import lane_frame_fields
 from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.recorder.recorder import Recorder
-from edge_server.pipeline.recorder.recording_files import RecordingFiles
-from edge_server.pipeline.road_events import RoadEvents
-from edge_server.pipeline.road_follower import LaneLocator, RoadFollower
+from edge_server.pipeline.recorder.recording_writer import RecordingFiles
+from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import Image
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb

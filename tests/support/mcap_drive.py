@@ -12,10 +12,9 @@ from edge_server.board.identity import Identity
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import encode_jpeg
 from edge_server.lanes.types import Lane, LaneFrame
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.recorder.recorder import Recorder
-from edge_server.pipeline.recorder.recording_files import RecordingFiles
+from edge_server.pipeline.recorder.recording_writer import RecordingFiles
 from edge_server.pixels import Image
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import RecorderSection

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edge_server.cameras.camera import Camera
+from edge_server.cameras.camera import Camera, DriverCall
 from edge_server.cameras.frame import Frame
-from edge_server.cameras.reader import DriverCall
 from edge_server.cameras.source import SourceKind
 from edge_server.errors import SourceError
 from edge_server.pixels import Image

@@ -18,8 +18,7 @@ from edge_server.board.update_record import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.trace_file import TraceFile
 from edge_server.inference.tracing import Sampler, TraceRule
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
 from edge_server.repository.store_state import StateFile

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily
 
 from edge_server.api.http.metric_table import info, many, one
-from edge_server.board.wall_clock import CLOCK_UNSYNCHRONIZED, ClockState
-from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, REASONS
+from edge_server.board.watch import (
+    CLOCK_UNSYNCHRONIZED,
+    HTTP_CLOSED,
+    NOT_RECORDED,
+    REASONS,
+    ClockState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

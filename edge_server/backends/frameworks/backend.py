@@ -27,7 +27,7 @@ from edge_server.backends.python.backend import (
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
 from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.model_config.completion import Signature, complete_from
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles, reading
 from edge_server.model_config.validation import validate

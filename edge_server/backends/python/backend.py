@@ -60,9 +60,8 @@ from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
 from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
-from edge_server.process.backoff import Backoff
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
-from edge_server.process.worker import Worker
+from edge_server.process.worker import Backoff, Worker
 from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:

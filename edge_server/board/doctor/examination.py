@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.board.board import read_board
-from edge_server.board.doctor.checks import CHECKS
-from edge_server.board.doctor.evidence import (
+from edge_server.board.doctor import hardware, software
+from edge_server.board.doctor.hardware import (
     Configuration,
     Evidence,
     Finding,
@@ -33,7 +34,37 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Board
     from edge_server.board.device_nodes import Account
+    from edge_server.board.doctor.hardware import Finding
     from edge_server.settings import Settings
+
+CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
+    {
+        "jetpack": hardware.jetpack,
+        "power_mode": hardware.power_mode,
+        "heat": hardware.heat,
+        "supply": hardware.supply,
+        "clock": hardware.clock,
+        "memory": hardware.memory,
+        "disk": hardware.disk,
+        "storage": hardware.storage,
+        "gpu_nodes": hardware.gpu_nodes,
+        "driver": hardware.driver,
+        "cuda_runtime": hardware.cuda_runtime,
+        "pycuda": hardware.pycuda,
+        "tensorrt": software.tensorrt,
+        "nvdla": software.nvdla,
+        "nvdla_compiler": software.nvdla_compiler,
+        "onnxruntime": software.onnxruntime,
+        "opencv": software.opencv,
+        "cameras": software.cameras,
+        "argus": software.argus,
+        "gstreamer": software.gstreamer,
+        "settings": software.settings,
+        "grpc_port": software.grpc_port,
+        "broker": software.broker,
+        "unit": software.unit,
+    }
+)
 
 # The packaged settings file, and the unit's state directory under systemd.
 _USUAL_CONFIGURATION = "etc/edge_server/config.toml"

@@ -21,7 +21,7 @@ from typing import Any
 
 from edge_server.board.board import UNIT
 from edge_server.board.listening import host_and_port, listener, remedy
-from edge_server.board.wall_clock import kernel_synchronized
+from edge_server.board.watch import kernel_synchronized
 
 Facts = dict[str, Any]
 

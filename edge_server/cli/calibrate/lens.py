@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cameras.boards import BoardView, CalibrationBoard, calibrate_lens, find_board
+from edge_server.cameras.boards import (
+    BoardView,
+    CalibrationBoard,
+    calibrate_lens,
+    find_board,
+    residual_picture,
+)
 from edge_server.cameras.calibration import CalibrationTables, LensTable, read_tables, text_of
-from edge_server.cameras.calibration_pictures import residual_picture
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import Pace, Recording
 from edge_server.cameras.recordings import write_picture

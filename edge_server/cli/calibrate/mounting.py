@@ -13,8 +13,11 @@ import numpy as np
 from edge_server.board.installation import shipped_models
 from edge_server.cameras.boards import (
     CalibrationBoard,
+    beside,
+    birds_eye_picture,
     board_on_ground,
     find_board,
+    grid_picture,
     measure_mounting,
 )
 from edge_server.cameras.calibration import (
@@ -23,13 +26,12 @@ from edge_server.cameras.calibration import (
     calibration_id,
     read_tables,
 )
-from edge_server.cameras.calibration_pictures import beside, birds_eye_picture, grid_picture
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.recordings import write_picture
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.cli.calibrate.lens import frames_of, frames_of_source, picture_of, whole, write
-from edge_server.daemon.model_parts import chosen_control, chosen_scheduling
+from edge_server.daemon.parts import chosen_control, chosen_scheduling
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane

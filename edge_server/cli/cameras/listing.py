@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from edge_server.cameras.gstreamer_modes import VideoMode
+    from edge_server.cameras.gstreamer_pipelines import VideoMode
 
 _KINDS = ("csi", "v4l2", "rtsp", "http")
 

@@ -13,7 +13,7 @@ from edge_server.cli.infer.inputs import config_of, from_picture, read_arrays, r
 from edge_server.cli.running_daemon import connected
 from edge_server.errors import InvalidRequest, ModelConfigError, SourceError
 from edge_server.lanes.types import lanes_from_rows
-from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pipeline.lane_model import LaneTensors
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:

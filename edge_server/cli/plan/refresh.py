@@ -23,7 +23,7 @@ from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import read_model_config
 from edge_server.mqtt.clients import RetainedState
-from edge_server.mqtt.topics import Topics
+from edge_server.mqtt.payloads import Topics
 from edge_server.process.sd_notify import notify
 from edge_server.repository.scan import Repositories
 

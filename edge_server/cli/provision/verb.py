@@ -212,7 +212,7 @@ def _from_broker(arguments: argparse.Namespace) -> tuple[str, bytes]:
     from edge_server.cli.provision.document import check_length
     from edge_server.mqtt.broker import address_of
     from edge_server.mqtt.clients import read_retained
-    from edge_server.mqtt.topics import Topics
+    from edge_server.mqtt.payloads import Topics
     from edge_server.settings import read_settings
 
     settings = read_settings(arguments.config, {})

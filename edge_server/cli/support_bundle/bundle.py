@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from edge_server.board.doctor.evidence import Configuration
+    from edge_server.board.doctor.hardware import Configuration
 
 # Where systemd's LoadCredential= puts files; only root and the daemon may read them.
 _CREDENTIALS = Path("/run/credentials/edge-server.service")

@@ -17,7 +17,7 @@ from edge_server.api.http.scrape import read_metrics
 from edge_server.board.board import UNIT
 from edge_server.board.doctor.examination import examine
 from edge_server.board.facts import read_within
-from edge_server.board.kernel_files import listed, read_text
+from edge_server.board.resources import listed, read_text
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.process.disk import states_here
@@ -27,7 +27,7 @@ from edge_server.repository.verdicts import read_report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.board.doctor.evidence import Configuration
+    from edge_server.board.doctor.hardware import Configuration
 
 Part = tuple[str, "Callable[[], str]"]
 

@@ -3,19 +3,256 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import threading
+from collections import deque
+from itertools import dropwhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+import numpy as np
+from foxglove_schemas_protobuf.Color_pb2 import Color
+from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
+from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
+from foxglove_schemas_protobuf.Point2_pb2 import Point2
+from foxglove_schemas_protobuf.PointsAnnotation_pb2 import PointsAnnotation
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.timestamp_pb2 import Timestamp
 from mcap.writer import CompressionType, Writer
 
-from edge_server.cameras.mcap_file import Records
-from edge_server.pipeline.recorder.messages import schema_data
+from edge_server.cameras.jpeg import jpeg_of, size_of_jpeg
+from edge_server.cameras.mcap_file import ANNOTATIONS, EVENTS, IMAGES, LANES, Records
+from edge_server.pipeline.messages import LaneMessage, event_message
 from edge_server.process.disk import atomic_replace
+from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.pipeline.recorder.messages import RecordedMessage, Topic
+    from edge_server.board.identity import Identity
+    from edge_server.cameras.calibration import Calibration
+    from edge_server.cameras.frame import Frame
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline.event_log import Event
+
+_NS = 1_000_000_000
+_COLOURS = {
+    "yellow": Color(r=1.0, g=0.85, b=0.1, a=1.0),
+    "white": Color(r=1.0, g=1.0, b=1.0, a=1.0),
+    "unknown": Color(r=0.2, g=0.9, b=0.3, a=1.0),
+}
+_DESCRIPTORS = (
+    CompressedImage.DESCRIPTOR,
+    ImageAnnotations.DESCRIPTOR,
+    lanes_pb2.LaneFrame.DESCRIPTOR,
+    events_pb2.Event.DESCRIPTOR,
+)
+
+
+class Topic(NamedTuple):
+    """A channel of a file.
+
+    Attributes:
+        schema: the full name of its messages' type.
+        metadata: pairs of the channel's metadata.
+    """
+
+    name: str
+    schema: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+class RecordedMessage(NamedTuple):
+    """A message as a file has it.
+
+    Attributes:
+        log_ns: Unix time at which the recorder got it.
+        publish_ns: Unix time of the capture, or of the event.
+    """
+
+    topic: Topic
+    log_ns: int
+    publish_ns: int
+    data: bytes
+
+
+class Arrival(NamedTuple):
+    """What the pipeline gave, and when: `time.time_ns()` and `time.monotonic_ns()`."""
+
+    lane_frame: LaneFrame
+    frame: Frame | None
+    epoch_ns: int
+    mono_ns: int
+
+
+class FrameMessages:
+    """Makes the messages of frames; for one thread.
+
+    Args:
+        identity: of this device.
+        quality, width: see `RecorderSection`.
+        calibration: returns that of a camera, by its name.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        quality: int,
+        width: int,
+        calibration: Callable[[str], Calibration | None],
+    ) -> None:
+        self._identity = identity
+        self._quality = quality
+        self._width = width
+        self._calibration = calibration
+        self._counts: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # calibrations by their ids
+
+    def of(self, arrival: Arrival) -> list[RecordedMessage]:
+        """Return the messages of a frame, the lanes first."""
+        lane_frame, frame, epoch_ns, mono_ns = arrival
+        camera = lane_frame.camera
+        count = self._counts[camera] = self._counts.get(camera, 0) + 1
+        captured_ns = lane_frame.capture_epoch_ns
+
+        def message(name: str, data: bytes, schema: str, *metadata: tuple[str, str]) -> None:
+            topic = Topic(name.format(camera), schema, metadata)
+            messages.append(RecordedMessage(topic, epoch_ns, captured_ns, data))
+
+        messages: list[RecordedMessage] = []
+        lanes = LaneMessage(lane_frame, self._identity, count).sent_at(mono_ns)
+        message(LANES, lanes.SerializeToString(), lanes.DESCRIPTOR.full_name)
+        if frame is None:
+            return messages
+        jpeg = jpeg_of(frame, self._quality, self._width)
+        stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
+        image = CompressedImage(timestamp=stamp, frame_id=camera, data=jpeg, format="jpeg")
+        width, height = frame.size
+        message(
+            IMAGES,
+            image.SerializeToString(),
+            image.DESCRIPTOR.full_name,
+            ("camera", camera),
+            ("width", str(width)),
+            ("height", str(height)),
+            *self._calibration_of(camera, frame),
+        )
+        drawn = _annotations(lane_frame, stamp, size_of_jpeg(jpeg)[0] / width)
+        message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
+        return messages
+
+    def of_event(self, event: Event, epoch_ns: int) -> RecordedMessage:
+        """Return the message of `event`."""
+        made = event_message(event, self._identity)
+        topic = Topic(EVENTS, made.DESCRIPTOR.full_name)
+        return RecordedMessage(topic, epoch_ns, event.epoch_ns, made.SerializeToString())
+
+    def _calibration_of(self, camera: str, frame: Frame) -> tuple[tuple[str, str], ...]:
+        id_ = frame.calibration_id
+        if not id_:
+            return ()
+        if id_ not in self._texts:
+            calibration = self._calibration(camera)
+            if calibration is None or calibration.id != id_:  # replaced by a reload just now
+                return ()
+            self._texts[id_] = msgspec.json.encode(calibration).decode()
+        return (("calibration", self._texts[id_]),)
+
+
+def _annotations(lane_frame: LaneFrame, stamp: Timestamp, scale: float) -> ImageAnnotations:
+    """Return the lanes as lines in a picture that is `scale` times as large as the camera's."""
+    lines = []
+    for lane in lane_frame.lanes:
+        if not np.isfinite(lane.points).all():
+            continue
+        points = (lane.points * scale).tolist()
+        lines.append(
+            PointsAnnotation(
+                timestamp=stamp,
+                type=PointsAnnotation.LINE_STRIP,
+                points=[Point2(x=x, y=y) for x, y in points],
+                outline_color=_COLOURS[lane.color],
+                thickness=2.0 if lane.predicted else 4.0,
+            )
+        )
+    return ImageAnnotations(points=lines)
+
+
+def schema_data(schema: str) -> bytes:
+    """Return the type with that full name and all that it is made of, as MCAP wants it: a
+    FileDescriptorSet."""
+    (descriptor,) = (each for each in _DESCRIPTORS if each.full_name == schema)
+    files: dict[str, FileDescriptorProto] = {}
+
+    def add(file: Any) -> None:
+        if file.name not in files:
+            for dependency in file.dependencies:
+                add(dependency)
+            proto = FileDescriptorProto()
+            file.CopyToProto(proto)
+            files[file.name] = proto
+
+    add(descriptor.file)
+    return FileDescriptorSet(file=files.values()).SerializeToString()
+
+
+class RingEntry(NamedTuple):
+    """Messages that belong together.
+
+    Attributes:
+        number: counts the entries.
+        mono_ns: `time.monotonic_ns()` at which the recorder got them.
+    """
+
+    number: int
+    mono_ns: int
+    size_bytes: int
+    messages: Sequence[RecordedMessage]
+
+
+class Ring:
+    """The entries of the last `keep_s`, and no more than `most_bytes`; safe from any thread.
+
+    Attributes:
+        size_bytes: of the entries.
+    """
+
+    def __init__(self, keep_s: float, most_bytes: int) -> None:
+        self.size_bytes = 0
+        self._keep_ns = round(keep_s * 1e9)
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._entries: deque[RingEntry] = deque()
+        self._newest = 0
+
+    def append(self, mono_ns: int, messages: Sequence[RecordedMessage]) -> None:
+        size = sum(len(each.data) for each in messages)
+        with self._lock:
+            self._newest += 1
+            self._entries.append(RingEntry(self._newest, mono_ns, size, messages))
+            self.size_bytes += size
+            oldest_ns = mono_ns - self._keep_ns
+            while self._entries and (
+                self._entries[0].mono_ns < oldest_ns or self.size_bytes > self._most_bytes
+            ):
+                self.size_bytes -= self._entries.popleft().size_bytes
+
+    def after(self, number: int) -> list[RingEntry]:
+        """Return the entries with greater numbers."""
+        with self._lock:
+            return list(dropwhile(lambda entry: entry.number <= number, self._entries))
+
+    def before(self, mono_ns: int) -> int:
+        """Return the number of the last entry before `mono_ns`, or of the one that was forgotten
+        last."""
+        with self._lock:
+            number = self._newest - len(self._entries)
+            for entry in self._entries:
+                if entry.mono_ns >= mono_ns:
+                    break
+                number = entry.number
+            return number
+
 
 # Three pictures: what a crash costs.
 _CHUNK_BYTES = 256 << 10

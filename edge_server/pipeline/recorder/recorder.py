@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
-from edge_server.pipeline.recorder.messages import Arrival, FrameMessages, Ring
+from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Reply, Trigger
 from edge_server.process.worker import Worker
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
-    from edge_server.pipeline.recorder.recording_files import RecordingFiles
+    from edge_server.pipeline.recorder.recording_writer import RecordingFiles
     from edge_server.settings import RecorderSection
 
 log = logging.getLogger(__name__)

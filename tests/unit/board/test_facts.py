@@ -17,9 +17,8 @@ from edge_server.board.facts import (
     read_board_facts,
     read_within,
 )
-from edge_server.board.power import PowerMode, PowerRail
+from edge_server.board.power import EventCounter, PowerMode, PowerRail, ThermalZone
 from edge_server.board.resources import BoardMemory
-from edge_server.board.thermal import EventCounter, ThermalZone
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.board.facts import BoardFacts
-from edge_server.board.thermal import EventCounter, Heat
-from edge_server.board.wall_clock import ClockState, ClockWatch
-from edge_server.board.watch import HOLD_S, STALE_S, BoardWatch
+from edge_server.board.power import EventCounter, Heat
+from edge_server.board.watch import HOLD_S, STALE_S, BoardWatch, ClockState, ClockWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

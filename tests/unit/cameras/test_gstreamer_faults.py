@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.gstreamer_faults import BusMessage, CameraPlace, fault_of
+from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace, fault_of
 from edge_server.errors import SourceError
 from edge_server.process.masking import remember_secret
 

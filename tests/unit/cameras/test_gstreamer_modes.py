@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from edge_server.cameras.gstreamer_modes import VideoMode, best_mode, parse_modes
+from edge_server.cameras.gstreamer_pipelines import VideoMode, best_mode, parse_modes
 from edge_server.errors import SourceError
 
 # As GStreamer 1.20 to 1.24 write it.

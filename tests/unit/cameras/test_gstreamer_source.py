@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.cameras.gstreamer_faults import BusMessage, CameraPlace
+from edge_server.cameras.gstreamer import GstreamerSource
 from edge_server.cameras.gstreamer_frames import PulledFrame
-from edge_server.cameras.gstreamer_source import GstreamerSource
+from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace
 from edge_server.errors import SourceError
 from edge_server.pixels import Image, PixelFormat
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.gstreamer_timestamps import TimestampMapper
+from edge_server.cameras.frame import TimestampMapper
 
 MS = 1_000_000
 S = 1000 * MS

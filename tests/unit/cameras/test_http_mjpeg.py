@@ -8,9 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.http_mjpeg import HttpMjpegSource
+from edge_server.cameras.http_mjpeg import HttpMjpegSource, MultipartParser
 from edge_server.cameras.jpeg import JpegDecoder
-from edge_server.cameras.multipart import MultipartParser
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras import http_stream
-from edge_server.cameras.http_stream import Chunks, _HttpStream, _redirected, open_stream
+from edge_server.cameras import http_mjpeg
+from edge_server.cameras.http_mjpeg import Chunks, _HttpStream, _redirected, open_stream
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 
@@ -113,7 +113,7 @@ def test_a_camera_cannot_send_its_reader_to_this_device(
     monkeypatch: pytest.MonkeyPatch, own: str, peer: str
 ) -> None:
     connections = [Connection("10.0.0.5", "10.0.0.9"), Connection(own, peer)]
-    monkeypatch.setattr(http_stream, "connect", lambda *_: connections.pop(0))
-    monkeypatch.setattr(http_stream, "_HttpStream", Redirect)
+    monkeypatch.setattr(http_mjpeg, "connect", lambda *_: connections.pop(0))
+    monkeypatch.setattr(http_mjpeg, "_HttpStream", Redirect)
     with pytest.raises(SourceError, match="the camera redirects to this device itself"):
         open_stream(parse_source_uri("http://camera/x"), None, time.monotonic() + 5.0)

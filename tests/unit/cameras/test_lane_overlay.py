@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_server.cameras.lane_overlay import draw_lane_frame
-from edge_server.cameras.lane_video import LaneVideo
+from edge_server.cameras.lane_video import LaneVideo, draw_lane_frame
 from edge_server.errors import SourceError
 from edge_server.lanes.types import Departure, Ego, GroundLane, Lane, LaneFrame, Polynomial
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.multipart import LONGEST_PART_BYTES, MultipartError, MultipartParser
+from edge_server.cameras.http_mjpeg import LONGEST_PART_BYTES, MultipartError, MultipartParser
 
 
 def stream(bodies: list[bytes], *, length: bool, prefix: bytes = b"--") -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.network_probe import (
+from edge_server.cameras.network import (
     addresses_of,
     authorization,
     fault_of_response,

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from edge_server.cameras import opencv_live
-from edge_server.cameras.gstreamer_modes import VideoMode
-from edge_server.cameras.opencv_live import open_opencv, read_limit_ms
-from edge_server.cameras.opencv_source import OpenCvSource
+from edge_server.cameras.gstreamer_pipelines import VideoMode
+from edge_server.cameras.opencv_live import OpenCvSource, open_opencv, read_limit_ms
 from edge_server.cameras.source_uri import NO_OPTIONS, parse_source_uri
 from edge_server.cameras.v4l2 import VideoDevice
 from edge_server.errors import SourceError

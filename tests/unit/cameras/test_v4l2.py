@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cameras.gstreamer_modes import VideoMode
+from edge_server.cameras.gstreamer_pipelines import VideoMode
 from edge_server.cameras.opencv_live import wanted_mode
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.cameras.v4l2 import (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.board.board import read_board
-from edge_server.board.doctor.evidence import (
+from edge_server.board.doctor.examination import Examination
+from edge_server.board.doctor.hardware import (
     Configuration,
     Evidence,
     ProbeResult,
@@ -16,7 +17,6 @@ from edge_server.board.doctor.evidence import (
     ok,
     warning,
 )
-from edge_server.board.doctor.examination import Examination
 from edge_server.cli.doctor import as_json, matrix, text
 from edge_server.cli.main import run_command
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.board.doctor.evidence import Configuration
+from edge_server.board.doctor.hardware import Configuration
 from edge_server.board.identity import Identity
 from edge_server.cli.support_bundle.bundle import Bundle, gather, names_of, write
 from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, _end_of, _tail

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.daemon.device_events import DeviceEvents
+from edge_server.daemon.status import DeviceEvents
 from edge_server.inference.registry import ModelEntry, ModelState
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 
 if TYPE_CHECKING:
     from edge_server.inference.registry import LoadedModel

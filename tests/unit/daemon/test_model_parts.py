@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.daemon.model_parts import chosen_control
+from edge_server.daemon.parts import chosen_control
 from edge_server.errors import ModelConfigError
 from edge_server.gpu.device import Devices
 from edge_server.inference.registry import ModelRegistry

@@ -10,8 +10,7 @@ import pytest
 
 from edge_server.daemon import reload
 from edge_server.daemon.daemon import Daemon
-from edge_server.daemon.live_settings import POWER, RESTART, TABLE, differences
-from edge_server.daemon.reload import LivePart, SettingsReload
+from edge_server.daemon.reload import POWER, RESTART, TABLE, LivePart, SettingsReload, differences
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
     CameraSection,

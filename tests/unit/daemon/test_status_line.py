@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.daemon.status_line import LaneRate, StatusLine
+from edge_server.daemon.status import LaneRate, StatusLine
 from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
 from edge_server.lanes.types import LaneFrame
 

@@ -13,7 +13,8 @@ from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cameras.synthetic.road_view import look
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.marking import (
+from edge_server.lanes.road_geometry import road_of
+from edge_server.lanes.tracking import (
     NO_EVIDENCE,
     MarkingEvidence,
     accumulated,
@@ -22,7 +23,6 @@ from edge_server.lanes.marking import (
     type_of,
     with_markings,
 )
-from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_server.lanes.pitch import PitchDrift, PitchFilter
-from edge_server.lanes.road_geometry import PitchMeasurement, road_of
+from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, PitchMeasurement, road_of
 from tests.unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
 
 FPS = 2.0

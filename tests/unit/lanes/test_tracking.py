@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.lane_filter import Motion
-from edge_server.lanes.tracking import LaneTracker
+from edge_server.lanes.tracking import LaneTracker, Motion
 from edge_server.lanes.types import GroundLane, Lane, Polynomial
 
 if TYPE_CHECKING:

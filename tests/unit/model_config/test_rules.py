@@ -10,9 +10,15 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
+from edge_server.model_config.config import (
+    Completion,
+    ModelConfig,
+    Placement,
+    RateLimitResource,
+    ragged_faults,
+)
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.ragged import ragged_faults
+from edge_server.model_config.rules import batch_io_faults
 from edge_server.model_config.scheduling import (
     ControlKind,
     SequenceControl,
@@ -20,7 +26,6 @@ from edge_server.model_config.scheduling import (
     Warmup,
     WarmupInput,
 )
-from edge_server.model_config.tensor_rules import batch_io_faults
 from edge_server.model_config.validation import MAX_INSTANCES, validate
 from edge_server.tensors import DataType
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
-from edge_server.mqtt.contest import Contest
+from edge_server.mqtt.feed import Contest
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-x")
 

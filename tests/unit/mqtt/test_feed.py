@@ -12,9 +12,8 @@ from google.protobuf import json_format
 from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
 from edge_server.mqtt.feed import SETTLED_S, EventFeed
-from edge_server.mqtt.topics import Topics
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.mqtt.payloads import Topics
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.proto.edge.lanes.v1 import events_pb2
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-0")

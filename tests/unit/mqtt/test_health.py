@@ -13,9 +13,8 @@ from support.boards import plant
 
 from edge_server.board.facts import BoardFacts, read_board_facts
 from edge_server.board.identity import Identity
-from edge_server.board.wall_clock import ClockState
-from edge_server.board.watch import BoardCondition
-from edge_server.mqtt.health import health
+from edge_server.board.watch import BoardCondition, ClockState
+from edge_server.mqtt.publisher import health
 from edge_server.proto.edge.lanes.v1 import health_pb2
 
 if TYPE_CHECKING:

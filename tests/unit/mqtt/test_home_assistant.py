@@ -9,8 +9,8 @@ import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.errors import SettingsError
+from edge_server.mqtt.payloads import Topics
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Topics
 from edge_server.settings import Mqtt
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "client")

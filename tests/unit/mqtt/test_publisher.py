@@ -22,8 +22,8 @@ from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.feed import Feed
+from edge_server.mqtt.payloads import Topics
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.topics import Topics
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.mqtt.topics import Topics
+from edge_server.mqtt.payloads import Topics
 
 
 def test_the_layout_is_the_documented_one() -> None:

@@ -17,10 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.pipeline import event_file, event_log
-from edge_server.pipeline.event_file import EventFile
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline import event_log
+from edge_server.pipeline.event_log import Event, EventFile, EventLog
 
 # What a damaged file may have held beyond its readable events.
 LOST = 100_000
@@ -136,7 +134,7 @@ def test_of_the_damaged_files_the_newest_is_kept_and_ids_go_on(
     other.write_text("somebody else's")
     given = 0
     for at_s in (1_700_000_000, 1_600_000_000, 1_700_000_001):
-        monkeypatch.setattr(event_file, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
+        monkeypatch.setattr(event_log, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
         events = EventLog(tmp_path / "events.db")
         add(events, "a")
         assert events.newest > given
@@ -315,21 +313,21 @@ def test_a_sector_that_cannot_be_read_is_damage(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return os.pread(descriptor, size, start)
 
-    monkeypatch.setattr(event_file, "os", SimpleNamespace(pread=read, fstat=os.fstat))
+    monkeypatch.setattr(event_log, "os", SimpleNamespace(pread=read, fstat=os.fstat))
     if at_start:
         events._end()
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(event_file, "_store", unreadable)
+            patched.setattr(event_log, "_store", unreadable)
             add(events, "a")
-    check, calls = event_file._check, iter(range(1000))
+    check, calls = event_log._check, iter(range(1000))
 
     def once(file: sqlite3.Connection) -> None:
         if next(calls) == 0:
             unreadable()
         check(file)
 
-    monkeypatch.setattr(event_file, "_check", once)
+    monkeypatch.setattr(event_log, "_check", once)
     if at_start:
         events = EventLog(tmp_path / "events.db")
         assert 260 < len(causes(events)) < 300
@@ -383,7 +381,7 @@ def test_a_full_disk_keeps_what_a_damaged_file_holds_in_memory(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(event_file, "_store", full)
+        patched.setattr(event_log, "_store", full)
         again = EventLog(tmp_path / "events.db")
         add(again, "b")
         assert causes(again) == ["a", "b"]
@@ -414,7 +412,7 @@ def test_ids_need_no_clock_that_is_right(tmp_path: Path, monkeypatch: pytest.Mon
     add(events, *map(str, range(300)))
     events._end()
     damage(tmp_path / "events.db", 5)
-    monkeypatch.setattr(event_file, "time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr(event_log, "time", SimpleNamespace(time=lambda: 0.0))
     again = EventLog(tmp_path / "events.db")
     add(again, "new")
     assert again.newest == 300 + LOST + 1
@@ -444,7 +442,7 @@ def test_a_disk_that_is_full_at_the_start_costs_no_lanes(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(event_file, "_connect", full)
+        patched.setattr(event_log, "_connect", full)
         events = EventLog(tmp_path / "events.db")
         add(events, "a")
         assert causes(events) == ["a"]

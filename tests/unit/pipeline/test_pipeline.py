@@ -25,7 +25,7 @@ from edge_server.mqtt import payloads
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image
-from edge_server.process.log_limits import SAME_LINES, LineLimits
+from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame

@@ -11,13 +11,13 @@ import numpy as np
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.types import Departure, Ego, GroundLane, Lane, LaneFrame, Polynomial
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.road_events import RoadEvents
+from edge_server.pipeline.road_follower import RoadEvents
 from edge_server.pipeline.vehicle import VehicleState
 
 if TYPE_CHECKING:
     from edge_server.lanes.departure import Indicator
     from edge_server.lanes.types import Side
-    from edge_server.pipeline.events import Event
+    from edge_server.pipeline.event_log import Event
 
 FRAME_NS = 33_000_000
 

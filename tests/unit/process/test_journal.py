@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from edge_server import errors
-from edge_server.process.journal import ENDING, EVENTS, JournalHandler, fields_of
-from edge_server.process.logs import LogFormatter, LogSwitches
+from edge_server.process.logs import (
+    ENDING,
+    EVENTS,
+    JournalHandler,
+    LogFormatter,
+    LogSwitches,
+    fields_of,
+)
 from edge_server.process.masking import remember_secret
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +86,7 @@ def test_an_entry_holds_a_whole_traceback_and_no_secret(journal: Journal) -> Non
 
 def test_every_event_is_logged_somewhere_with_that_text() -> None:
     code = "".join(path.read_text() for path in (ROOT / "edge_server").rglob("*.py"))
-    own = (ROOT / "edge_server/process/journal.py").read_text()
+    own = (ROOT / "edge_server/process/logs.py").read_text()
     for event in EVENTS:
         # mqtt's lines are made of parts.
         text = event.text.removeprefix("mqtt: ").replace("%s", "").strip()

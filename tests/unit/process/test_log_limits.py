@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.process.log_limits import BURST_LINES, FOLD_S, LINES_PER_S, SAME_LINES, LineLimits
+from edge_server.process.logs import BURST_LINES, FOLD_S, LINES_PER_S, SAME_LINES, LineLimits
 
 
 class Lines(logging.Handler):

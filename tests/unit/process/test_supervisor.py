@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InternalError, StageStuck
-from edge_server.process.awake_time import AwakeTime
-from edge_server.process.worker import Auxiliary, Worker, check_progress
+from edge_server.process.worker import Auxiliary, AwakeTime, Worker, check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from edge_server.board.update_record import UpdateRecord
 from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import payloads
-from edge_server.mqtt.topics import Topics
-from edge_server.pipeline.events import Event
+from edge_server.mqtt.payloads import Topics
+from edge_server.pipeline.event_log import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.board.watch import BoardWatch
     from edge_server.inference.registry import ModelEntry
-    from edge_server.pipeline.event_log import EventLog
-    from edge_server.pipeline.events import Event
+    from edge_server.pipeline.event_log import Event, EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.picture_feed import PictureFeed
     from edge_server.process.histogram import Distribution

@@ -22,8 +22,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.lanes.types import LaneFrame
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb

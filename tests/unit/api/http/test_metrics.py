@@ -19,8 +19,7 @@ from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.backends.contract import Phases
-from edge_server.board.wall_clock import ClockWatch
-from edge_server.board.watch import BoardWatch
+from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import (

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.boards import plant
 
-from edge_server.board.doctor import checks
-from edge_server.board.doctor.evidence import Finding, Level, ProbeResult
-from edge_server.board.doctor.examination import examine, run_checks
+from edge_server.board.doctor.examination import CHECKS, examine, run_checks
+from edge_server.board.doctor.hardware import Finding, Level, ProbeResult
 from edge_server.board.doctor.probes import parse_smart_log
 from edge_server.board.resources import Disk
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
     from support.fake_board import FakeBoard
 
-    from edge_server.board.doctor.evidence import Evidence
     from edge_server.board.doctor.examination import Probe
+    from edge_server.board.doctor.hardware import Evidence
 
 NOW_S = 4e9
 OK, WARNING, FAULT = Level.OK, Level.WARNING, Level.FAULT
@@ -87,7 +86,7 @@ def evidence(board: FakeBoard, config: Path | None = None, **answers: Any) -> Ev
 def worse(known: Evidence) -> dict[str, Level]:
     """The checks that are not ok. Whatever is not ok says what to do."""
     findings = run_checks(known)
-    assert list(findings) == list(checks.CHECKS)
+    assert list(findings) == list(CHECKS)
     assert all(finding.found for finding in findings.values())
     assert all(bool(each.remedy) == (each.level is not OK) for each in findings.values())
     return {name: each.level for name, each in findings.items() if each.level is not OK}

@@ -14,9 +14,8 @@ from support.mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content,
 
 from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder import mcap_writer
-from edge_server.pipeline.recorder.mcap_writer import RECORDING
-from edge_server.pipeline.recorder.messages import Ring
-from edge_server.pipeline.recorder.recording_files import RecordingFiles
+from edge_server.pipeline.recorder.mcap_writer import RECORDING, Ring
+from edge_server.pipeline.recorder.recording_writer import RecordingFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,7 @@ from edge_server.cameras.frame import Frame
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.events import Event
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pixels import Image
