@@ -20,10 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edge_server.cameras.calibration import Calibration
-from edge_server.cameras.synthetic.road_drive import SPEED_MPS, Drive, Truth
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
 from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
@@ -35,8 +31,11 @@ from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from edge_server.tools.road.renderer import SPEED_MPS, Drive, Truth, render
+from edge_server.tools.road.scene import RoadScene
+from edge_server.tools.road.variants import VARIANTS, varied
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 from evaluate_lane_model import SHIPPED_MODELS, load_models
 

@@ -33,7 +33,6 @@ from edge_server.backends.tensorrt.plan_options import build_options_of, version
 from edge_server.backends.tensorrt.plan_process import build
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
-from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.gpu.memory import BufferPool
@@ -47,6 +46,7 @@ from edge_server.model_config.parse import read_model_config
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from edge_server.tools.plan import TOLERANCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.cameras.calibration import Calibration
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.tracking import marking_evidence
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Callable

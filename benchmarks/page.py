@@ -37,7 +37,6 @@ from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind, SourceOptions
-from edge_server.cameras.synthetic.road_renderer import synthetic_road
 from edge_server.gpu.device import Devices
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
@@ -45,8 +44,9 @@ from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.tools.road.renderer import synthetic_road
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 from evaluate_lane_model import SHIPPED_MODELS, load_models
 

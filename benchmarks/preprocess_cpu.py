@@ -22,9 +22,9 @@ import numpy as np
 
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -178,8 +178,8 @@ def _calibration_file(source: str, running: ExitStack) -> str | None:
         return None
     try:
         # OpenCV takes long to import.
-        from edge_server.cameras.synthetic.road_scene import RoadScene
-        from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
+        from edge_server.tools.road.scene import RoadScene
+        from edge_server.tools.road.variants import VARIANTS, varied
     except ModuleNotFoundError:
         return None  # the camera names what is missing
     uri = parse_source_uri(source)

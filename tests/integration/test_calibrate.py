@@ -12,9 +12,9 @@ from support.board_pictures import POSES, BoardCamera
 
 from edge_server.cameras.boards import CalibrationBoard
 from edge_server.cameras.calibration import read_calibration, read_tables
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cli.main import run_command
 from edge_server.lanes.camera_model import Lens
+from edge_server.tools.road.scene import RoadScene
 
 DATA = Path(__file__).parents[3] / "shared/data/lanes"
 LENS = Lens("pinhole", 800, 450, 700.0, 695.0, 405.0, 228.0, (-0.22, 0.05, 0.001, -0.001, 0.0))

@@ -20,7 +20,8 @@ import pytest
 import tritonclient.grpc as triton
 from support.waiting import wait_until
 
-from edge_server.backends.convert.environments import (
+from edge_server.cli.main import run_command
+from edge_server.tools.convert.formats import (
     PADDLE,
     TENSORFLOW,
     TORCH,
@@ -29,7 +30,6 @@ from edge_server.backends.convert.environments import (
     lacks,
     make_environment,
 )
-from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

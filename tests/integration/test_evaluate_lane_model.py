@@ -13,13 +13,13 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_lane_model.py"
+SCRIPT = Path(__file__).parents[2] / "training" / "evaluate_lane_model.py"
 ROWS = list(range(160, 720, 10))
 TIMEOUT_S = 60.0
 

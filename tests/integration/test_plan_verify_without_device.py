@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cli.plan.target import find_target
-from edge_server.cli.plan.verification import verify
 from edge_server.errors import Unavailable
-from tests.unit.cli.plan.test_verification import CONFIG, write_scale
+from edge_server.tools.plan import find_target, verify
+from tests.unit.tools.test_plan_verification import CONFIG, write_scale
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,6 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg
 from edge_server.cameras.mcap_file import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
-from edge_server.cli.plan.verification import load_models
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
@@ -38,6 +37,7 @@ from edge_server.pixels import Image
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 from edge_server.settings import RecorderSection
+from edge_server.tools.plan import load_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

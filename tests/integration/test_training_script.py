@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.scripts.test_training_material import SCRIPTS, drive
+from tests.unit.training.test_training_material import TRAINING, drive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +18,8 @@ def train(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # As where PyTorch is not installed.
     code = (
         "import runpy, sys; sys.modules['torch'] = None\n"
-        f"sys.argv[0] = {str(SCRIPTS / 'train_lane_model.py')!r}\n"
-        f"sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        f"sys.argv[0] = {str(TRAINING / 'train_lane_model.py')!r}\n"
+        f"sys.path.insert(0, {str(TRAINING)!r})\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     return subprocess.run(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
-from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.tools.road.scene import RoadScene
 
 PROTO = Path(__file__).parents[2] / "edge_server/proto"
 SEED = 7

@@ -9,11 +9,11 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.cli.plan.verification import load_models
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from edge_server.tools.plan import load_models
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 with ExitStack() as stack:
     data_plane = load_models(Path("/usr/share/edge_server/models"), stack)

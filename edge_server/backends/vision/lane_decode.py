@@ -9,7 +9,7 @@ Parameters in config.pbtxt: `score_threshold`, `nms_threshold_px` (px of the 640
 input), `max_lanes`, and `scores` (`logits` or `prob`: whether the network's first two columns
 still need the softmax). `confidence_temperature` and `confidence_bias` make a probability of each
 score that is given out; the threshold, the suppression and the order use the network's own.
-`scripts/calibrate_confidence.py` finds them.
+`training/calibrate_confidence.py` finds them.
 """
 
 from __future__ import annotations

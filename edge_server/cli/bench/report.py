@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.bench.windows import PERCENTILES
 from edge_server.cli.tables import number, size_text, table
+from edge_server.tools.bench import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from edge_server.cli.bench.sweep import VariantResult
-    from edge_server.cli.bench.windows import Measurement
+    from edge_server.tools.bench import Measurement, VariantResult
 
 _HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "MAX", "REQUESTS")
 _STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")

@@ -11,10 +11,19 @@ import numpy as np
 
 from edge_server.board.installation import shipped_models
 from edge_server.cli.bench import report
-from edge_server.cli.bench.load import LoadPlan, measure
-from edge_server.cli.bench.own_daemon import own_daemon
-from edge_server.cli.bench.sweep import ModelVariant, VariantResult, as_json, recommend, variants
-from edge_server.cli.infer.inputs import (
+from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.tools.bench import (
+    LoadPlan,
+    ModelVariant,
+    VariantResult,
+    as_json,
+    measure,
+    own_daemon,
+    recommend,
+    variants,
+)
+from edge_server.tools.inputs import (
     config_of,
     from_picture,
     made_up,
@@ -22,19 +31,15 @@ from edge_server.cli.infer.inputs import (
     read_arrays,
     read_picture,
 )
-from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
-from edge_server.errors import EdgeServerError, InvalidRequest
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
     from edge_server.api.grpc.client import DaemonClient
-    from edge_server.cli.bench.own_daemon import OwnDaemon
-    from edge_server.cli.bench.sweep import Recommendation
-    from edge_server.cli.bench.windows import Measurement
-    from edge_server.cli.infer.inputs import Arrays
     from edge_server.model_config.config import ModelConfig
+    from edge_server.tools.bench import Measurement, OwnDaemon, Recommendation
+    from edge_server.tools.inputs import Arrays
 
 _ROAD = "synthetic://road?seed=7"
 

@@ -205,10 +205,10 @@ def _mark(text: str) -> tuple[float, float, float, float]:
     return (*_pair(pixel, form), *_pair(place, form))
 
 
-def _run(module: str, name: str, arguments: argparse.Namespace) -> int:
+def _run(name: str, arguments: argparse.Namespace) -> int:
     # --help imports no OpenCV.
     try:
-        code = import_module(f"edge_server.cli.calibrate.{module}")
+        code = import_module("edge_server.tools.calibrate")
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
@@ -219,8 +219,8 @@ def _run(module: str, name: str, arguments: argparse.Namespace) -> int:
     return OK
 
 
-_lens = partial(_run, "lens", "lens")
-_intrinsics = partial(_run, "lens", "intrinsics")
-_mounting = partial(_run, "mounting", "mounting")
-_estimate = partial(_run, "mounting", "estimate")
-_show = partial(_run, "mounting", "show")
+_lens = partial(_run, "lens")
+_intrinsics = partial(_run, "intrinsics")
+_mounting = partial(_run, "mounting")
+_estimate = partial(_run, "estimate")
+_show = partial(_run, "show")

@@ -7,20 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_server.backends.convert.environments import lacks
 from edge_server.cli.check import check
 from edge_server.cli.models.push import read_model
-from edge_server.cli.plan.building import build_for_people
-from edge_server.cli.plan.target import find_target
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.cli.plan.verification import verify
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.settings import read_settings
+from edge_server.tools.convert.formats import lacks
+from edge_server.tools.plan import build_for_people, find_target, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.convert.environments import FrameworkPackages
+    from edge_server.tools.convert.formats import FrameworkPackages
 
 
 def accept(

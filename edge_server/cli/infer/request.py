@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.cameras.recordings import draw_lanes, write_picture
-from edge_server.cli.infer.inputs import config_of, from_picture, read_arrays, read_picture
 from edge_server.cli.running_daemon import connected
 from edge_server.errors import InvalidRequest, ModelConfigError, SourceError
 from edge_server.lanes.types import lanes_from_rows
 from edge_server.pipeline.lane_model import LaneTensors
 from edge_server.tensors import DataType
+from edge_server.tools.inputs import config_of, from_picture, read_arrays, read_picture
 
 if TYPE_CHECKING:
     import argparse

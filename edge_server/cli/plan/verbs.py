@@ -89,14 +89,14 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> argparse.ArgumentParse
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.building import build_for_people
+    from edge_server.tools.plan import build_for_people
 
     build_for_people(_target(arguments), arguments)
     return OK
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.inspection import inspect
+    from edge_server.tools.plan import inspect
 
     for line in inspect(_target(arguments), layers=arguments.layers, as_json=arguments.json):
         print(line)
@@ -104,7 +104,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.plan.verification import verify
+    from edge_server.tools.plan import verify
 
     found = verify(_target(arguments), arguments.tolerance, arguments.samples)
     for line in found.lines:
@@ -131,7 +131,7 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Any:
-    from edge_server.cli.plan.target import find_target
+    from edge_server.tools.plan import find_target
 
     repositories = arguments.model_repository
     if not repositories:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support.integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_cpu, by_integers
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import cv2
 
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

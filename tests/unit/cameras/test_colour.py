@@ -17,9 +17,9 @@ from support.integer_colours import (
 )
 
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 EACH_COLOUR = pytest.mark.parametrize("colour", COLOURS, ids=str)
 EACH_FORMAT = pytest.mark.parametrize("pixel_format", PixelFormat)

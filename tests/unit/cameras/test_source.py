@@ -15,9 +15,9 @@ import pytest
 from edge_server.board.installation import remedy
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import SourceKind, is_live, open_source
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.errors import SourceError
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

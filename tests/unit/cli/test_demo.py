@@ -11,8 +11,6 @@ import pytest
 
 from edge_server.cameras.calibration import read_tables
 from edge_server.cameras.recordings import write_picture
-from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.cameras.synthetic.road_variants import varied
 from edge_server.cli.demo import (
     KEPT,
     Inbox,
@@ -24,6 +22,8 @@ from edge_server.cli.demo import (
 )
 from edge_server.cli.tables import LaneTable
 from edge_server.errors import SettingsError, SourceError
+from edge_server.tools.road.scene import RoadScene
+from edge_server.tools.road.variants import varied
 
 if TYPE_CHECKING:
     from pathlib import Path

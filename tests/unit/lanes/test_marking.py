@@ -9,9 +9,6 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.cameras.synthetic.road_view import look
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.tracking import (
@@ -25,6 +22,8 @@ from edge_server.lanes.tracking import (
 )
 from edge_server.lanes.types import Lane
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene, look
 
 WIDTH, HEIGHT = 1280, 720
 

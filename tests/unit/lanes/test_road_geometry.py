@@ -9,11 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.cameras.synthetic.road_view import look
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Ego, Lane
+from edge_server.tools.road.scene import RoadScene, look
 from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of, noisy
 
 

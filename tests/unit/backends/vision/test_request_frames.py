@@ -17,14 +17,14 @@ from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContex
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.image_preprocess_config import frames_of_request
 from edge_server.backends.vision.preprocess_cpu import scale_frame
-from edge_server.cameras.synthetic.road_renderer import render
-from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 from tests.unit.backends.vision.preprocessing import (
     GPU,
     NETWORK,

@@ -88,8 +88,7 @@ def test_given_numbers_go_over_those_of_the_file(file: Path) -> None:
 def test_without_opencv_the_remedy_is_named(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("lens", "mounting"):
-        monkeypatch.delitem(sys.modules, f"edge_server.cli.calibrate.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "edge_server.tools.calibrate", raising=False)
     monkeypatch.delitem(sys.modules, "edge_server.cameras.boards", raising=False)
     monkeypatch.setitem(sys.modules, "cv2", None)
     assert run_command(["calibrate", "mounting", str(file), "--height", "1.4"]) == 69

@@ -1,6 +1,0 @@
-"""Converters of model files: `formats` says what can be made of what, `run` starts the steps.
-
-A framework's own code stands in `steps` and runs in an interpreter that has the framework: this
-one, one that the user names, or a virtual environment that `environments` makes. The daemon
-imports nothing of this room; `cli.convert` does.
-"""

@@ -1,6 +1,0 @@
-"""What runs in a framework's own interpreter: Python 3.10, numpy and that framework alone.
-
-No module here imports edge_server, and none but its own framework:
-`edge_server.backends.convert.run` starts an interpreter that has the framework, and that imports
-this package from its files.
-"""

@@ -1,0 +1,6 @@
+"""Converters of model files: `formats` says what can be made of what, `conversion` runs the
+steps.
+
+A framework's own code stands in `steps` and runs in an interpreter that has the framework: this
+one, one that the user names, or a virtual environment that `formats` makes.
+"""

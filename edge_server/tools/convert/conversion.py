@@ -1,0 +1,463 @@
+"""Runs the steps of a conversion in their interpreters, and compares the result with its source."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.errors import InternalError, InvalidRequest
+from edge_server.tools.convert.formats import (
+    DESTINATIONS,
+    ONNX,
+    OPENVINO,
+    SOURCES,
+    Interpreters,
+    SourceModel,
+    foreign_environ,
+    paddle_program,
+    write_model,
+)
+from edge_server.tools.convert.steps.step import read as read_sample
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.tools.convert.formats import FrameworkPackages, SourceFormat
+
+_STEPS = Path(__file__).with_name("steps")
+# The steps are a package of their own there: no directory of ours gets onto that interpreter's
+# path, and neither does the working directory, whose numpy.py would be imported.
+_START = """\
+import importlib.util, sys
+sys.path[:] = [path for path in sys.path if path]
+spec = importlib.util.spec_from_file_location(
+    "edge_server_steps", {init!r}, submodule_search_locations=[{folder!r}]
+)
+package = importlib.util.module_from_spec(spec)
+sys.modules["edge_server_steps"] = package
+spec.loader.exec_module(package)
+from edge_server_steps.step import main
+main({events})
+"""
+# Quiet libraries: their notes on start are of no use here, and one of them sends telemetry.
+_QUIET = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+_LAST_LINES = 5
+
+
+def run_step(
+    python: Path,
+    step: tuple[str, str],
+    arguments: Mapping[str, Any],
+    progress: Callable[[str], None],
+    *,
+    verbose: bool,
+) -> dict[str, Any]:
+    """Run a function of `steps` with `arguments` in `python`; return its result.
+
+    Args:
+        python: the interpreter; if another than this one, it imports nothing of this one's.
+        step: the module and the function.
+        arguments: what JSON can carry.
+        progress: called with the text of each step.
+        verbose: show what the framework prints.
+
+    Raises:
+        InvalidRequest: the step says why it cannot be done.
+        InternalError: the process ended otherwise; with its last words.
+    """
+    module, function = step
+    job = json.dumps({"module": module, "function": function, "arguments": dict(arguments)})
+    is_ours = python == Path(sys.executable)
+    environ = {**(dict(os.environ) if is_ours else foreign_environ()), **_QUIET}
+    reading, writing = os.pipe()
+    start = _START.format(init=str(_STEPS / "__init__.py"), folder=str(_STEPS), events=writing)
+    with (
+        tempfile.TemporaryFile() as log,
+        os.fdopen(reading, encoding="utf-8") as events,
+        os.fdopen(writing, "wb") as their_end,
+        subprocess.Popen(  # noqa: S603 - our own code, in an interpreter that the user chooses
+            [python, "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=None if verbose else log,
+            stderr=None if verbose else log,
+            pass_fds=(writing,),
+            env=environ,
+        ) as process,
+    ):
+        their_end.close()
+        try:
+            assert process.stdin is not None  # noqa: S101 - it was asked for
+            # One that dies at once is reported below.
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(job.encode())
+            for line in events:
+                kind, value = json.loads(line)
+                if kind == "progress":
+                    progress(value)
+                elif kind == "result":
+                    return dict(value)
+                else:
+                    hint = "" if verbose else _hint(log)
+                    raise InvalidRequest(f"{value}{hint}")  # noqa: TRY301 - ends the process, too
+        except BaseException:
+            process.kill()
+            raise
+        process.wait()
+        raise InternalError(f"{module}.{function}: {_ending(process.returncode)}{_words(log)}")
+
+
+def _ending(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "the process was killed: most likely for want of memory"
+    return f"the process ended with {code} and without a result"
+
+
+def _hint(log: IO[bytes]) -> str:
+    log.seek(0, os.SEEK_END)
+    return "; --verbose shows all that the framework printed" if log.tell() else ""
+
+
+def _words(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    return f": {' '.join(lines)}" if lines else ""
+
+
+# The largest error of an output, as a share of the source's largest magnitude in that output.
+# FP32: another order of sums. FP16 has 11 bits; INT8 with scales that fit loses some per cent,
+# and a network that loses a quarter of its range, as with every operator quantised, is caught.
+LIMITS = {"fp32": 1e-4, "fp16": 1e-2, "int8": 5e-2}
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far an output of the result is from the source's, over all samples.
+
+    Attributes:
+        name: the output.
+        largest: the largest absolute error; of texts, truths and whole numbers the share of those
+            that differ.
+        mean: the mean absolute error.
+        magnitude: the source's largest absolute value; 0 for what must be equal.
+        allowed: the largest error that passes.
+    """
+
+    name: str
+    largest: float
+    mean: float
+    magnitude: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        # Negated: NaN is no agreement.
+        return not self.largest > self.allowed
+
+    def __str__(self) -> str:
+        if not self.magnitude:
+            same = "is the same" if self.agrees else f"differs in {self.largest:.2%}, and may not"
+            return f"output {self.name}: {same}"
+        return (
+            f"output {self.name}: largest error {self.largest:.3g}, mean {self.mean:.3g}, of "
+            f"values up to {self.magnitude:.3g}; at most {self.allowed:.3g} is allowed"
+        )
+
+
+def compare(folder: Path, count: int, limit: float) -> list[OutputError]:
+    """Return the error of each output over `count` samples, whose files lie in `folder`.
+
+    Args:
+        folder: has `source-N.npz` and `result-N.npz`.
+        count: number of samples.
+        limit: the largest error, as a share of the source's largest magnitude.
+
+    Raises:
+        InternalError: the result has other outputs.
+    """
+    pairs: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+    for source, result in _read(folder, count):
+        if source.keys() != result.keys():
+            raise InternalError(
+                f"the result's outputs are {', '.join(result)}, the source's {', '.join(source)}"
+            )
+        for name, wanted in source.items():
+            if wanted.shape != result[name].shape:
+                raise InternalError(
+                    f"output {name}: the result's shape is {result[name].shape}, the source's "
+                    f"{wanted.shape}, on the same input"
+                )
+            pairs.setdefault(name, []).append((wanted, result[name]))
+    return [_error(name, each, limit) for name, each in pairs.items()]
+
+
+def _read(
+    folder: Path, count: int
+) -> Iterator[tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]]:
+    for index in range(count):
+        yield read_sample(folder, "source", index), read_sample(folder, "result", index)
+
+
+def _error(name: str, pairs: list[tuple[NDArray[Any], NDArray[Any]]], limit: float) -> OutputError:
+    if pairs[0][0].dtype.kind != "f":
+        size = sum(wanted.size for wanted, _ in pairs)
+        share = sum(int((wanted != got).sum()) for wanted, got in pairs) / max(size, 1)
+        return OutputError(name, share, share, 0.0, 0.0)
+    errors = [_distance(wanted, got) for wanted, got in pairs]
+    magnitude = max((_largest(wanted) for wanted, _ in pairs), default=0.0)
+    largest = max((float(np.max(each)) for each in errors if each.size), default=0.0)
+    size = max(sum(each.size for each in errors), 1)
+    mean = sum(float(each.sum()) for each in errors) / size
+    # All zeros: nothing to be a share of, and nothing may be added.
+    return OutputError(name, largest, mean, magnitude or 1e-30, limit * magnitude)
+
+
+def _distance(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the absolute difference; infinite where only one is finite."""
+    a, b = wanted.astype(np.float64), got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    found: NDArray[np.float64] = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    return found
+
+
+def _largest(array: NDArray[Any]) -> float:
+    finite = array[np.isfinite(array)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The result of the steps.
+
+    Attributes:
+        interface: `inputs` and `outputs` of the result.
+        samples: number of inputs that both were run on.
+        lines: to print.
+    """
+
+    interface: dict[str, Any]
+    samples: int
+    lines: Sequence[str]
+
+
+class Conversion:
+    """The stages of one conversion, whose files lie in `scratch`."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        source: SourceModel,
+        source_format: SourceFormat,
+        scratch: Path,
+        show: Callable[[str], None],
+    ) -> None:
+        self._arguments = arguments
+        self._source = source
+        self._format = source_format
+        self._scratch = scratch
+        self._show = show
+        self._pythons: dict[str, Path] = {}
+        self._destination = DESTINATIONS[arguments.to]
+        self._result = scratch / "result" / self._destination.file
+        self.precision = "int8" if arguments.int8 else "fp16" if arguments.fp16 else "fp32"
+        self.limit = LIMITS[self.precision] if arguments.limit is None else arguments.limit
+        self.samples = scratch / "samples"
+        self.recorded = _files(arguments.compare)
+        self.samples.mkdir()
+        self._result.parent.mkdir()
+
+    def find_interpreters(self) -> None:
+        """Find what every stage needs before the first begins, which may take minutes.
+
+        Raises:
+            InvalidRequest: the source does not become what is wanted.
+            Unavailable: a framework is not installed.
+        """
+        arguments = self._arguments
+        self._first_function()
+        interpreters = Interpreters(arguments.python, arguments.isolated, self._show)
+        needed = [self._format.framework, self._destination.framework]
+        if arguments.to != "graphdef":
+            needed.append(ONNX)
+        for framework in needed:
+            if framework.name not in self._pythons:
+                self._pythons[framework.name] = interpreters.having(framework)
+
+    def make(self) -> Converted:
+        """Run the stages, and the result on the inputs of the source."""
+        lines: list[str] = []
+        stages = list(self._stages())
+        path, first = self._scratch / "0.onnx", self._destination.file
+        if not stages:
+            path = self._result
+        arguments = self._first_arguments(path)
+        shown = arguments["source"]
+        done = self._run(self._format, self._first_function(), **arguments)
+        lines += _commands(done, shown, first if not stages else "0.onnx")
+        for index, (framework, step, options) in enumerate(stages, 1):
+            is_last = index == len(stages)
+            after = self._result if is_last else self._scratch / f"{index}.onnx"
+            done = self._step(framework, step, source=str(path), target=str(after), **options)
+            shown, path = path.name, after
+            lines += _commands(done, shown, first if is_last else after.name)
+        sampling = self._sampling()
+        runner = self._destination.runner
+        interface = self._step(
+            self._destination.framework, runner, path=str(self._result), sampling=sampling
+        )
+        return Converted(interface, len(list(self.samples.glob("source-*.npz"))), lines)
+
+    def write(self, made: Converted, name: str) -> Path:
+        """Return the model's new directory, which has everything but a plan."""
+        arguments, source = self._arguments, self._source
+        labels = dict(source.labels)
+        if arguments.labels is not None:
+            labels = {made.interface["outputs"][0]["name"]: arguments.labels}
+        batch = source.max_batch_size if arguments.max_batch is None else arguments.max_batch
+        directory = self._scratch / "repository" / name
+        directory.mkdir(parents=True)
+        version = write_model(
+            directory,
+            arguments.version,
+            self._destination.fields,
+            made.interface["inputs"],
+            made.interface["outputs"],
+            labels=labels,
+            max_batch_size=batch,
+        )
+        for path in self._result.parent.iterdir():
+            shutil.move(path, version / path.name)
+        return directory
+
+    def interpreter(self) -> tuple[FrameworkPackages, Path]:
+        """Return what runs the result, and an interpreter that has it."""
+        framework = self._destination.framework
+        return framework, self._pythons[framework.name]
+
+    def _stages(self) -> Iterator[tuple[FrameworkPackages, tuple[str, str], dict[str, Any]]]:
+        """Yield what is done to the ONNX file of the source."""
+        arguments = self._arguments
+        if arguments.simplify:
+            yield ONNX, ("onnx_models", "simplify"), {}
+        if arguments.int8:
+            options = {
+                "operators": arguments.int8_operators,
+                "calibration": _files(arguments.calibration),
+                "per_channel": not arguments.per_tensor,
+            }
+            yield ONNX, ("onnx_models", "to_int8"), options
+        if arguments.fp16 and arguments.to != "openvino":
+            yield ONNX, ("onnx_models", "to_fp16"), {}
+        if arguments.to == "openvino":
+            yield OPENVINO, ("openvino_models", "from_onnx"), {"half": arguments.fp16}
+
+    def _first_function(self) -> str:
+        to = "graphdef" if self._arguments.to == "graphdef" else "onnx"
+        if to not in self._format.functions:
+            raise InvalidRequest(
+                f"--to {to}: {self._format.text} is not converted to that; leave out --to for ONNX"
+            )
+        return self._format.functions[to]
+
+    def _first_arguments(self, target: Path) -> dict[str, Any]:
+        arguments, source = self._arguments, self._source
+        path = source.path
+        if self._format is SOURCES["paddle"]:
+            path = paddle_program(path) or path
+        found: dict[str, Any] = {"source": str(path), "target": str(target)}
+        found["sampling"] = self._sampling()
+        outputs = list(arguments.outputs or source.outputs)
+        if self._format is SOURCES["keras"]:
+            found["trust"] = arguments.trust
+        elif self._format is SOURCES["savedmodel"]:
+            found["signature"] = arguments.signature or source.parameters.get(
+                "TF_SIGNATURE_DEF", ""
+            )
+        elif self._format is SOURCES["graphdef"]:
+            found["outputs"] = outputs
+        elif self._format.module == "torch_models":
+            found |= {"inputs": arguments.shapes or source.inputs, "outputs": outputs}
+        if self._format is SOURCES["torch-module"]:
+            found["module_path"] = arguments.module_path
+        if self._format is SOURCES["torch-weights"]:
+            found["module"] = arguments.module
+        return found
+
+    def _sampling(self) -> dict[str, Any]:
+        arguments = self._arguments
+        return {
+            "folder": str(self.samples),
+            "count": arguments.samples,
+            "seed": arguments.seed,
+            "recorded": self.recorded,
+            "sizes": {name: shape for name, _, shape in arguments.shapes if name},
+        }
+
+    def _run(self, source_format: SourceFormat, function: str, **how: Any) -> dict[str, Any]:
+        return self._step(source_format.framework, (source_format.module, function), **how)
+
+    def _step(
+        self, framework: FrameworkPackages, step: tuple[str, str], **how: Any
+    ) -> dict[str, Any]:
+        python = self._pythons[framework.name]
+        return run_step(python, step, how, self._show, verbose=self._arguments.verbose)
+
+
+def _files(paths: Sequence[Path]) -> list[str]:
+    """Return the files of arrays at `paths`, those of a directory sorted.
+
+    Raises:
+        InvalidRequest: there are none at one of them.
+    """
+    found: list[str] = []
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            files = sorted((*path.rglob("*.npz"), *path.rglob("*.npy")))
+        if not files or not files[0].is_file():
+            raise InvalidRequest(f"{path}: no .npz or .npy file is there")
+        found += map(str, files)
+    return found
+
+
+def _commands(done: dict[str, Any], source: str, target: str) -> Iterator[str]:
+    """Yield the command lines that do the same without edge_server, and a step's note."""
+    places = {
+        "{source!r}": dumps(source),
+        "{target!r}": dumps(target),
+        "{source}": source,
+        "{target}": target,
+        "{folder}": str(Path(source).parent),
+    }
+    commands = []
+    for command in done.get("commands", ()):
+        shown = list(command)
+        for mark, text in places.items():
+            shown = [argument.replace(mark, text) for argument in shown]
+        commands.append(shlex.join(shown))
+    if commands:
+        yield f"the same with: {' && '.join(commands)}"
+    if "note" in done:
+        yield done["note"]

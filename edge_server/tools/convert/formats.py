@@ -1,0 +1,599 @@
+"""What a model file is of, what can be made of it, which interpreter does that, and the directory
+of the result.
+
+An isolated environment is a virtual environment below the user's cache directory, with packages
+between tested bounds. So the packages of a framework, TensorFlow's numpy and protobuf above all,
+never meet the daemon's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.errors import ModelConfigError, SettingsError, Unavailable
+from edge_server.model_config.files import CONFIG_NAME, read_labels
+from edge_server.model_config.parse import read_model_config
+from edge_server.process.disk import cache_directory
+from edge_server.repository.scan import files_in
+from edge_server.tensors import DataType
+from edge_server.tools.convert.steps.step import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from edge_server.tools.convert.steps.step import TensorInfo
+
+_COMPLETE = "edge-server-complete"
+_LAST_LINES = 3
+_PROBE = (
+    "import importlib.util as u,sys;print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"
+)
+
+
+@dataclass(frozen=True)
+class FrameworkPackages:
+    """Packages that a step needs together.
+
+    Attributes:
+        name: in texts and paths.
+        modules: what must be importable.
+        requirements: what pip installs for that, each line a call of pip.
+        size_mb: of the environment, roughly.
+        is_ours: the daemon uses it itself, so that this interpreter's is good enough.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    requirements: tuple[tuple[str, ...], ...]
+    size_mb: int
+    is_ours: bool = False
+
+    @property
+    def pip_lines(self) -> list[str]:
+        return [f"pip install {' '.join(map(_quoted, line))}" for line in self.requirements]
+
+
+# So that the environment can be one of `[python] interpreters`, too.
+_TO_SERVE = "msgspec>=0.19,<1"
+_IS_PC = platform.machine() == "x86_64"
+# PyPI's PyTorch for PCs comes with CUDA, some gigabytes that no conversion uses. Of one version pip
+# prefers the one for CPUs, 2.13.0+cpu.
+_CPU_WHEELS = ("--extra-index-url", "https://download.pytorch.org/whl/cpu") if _IS_PC else ()
+
+ONNX = FrameworkPackages(
+    "onnx",
+    ("onnx", "onnxruntime", "onnxsim"),
+    (("onnx>=1.17,<2", "onnxruntime>=1.20,<2", "onnxsim>=0.4.36,<0.9"),),
+    220,
+    is_ours=True,
+)
+TENSORFLOW = FrameworkPackages(
+    "tensorflow",
+    ("tensorflow", "tf2onnx"),
+    # tensorflow-cpu has no wheels for ARM, where tensorflow has no CUDA either.
+    ((f"tensorflow{'-cpu' if _IS_PC else ''}>=2.18,<2.22", "tf2onnx>=1.17,<1.18", _TO_SERVE),),
+    1650,
+)
+TORCH = FrameworkPackages(
+    "torch",
+    ("torch", "onnxscript", "onnx"),
+    (
+        (*_CPU_WHEELS, "torch>=2.6,<3"),
+        ("onnx>=1.17,<2", "onnxscript>=0.5,<0.8", "numpy>=1.26,<3", _TO_SERVE),
+    ),
+    1100,
+)
+PADDLE = FrameworkPackages(
+    "paddle",
+    ("paddle", "paddle2onnx"),
+    (("paddlepaddle>=3.2,<3.4", "paddle2onnx>=2.1,<2.2", _TO_SERVE),),
+    1000,
+)
+OPENVINO = FrameworkPackages(
+    "openvino", ("openvino",), (("openvino>=2025.0,<2027", _TO_SERVE),), 200
+)
+
+
+@dataclass(frozen=True)
+class Interpreters:
+    """Where to look for frameworks.
+
+    Attributes:
+        pythons: interpreters that the user names; asked first.
+        isolated: make an environment for each framework.
+        progress: called with each step.
+    """
+
+    pythons: Sequence[Path]
+    isolated: bool
+    progress: Callable[[str], None]
+
+    def having(self, framework: FrameworkPackages) -> Path:
+        """Return an interpreter that has `framework`.
+
+        Raises:
+            Unavailable: none has it, or none can be made.
+            SettingsError: an interpreter that the user names is none.
+        """
+        for python in self.pythons:
+            if not lacks(python, framework.modules):
+                return python
+        here = [name for name in framework.modules if importlib.util.find_spec(name) is None]
+        if not here and (framework.is_ours or not self.isolated):
+            return Path(sys.executable)
+        if self.isolated:
+            return make_environment(framework, environments_directory(), self.progress)
+        raise Unavailable(
+            f"{', '.join(here)}: not installed here; --isolated makes an environment with it, "
+            f"{framework.size_mb} MB below {environments_directory()}; --python FILE names an "
+            f"interpreter that has it; or: {'; '.join(framework.pip_lines)}"
+        )
+
+
+def environments_directory() -> Path:
+    """Return the directory of isolated environments, below the user's cache directory."""
+    return cache_directory() / "convert"
+
+
+def make_environment(
+    framework: FrameworkPackages, directory: Path, progress: Callable[[str], None]
+) -> Path:
+    """Return the interpreter of the environment for `framework` in `directory`; make it once.
+
+    Other bounds, or another Python, are another environment. One that was left half made is made
+    anew.
+
+    Raises:
+        Unavailable: a package cannot be installed; nothing is left.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lines = "\n".join(" ".join(line) for line in framework.requirements)
+    digest = hashlib.sha256(lines.encode()).hexdigest()[:8]
+    home = directory / f"{framework.name}-{version}-{digest}"
+    python = home / "bin" / "python"
+    with _locked(directory, home.name):
+        if (home / _COMPLETE).exists():
+            return python
+        progress(f"making an environment with {framework.name}, {framework.size_mb} MB, in {home}")
+        shutil.rmtree(home, ignore_errors=True)
+        try:
+            _call([sys.executable, "-m", "venv", str(home)], "an environment cannot be made")
+            for line in framework.requirements:
+                named = ", ".join(name for name in line if not name.startswith(("-", "https:")))
+                progress(f"installing {named}")
+                # `-m pip`: pip's own script may have a path that is too long for the kernel.
+                command = [str(python), "-m", "pip", "install", "--quiet", *line]
+                _call(command, f"{named} cannot be installed")
+            (home / _COMPLETE).write_text(lines)
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+    return python
+
+
+@contextmanager
+def _locked(directory: Path, name: str) -> Iterator[None]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / f"{name}.lock").open("w")
+    except OSError as error:
+        raise Unavailable(
+            f"{directory}: cannot be written: {error.strerror}; set XDG_CACHE_HOME to a directory "
+            "that can"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _call(command: list[str], fault: str) -> None:
+    done = subprocess.run(  # noqa: S603 - our own command, and no shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=foreign_environ(),
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stdout.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        raise Unavailable(f"{fault}: {' '.join(lines)}")
+
+
+def foreign_environ() -> dict[str, str]:
+    """Return the environment for another interpreter, which must not import this one's packages."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def lacks(python: Path, modules: Sequence[str]) -> list[str]:
+    """Return those of `modules` that `python` cannot import.
+
+    Raises:
+        SettingsError: it is no Python.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - the interpreter that the user names
+            [python, "-c", _PROBE, *modules],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=foreign_environ(),
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SettingsError(f"--python {python}: is no Python that starts: {error}") from error
+    return done.stdout.decode().split()
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}'" if "<" in text or ">" in text else text
+
+
+_TENSORFLOW = "tensorflow_models"
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """A format that models come in.
+
+    Attributes:
+        text: the format in a sentence.
+        framework: what reads it.
+        module: the module of `steps` that reads it.
+        functions: destination → the function of that module that writes it.
+    """
+
+    text: str
+    framework: FrameworkPackages
+    module: str
+    functions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A format that models are converted to.
+
+    Attributes:
+        file: its name in a version directory.
+        fields: of config.pbtxt, that name its backend.
+        framework: what runs it.
+        runner: the function of a module of `steps` that runs it.
+    """
+
+    file: str
+    fields: Mapping[str, str]
+    framework: FrameworkPackages
+    runner: tuple[str, str]
+
+
+SOURCES: Mapping[str, SourceFormat] = MappingProxyType(
+    {
+        "onnx": SourceFormat("an ONNX file", ONNX, "onnx_models", {"onnx": "take"}),
+        "keras": SourceFormat(
+            "a Keras model",
+            TENSORFLOW,
+            _TENSORFLOW,
+            {"onnx": "keras_to_onnx", "graphdef": "keras_to_graphdef"},
+        ),
+        "savedmodel": SourceFormat(
+            "a TensorFlow SavedModel",
+            TENSORFLOW,
+            _TENSORFLOW,
+            {"onnx": "saved_model_to_onnx", "graphdef": "saved_model_to_graphdef"},
+        ),
+        "graphdef": SourceFormat(
+            "a frozen TensorFlow GraphDef", TENSORFLOW, _TENSORFLOW, {"onnx": "graphdef_to_onnx"}
+        ),
+        "torchscript": SourceFormat(
+            "a TorchScript file", TORCH, "torch_models", {"onnx": "script_to_onnx"}
+        ),
+        "torch-export": SourceFormat(
+            "a program of torch.export", TORCH, "torch_models", {"onnx": "program_to_onnx"}
+        ),
+        "torch-module": SourceFormat(
+            "a pickled PyTorch module", TORCH, "torch_models", {"onnx": "module_to_onnx"}
+        ),
+        "torch-weights": SourceFormat(
+            "a PyTorch checkpoint", TORCH, "torch_models", {"onnx": "weights_to_onnx"}
+        ),
+        "paddle": SourceFormat(
+            "a Paddle inference model", PADDLE, "paddle_models", {"onnx": "to_onnx"}
+        ),
+    }
+)
+
+DESTINATIONS: Mapping[str, Destination] = MappingProxyType(
+    {
+        "onnx": Destination(
+            "model.onnx", {"platform": "onnxruntime_onnx"}, ONNX, ("onnx_models", "run")
+        ),
+        "graphdef": Destination(
+            "model.graphdef",
+            {"platform": "tensorflow_graphdef"},
+            TENSORFLOW,
+            (_TENSORFLOW, "run_graphdef"),
+        ),
+        "openvino": Destination(
+            "model.xml", {"backend": "openvino"}, OPENVINO, ("openvino_models", "run")
+        ),
+        # Its own verb builds and verifies it, of the ONNX file that lies beside it.
+        "plan": Destination(
+            "model.onnx", {"platform": "tensorrt_plan"}, ONNX, ("onnx_models", "run")
+        ),
+    }
+)
+
+# The file of a version directory, and the format it is of; None looks into the file.
+_BY_SUFFIX = {
+    ".onnx": "onnx",
+    ".keras": "keras",
+    ".h5": "keras",
+    ".hdf5": "keras",
+    ".pb": "graphdef",
+    ".graphdef": "graphdef",
+    ".pdmodel": "paddle",
+    ".json": "paddle",
+    **dict.fromkeys((".pt", ".pth", ".pt2", ".ts"), "torch"),
+}
+_NO_SOURCES = {
+    ".plan": "a TensorRT plan belongs to one GPU; convert the file that it was built of",
+    ".engine": "a TensorRT plan belongs to one GPU; convert the file that it was built of",
+    ".xml": "OpenVINO's files are not converted further; convert what they were made of",
+    ".tflite": "TensorFlow Lite's files are not converted; convert the Keras model or SavedModel",
+    ".ckpt": "a checkpoint has weights only; export the model that it belongs to",
+}
+_IN_A_VERSION = (
+    "model.onnx",
+    "model.savedmodel",
+    "model.graphdef",
+    "model.pt",
+    "model.pt2",
+    "model.keras",
+    "model.h5",
+    "model.pdmodel",
+    "model.json",
+)
+
+
+def source_format(path: Path) -> str:
+    """Return the name in `SOURCES` of the model at `path`.
+
+    Raises:
+        ModelConfigError: there is none there, or one that cannot be converted.
+    """
+    if path.is_dir():
+        if (path / "saved_model.pb").is_file():
+            return "savedmodel"
+        if paddle_program(path) is not None:
+            return "paddle"
+        raise ModelConfigError(
+            f"{path}: no model is in this directory: neither config.pbtxt nor saved_model.pb, nor "
+            "a Paddle program with its .pdiparams; give the model's file"
+        )
+    if not path.is_file():
+        raise ModelConfigError(f"{path}: no such file; give the model to convert")
+    suffix = path.suffix.lower()
+    if suffix in _NO_SOURCES:
+        raise ModelConfigError(f"{path}: {_NO_SOURCES[suffix]}")
+    known = _BY_SUFFIX.get(suffix)
+    if known is None:
+        raise ModelConfigError(
+            f"{path}: its format is unknown; known are {', '.join(sorted(_BY_SUFFIX))}, "
+            "directories of SavedModels and of Paddle, and a model's directory; --from "
+            "names the format"
+        )
+    return _torch_format(path) if known == "torch" else known
+
+
+def paddle_program(path: Path) -> Path | None:
+    """Return the program of the Paddle model at `path`, a file of it or its directory, or None."""
+    places = [path.with_suffix(s) for s in (".json", ".pdmodel")]
+    if path.is_dir():
+        places = [*sorted(path.glob("*.json")), *sorted(path.glob("*.pdmodel"))]
+    return next((p for p in places if p.is_file() and p.with_suffix(".pdiparams").is_file()), None)
+
+
+def file_in_version(directory: Path, filename: str) -> Path:
+    """Return the model in a version directory of a Triton repository.
+
+    Args:
+        directory: of the version.
+        filename: as the configuration names it; empty without.
+
+    Raises:
+        ModelConfigError: there is none.
+    """
+    names = (filename,) if filename else _IN_A_VERSION
+    found = next((directory / name for name in names if (directory / name).exists()), None)
+    if found is None:
+        raise ModelConfigError(
+            f"{directory}: no {' or '.join(names)}; give the model's file itself"
+        )
+    return found
+
+
+def _torch_format(path: Path) -> str:
+    """Look into a file of PyTorch's, a zip since version 1.6, without unpickling anything."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+            names += archive.namelist()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ModelConfigError(
+            f"{path}: no file of PyTorch 1.6 or later ({error}); save it again with a later one"
+        ) from error
+    if any("aotinductor" in name for name in names):
+        raise ModelConfigError(
+            f"{path}: holds machine code for one processor (AOTInductor); convert what "
+            "torch.export.save has written of the same model"
+        )
+    if "constants.pkl" in names:
+        return "torchscript"
+    if any(name.startswith(("serialized_exported_program", "models/")) for name in names):
+        return "torch-export"
+    return "torch-module"
+
+
+# Triton's own, where it completes a configuration (default-max-batch-size).
+MAX_BATCH_SIZE = 4
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """The model to convert, and what its configuration adds to its file.
+
+    Attributes:
+        path: the file, or the directory of a SavedModel or of Paddle.
+        inputs: name, datatype and shape, the batch dimension included; empty without
+            configuration.
+        outputs: the names; empty without configuration.
+        labels: output → file of its labels.
+        max_batch_size: None without configuration.
+        parameters: of the configuration.
+    """
+
+    path: Path
+    inputs: tuple[tuple[str, str, list[int]], ...] = ()
+    outputs: tuple[str, ...] = ()
+    labels: Mapping[str, Path] = field(default_factory=dict)
+    max_batch_size: int | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_source(path: Path) -> SourceModel:
+    """Return the model at `path`: a file, a SavedModel, or a model's directory of a repository.
+
+    Raises:
+        ModelConfigError: its configuration is wrong, or it has no version.
+    """
+    is_model = path.is_dir() and (
+        (path / CONFIG_NAME).exists() or any(each.name.isdecimal() for each in path.iterdir())
+    )
+    if not is_model:
+        return SourceModel(path)
+    files = files_in(path)
+    if not files.versions:
+        raise ModelConfigError(f"{path}: no version directory, like {path.name}/1")
+    message = read_model_config(files.config_path)
+    read_labels(message, files)
+    batch = [-1] if message.max_batch_size > 0 else []
+    return SourceModel(
+        file_in_version(files.versions[max(files.versions)], message.default_model_filename),
+        tuple((each.name, _datatype_name(each), [*batch, *_dims(each)]) for each in message.input),
+        tuple(each.name for each in message.output),
+        {o.name: path / o.label_filename for o in message.output if o.label_filename},
+        message.max_batch_size if message.input else None,
+        {name: value.string_value for name, value in message.parameters.items()},
+    )
+
+
+def write_model(
+    directory: Path,
+    version: int,
+    fields: Mapping[str, str],
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    *,
+    labels: Mapping[str, Path],
+    max_batch_size: int | None = None,
+) -> Path:
+    """Write config.pbtxt and labels into `directory`; return the version's new directory.
+
+    Args:
+        directory: of the model, whose name it is.
+        version: the version.
+        fields: that name its backend.
+        inputs: the result's inputs.
+        outputs: the result's outputs.
+        labels: output → file of its labels.
+        max_batch_size: None is Triton's default where every tensor has an open first dimension.
+
+    Raises:
+        ModelConfigError: the batch size does not fit the tensors, or labels are of no output.
+    """
+    tensors = (*inputs, *outputs)
+    batches = all(each["shape"][:1] == [-1] for each in tensors)
+    # A network of one fixed batch size can have that one.
+    fixed = next((t for t in tensors if t["shape"][:1] not in ([-1], [max_batch_size])), None)
+    if max_batch_size and fixed is not None:
+        raise ModelConfigError(
+            f"--max-batch {max_batch_size}: tensor '{fixed['name']}' has shape {fixed['shape']}, "
+            "whose first dimension is fixed; export the source with an open one, or leave the flag "
+            "out"
+        )
+    size = (MAX_BATCH_SIZE if batches else 0) if max_batch_size is None else max_batch_size
+    unknown = labels.keys() - {each["name"] for each in outputs}
+    if unknown:
+        raise ModelConfigError(
+            f"labels for '{', '.join(sorted(unknown))}': the outputs are "
+            f"{', '.join(each['name'] for each in outputs)}"
+        )
+    place = directory / str(version)
+    place.mkdir(parents=True)
+    label_files = {name: _labels_name(name, labels) for name in labels}
+    for name, path in labels.items():
+        shutil.copyfile(path, directory / label_files[name])
+    lines = [f'name: "{directory.name}"']
+    lines += [f'{key}: "{value}"' for key, value in fields.items()]
+    lines.append(f"max_batch_size: {size}")
+    lines += [_tensor_text("input", each, size, "") for each in inputs]
+    lines += [_tensor_text("output", o, size, label_files.get(o["name"], "")) for o in outputs]
+    (directory / CONFIG_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place
+
+
+def _tensor_text(field_name: str, tensor: TensorInfo, max_batch_size: int, labels: str) -> str:
+    dims = tensor["shape"][1:] if max_batch_size else tensor["shape"]
+    parts = [f'name: "{_escaped(tensor["name"])}"', f"data_type: {_config_type(tensor)}"]
+    # A tensor without dimensions of its own is one of one element outside.
+    parts += [f"dims: [ {', '.join(map(str, dims)) or 1} ]"]
+    parts += [] if dims or not max_batch_size else ["reshape { shape: [ ] }"]
+    parts += [f'label_filename: "{labels}"'] if labels else []
+    return f"{field_name} [ {{ {' '.join(parts)} }} ]"
+
+
+def _config_type(tensor: TensorInfo) -> str:
+    if tensor["datatype"] == TEXT:
+        return DataType.BYTES.config_name
+    datatype = DataType.from_numpy(np.dtype(tensor["datatype"]))
+    if datatype is None:
+        raise ModelConfigError(
+            f"tensor '{tensor['name']}' is {tensor['datatype']}, which no protocol type carries"
+        )
+    return datatype.config_name
+
+
+def _labels_name(output: str, labels: Mapping[str, Path]) -> str:
+    if len(labels) == 1:
+        return "labels.txt"
+    plain = "".join(c if c.isalnum() else "_" for c in output)
+    return f"labels_{plain}.txt"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _dims(tensor: Any) -> list[int]:
+    return list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
+
+
+def _datatype_name(tensor: Any) -> str:
+    field_type = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type
+    found = DataType.from_config(field_type.values_by_number[tensor.data_type].name)
+    return "" if found is None else found.value

@@ -1,0 +1,260 @@
+"""One step of a conversion, in the interpreter of its framework: its job, and the samples that two
+models are compared on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+from zipfile import BadZipFile
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+class StepError(Exception):
+    """The step cannot be done; the text names the cause and the remedy."""
+
+
+def run_command_line(
+    main: Callable[[], object], words: Sequence[str], places: Mapping[str, str]
+) -> None:
+    """Run a converter's own command line in this process.
+
+    Args:
+        main: reads `sys.argv`.
+        words: the program's name and its arguments.
+        places: what stands for some of these → the path.
+    """
+    before = sys.argv
+    sys.argv = [places.get(each, each) for each in words]
+    try:
+        main()
+    finally:
+        sys.argv = before
+
+
+class Reporter:
+    """Sends lines of JSON to the process that has started this one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+
+    def progress(self, text: str) -> None:
+        self.send("progress", text)
+
+    def send(self, kind: str, value: object) -> None:
+        print(json.dumps([kind, value]), file=self._file, flush=True)
+
+
+def main(descriptor: int) -> None:
+    """Run the job on standard input, `{"module", "function", "arguments"}`, and end this process.
+
+    No destructor runs at the end: those of frameworks may crash, which is no failure of the job.
+    """
+    reporter = Reporter(descriptor)
+    job: dict[str, Any] = json.load(sys.stdin)
+    code = 1
+    try:
+        module = importlib.import_module(f".{job['module']}", __package__)
+        result = getattr(module, job["function"])(reporter.progress, **job["arguments"])
+        reporter.send("result", result)
+        code = 0
+    except StepError as error:
+        reporter.send("error", str(error))
+    except BaseException as error:  # noqa: BLE001 - reported to the process that waits for it
+        traceback.print_exc()
+        lines = traceback.format_exception_only(error)[-1].strip().splitlines()
+        reporter.send("error", lines[0] if lines else type(error).__name__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# A size that the model leaves open, other than that of its first dimension.
+OPEN_SIZE = 64
+# The type of a tensor of texts; every other one has numpy's name.
+TEXT = "text"
+
+
+class TensorInfo(TypedDict):
+    """One tensor of a model.
+
+    Attributes:
+        name: as the model has it.
+        datatype: numpy's name, or `text`.
+        shape: all dimensions, that of the batch too; -1 is any size.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class Sampling(TypedDict):
+    """Which inputs a comparison uses.
+
+    Attributes:
+        folder: where the files of inputs and outputs lie.
+        count: number of random samples.
+        seed: of the random samples.
+        recorded: files of recorded samples.
+        sizes: input → shape of its random samples; for open sizes.
+    """
+
+    folder: str
+    count: int
+    seed: int
+    recorded: list[str]
+    sizes: dict[str, list[int]]
+
+
+def info(name: str, dtype: Any, shape: Sequence[Any]) -> TensorInfo:
+    """Return the tensor with that numpy type (None for texts); whatever is no size becomes -1."""
+    sizes = [d if isinstance(d, int) and d >= 0 else -1 for d in shape]
+    return {
+        "name": name,
+        "datatype": TEXT if dtype is None else np.dtype(dtype).name,
+        "shape": sizes,
+    }
+
+
+def write_inputs(inputs: Sequence[TensorInfo], sampling: Sampling) -> int:
+    """Write `inputs-0.npz` and so on, the recorded samples first; return their number.
+
+    Raises:
+        StepError: a recorded sample is of other tensors.
+    """
+    samples = [recorded_sample(path, inputs) for path in sampling["recorded"]]
+    random = np.random.default_rng(sampling["seed"])
+    for index in range(sampling["count"]):
+        # Two sizes of the batch, in turn: a result that has lost the open one is found out.
+        batch = 1 + index % 2
+        samples.append({each["name"]: _random(each, batch, random, sampling) for each in inputs})
+    for index, sample in enumerate(samples):
+        _write(sampling, "inputs", index, sample)
+    return len(samples)
+
+
+def run_samples(
+    sampling: Sampling,
+    which: str,
+    run: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
+) -> None:
+    """Write `<which>-N.npz`, the outputs of `run`, for each `inputs-N.npz`."""
+    paths = sorted(Path(sampling["folder"]).glob("inputs-*.npz"))
+    for index in range(len(paths)):
+        outputs = run(read(sampling["folder"], "inputs", index))
+        _write(sampling, which, index, {name: _plain(array) for name, array in outputs.items()})
+
+
+def read(folder: str | Path, which: str, index: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one file that `write_inputs` or `run_samples` wrote."""
+    with np.load(Path(folder) / f"{which}-{index}.npz", allow_pickle=False) as arrays:
+        return {key.partition(".")[2]: arrays[key] for key in arrays.files}
+
+
+def recorded_sample(path: str, inputs: Sequence[TensorInfo]) -> dict[str, NDArray[Any]]:
+    """Return the inputs in a file of arrays, with a batch dimension where the model has one.
+
+    Args:
+        path: `.npz` with arrays `<name>` or `input.<name>`; `.npy` for a model of one input.
+        inputs: the tensors of the model.
+
+    Raises:
+        StepError: the file cannot be used for this model.
+    """
+    try:
+        # Opened here, as numpy leaves a damaged file open.
+        with Path(path).open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                found = {inputs[0]["name"]: loaded} if len(inputs) == 1 else {}
+            else:
+                found = {key.removeprefix("input."): loaded[key] for key in loaded.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise StepError(
+            f"{path}: is no file of arrays: {error}; write it with numpy.savez"
+        ) from None
+    missing = [each["name"] for each in inputs if each["name"] not in found]
+    if missing:
+        raise StepError(
+            f"{path}: has no array for input {', '.join(missing)}; write it with "
+            f"numpy.savez({Path(path).stem!r}, **{{'input.{missing[0]}': array}})"
+        )
+    return {each["name"]: _fitting(path, each, found[each["name"]]) for each in inputs}
+
+
+def recorded_samples(
+    paths: Sequence[str], inputs: Sequence[TensorInfo]
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the sample of each file; one is in memory at a time."""
+    for path in paths:
+        yield recorded_sample(path, inputs)
+
+
+def _fitting(path: str, tensor: TensorInfo, array: NDArray[Any]) -> NDArray[Any]:
+    if tensor["datatype"] != TEXT and array.dtype.name != tensor["datatype"]:
+        raise StepError(
+            f"{path}: input {tensor['name']} is {array.dtype.name}, the model takes "
+            f"{tensor['datatype']}; record it with that type"
+        )
+    if array.ndim == len(tensor["shape"]) - 1:
+        array = array[np.newaxis]
+    fits = array.ndim == len(tensor["shape"]) and all(
+        wanted in (-1, size) for wanted, size in zip(tensor["shape"], array.shape, strict=True)
+    )
+    if not fits:
+        raise StepError(
+            f"{path}: input {tensor['name']} has shape {array.shape}, the model takes "
+            f"{tuple(tensor['shape'])}"
+        )
+    return np.ascontiguousarray(array)
+
+
+def _random(
+    tensor: TensorInfo, batch: int, random: np.random.Generator, sampling: Sampling
+) -> NDArray[Any]:
+    shape = [
+        size if size >= 0 else batch if place == 0 else OPEN_SIZE
+        for place, size in enumerate(tensor["shape"])
+    ]
+    given = sampling["sizes"].get(tensor["name"], shape)
+    shape = [size if wanted < 0 else wanted for wanted, size in zip(given, shape, strict=True)]
+    if tensor["datatype"] == TEXT:
+        return np.array(random.integers(0, 10, shape).astype(str))
+    dtype = np.dtype(tensor["datatype"])
+    if dtype.kind == "f":
+        values: NDArray[Any] = random.random(shape, np.float32)
+    elif dtype.kind == "b":
+        values = random.integers(0, 2, shape)
+    else:
+        # Small, because an index or a class is: 0 to 9; but the whole range of an image's bytes.
+        values = random.integers(0, 256 if dtype == np.uint8 else 10, shape)
+    return values.astype(dtype)
+
+
+def _plain(made: Any) -> NDArray[Any]:
+    """Return the array with texts as numpy's own, which a file holds without pickling."""
+    array: NDArray[Any] = np.asarray(made)
+    if array.dtype.kind != "O":
+        return array
+    texts = [
+        t.decode("utf-8", "surrogateescape") if isinstance(t, bytes) else t for t in array.flat
+    ]
+    return np.array(texts, str).reshape(array.shape)
+
+
+def _write(sampling: Sampling, which: str, index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    path = Path(sampling["folder"]) / f"{which}-{index}.npz"
+    # A name of its own for each, as savez's first argument is called `file`.
+    np.savez(path, **{f"array.{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]  # of keywords

@@ -1,0 +1,391 @@
+"""TensorFlow: Keras files, SavedModels and frozen graphs, written as ONNX or as frozen graphs.
+
+In ONNX files and in texts a graph's tensors have the names of their nodes, without `:0`, which is
+what Triton calls them by.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from .step import Sampling, StepError, TensorInfo, info, run_command_line, run_samples, write_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Progress = Callable[[str], None]
+
+_OPSET = "17"
+_NO_OUTPUTS = {"NoOp", "Assert", "Const", "Placeholder", "PlaceholderWithDefault"}
+_FREEZE = (
+    "from tensorflow.python.framework.convert_to_constants import "
+    "convert_variables_to_constants_v2 as freeze"
+)
+
+
+def keras_to_onnx(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, trust: bool
+) -> dict[str, Any]:
+    """Write the Keras model `source` (.keras, .h5) as ONNX, by way of a SavedModel.
+
+    Raises:
+        StepError: it cannot be read, or has layers that run code and is not trusted.
+    """
+    model = _keras(progress, source, trust=trust)
+    saved = str(Path(sampling["folder"]) / "saved")
+    progress("exporting a SavedModel")
+    model.export(saved, verbose=False)
+    names = dict(zip(_exported_names(model), _output_names(model), strict=True))
+    done = saved_model_to_onnx(
+        progress, source=saved, target=target, sampling=sampling, names=names
+    )
+    export = "keras.saving.load_model({source!r}, compile=False).export('saved')"
+    code = f"import keras; {export}".replace("'", '"')
+    convert = [arg.replace("{source}", "saved") for arg in done["commands"][0]]
+    return {**done, "commands": [["python", "-c", code], convert]}
+
+
+def keras_to_graphdef(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, trust: bool
+) -> dict[str, Any]:
+    """Write the Keras model `source` as a frozen graph. Raises: see `keras_to_onnx`."""
+    model = _keras(progress, source, trust=trust)
+    specs = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=_node_name(tensor.name, f"input_{index}"))
+        for index, tensor in enumerate(model.inputs)
+    ]
+    names = _output_names(model)
+
+    def call(*tensors: Any) -> list[Any]:
+        made = model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
+        flat = tf.nest.flatten(made)
+        return [tf.identity(tensor, name=name) for tensor, name in zip(flat, names, strict=True)]
+
+    # The model must outlive the function, which holds its variables weakly.
+    function = tf.function(call).get_concrete_function(*specs)
+    code = "; ".join(
+        (
+            "import keras, tensorflow as tf",
+            _FREEZE,
+            "m = keras.saving.load_model({source!r}, compile=False)",
+            f"i, o = {json.dumps([spec.name for spec in specs])}, {json.dumps(names)}",
+            "s = [tf.TensorSpec(t.shape, t.dtype, n) for t, n in zip(m.inputs, i)]",
+            "r = lambda *x: tf.nest.flatten(m(list(x) if len(x) > 1 else x[0], training=False))",
+            "f = tf.function(lambda *x: [tf.identity(t, n) for t, n in zip(r(*x), o)])",
+            "c = f.get_concrete_function(*s)",
+            'tf.io.write_graph(freeze(c).graph, ".", {target!r}, as_text=False)',
+        )
+    )
+    return _freeze(
+        progress,
+        function=function,
+        names=names,
+        target=target,
+        sampling=sampling,
+        commands=[["python", "-c", code]],
+    )
+
+
+def saved_model_to_onnx(
+    progress: Progress,
+    *,
+    source: str,
+    target: str,
+    sampling: Sampling,
+    signature: str = "",
+    names: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Write the SavedModel `source` as ONNX; `signature` names one, otherwise it is the default.
+
+    Args:
+        progress: called with each step.
+        source: its directory.
+        target: the ONNX file.
+        sampling: the inputs to run it on.
+        signature: empty is `serving_default`.
+        names: output of the signature → its name in the ONNX file.
+
+    Raises:
+        StepError: it cannot be read, or has no such signature.
+    """
+    progress("loading the SavedModel")
+    name, function, loaded = _signature(source, signature)
+    inputs, outputs = _signature_interface(function)
+    write_inputs(inputs, sampling)
+    progress("running the source")
+    renamed = names or {each["name"]: each["name"] for each in outputs}
+
+    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        made = _call_signature(function, arrays)
+        return {renamed[each]: array for each, array in made.items()}
+
+    run_samples(sampling, "source", run)
+    command = ["--saved-model", "{source}", "--signature_def", name]
+    if names:
+        # tf2onnx has the outputs of a signature in this order.
+        command += ["--rename-outputs", ",".join(names[each] for each in sorted(names))]
+    command += ["--output", "{target}", "--opset", _OPSET]
+    del loaded
+    return _tf2onnx(
+        progress, command=command, source=source, target=target, inputs=inputs, outputs=outputs
+    )
+
+
+def saved_model_to_graphdef(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, signature: str = ""
+) -> dict[str, Any]:
+    """Write the SavedModel `source` as a frozen graph. Raises: see `saved_model_to_onnx`."""
+    progress("loading the SavedModel")
+    name, function, loaded = _signature(source, signature)
+    inputs, outputs = _signature_interface(function)
+    specs = [
+        tf.TensorSpec(
+            function.structured_input_signature[1][each["name"]].shape,
+            function.structured_input_signature[1][each["name"]].dtype,
+            name=each["name"],
+        )
+        for each in inputs
+    ]
+    names = [each["name"] for each in outputs]
+
+    def call(*tensors: Any) -> list[Any]:
+        given = {each["name"]: tensor for each, tensor in zip(inputs, tensors, strict=True)}
+        made = function(**given)
+        return [tf.identity(made[each], name=each) for each in names]
+
+    concrete = tf.function(call).get_concrete_function(*specs)
+    code = "; ".join(
+        (
+            "import tensorflow as tf",
+            _FREEZE,
+            "m = tf.saved_model.load({source!r})",
+            f"g = freeze(m.signatures[{json.dumps(name)}]).graph",
+            'tf.io.write_graph(g, ".", {target!r}, as_text=False)',
+        )
+    )
+    done = _freeze(
+        progress,
+        function=concrete,
+        names=names,
+        target=target,
+        sampling=sampling,
+        commands=[["python", "-c", code]],
+    )
+    del loaded
+    return done
+
+
+def graphdef_to_onnx(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, outputs: Sequence[str]
+) -> dict[str, Any]:
+    """Write the frozen graph `source` as ONNX.
+
+    Args:
+        progress: called with each step.
+        source: the file.
+        target: the ONNX file.
+        sampling: the inputs to run it on.
+        outputs: names of nodes; if empty, those that no other node reads.
+
+    Raises:
+        StepError: the file is no frozen graph.
+    """
+    graph, inputs, found = _graph(source, outputs)
+    write_inputs(inputs, sampling)
+    progress("running the source")
+    _run_graph(graph, inputs, found, sampling, "source")
+    command = ["--graphdef", "{source}"]
+    for flag, tensors in (("input", inputs), ("output", found)):
+        names = [each["name"] for each in tensors]
+        command += [f"--{flag}s", ",".join(f"{name}:0" for name in names)]
+        command += [f"--rename-{flag}s", ",".join(names)]
+    command += ["--output", "{target}", "--opset", _OPSET]
+    return _tf2onnx(
+        progress, command=command, source=source, target=target, inputs=inputs, outputs=found
+    )
+
+
+def run_graphdef(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:
+    """Run the frozen graph at `path` on the samples; return its interface."""
+    progress("running the result in TensorFlow")
+    first = np.load(Path(sampling["folder"]) / "source-0.npz").files
+    graph, inputs, outputs = _graph(path, [name.partition(".")[2] for name in first])
+    _run_graph(graph, inputs, outputs, sampling, "result")
+    return {"inputs": inputs, "outputs": outputs}
+
+
+def _keras(progress: Progress, source: str, *, trust: bool) -> Any:
+    import keras  # noqa: PLC0415 - takes seconds, and a frozen graph needs none
+
+    progress("loading the Keras model")
+    try:
+        model = keras.saving.load_model(source, compile=False, safe_mode=not trust)
+    except (ValueError, TypeError, OSError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(".;")
+        remedy = ""
+        if "safe_mode" in str(error) or "Lambda" in str(error):
+            remedy = "; it has layers that run Python code: --trust, if you know who wrote it"
+        raise StepError(f"{source}: Keras cannot load it: {first}{remedy}") from None
+    if not getattr(model, "inputs", None):
+        raise StepError(f"{source}: the model has no inputs yet; call it once before it is saved")
+    return model
+
+
+def _exported_names(model: Any) -> list[str]:
+    """Return the names that the outputs of a SavedModel of `model.export` have, in order."""
+    count = len(tf.nest.flatten(model.outputs))
+    return [f"output_{index}" for index in range(count)]
+
+
+def _output_names(model: Any) -> list[str]:
+    tensors = tf.nest.flatten(model.outputs)
+    names = list(getattr(model, "output_names", None) or ())
+    if len(names) != len(tensors) or len(set(names)) != len(names):
+        names = [f"output_{index}" for index in range(len(tensors))]
+    return [_node_name(name, f"output_{index}") for index, name in enumerate(names)]
+
+
+def _node_name(name: str, otherwise: str) -> str:
+    """Return a name that a node of a graph may have, as Triton calls it."""
+    plain = name.partition(":")[0].replace("/", "_")
+    return plain if plain and all(c.isalnum() or c in "_.-" for c in plain) else otherwise
+
+
+def _signature(source: str, name: str) -> tuple[str, Any, Any]:
+    loaded = tf.saved_model.load(source)
+    names = list(loaded.signatures)
+    chosen = name or ("serving_default" if "serving_default" in names else "".join(names[:1]))
+    if chosen not in names:
+        raise StepError(f"{source}: no signature '{chosen}'; it has {', '.join(names) or 'none'}")
+    return chosen, loaded.signatures[chosen], loaded
+
+
+def _signature_interface(function: Any) -> tuple[list[TensorInfo], list[TensorInfo]]:
+    inputs = function.structured_input_signature[1]
+    outputs = function.structured_outputs
+    return (
+        [_info(name, spec) for name, spec in sorted(inputs.items())],
+        [_info(name, spec) for name, spec in sorted(outputs.items())],
+    )
+
+
+def _call_signature(function: Any, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    made = function(**{name: tf.constant(_fed(array)) for name, array in arrays.items()})
+    return {name: tensor.numpy() for name, tensor in made.items()}
+
+
+def _freeze(
+    progress: Progress,
+    *,
+    function: Any,
+    names: Sequence[str],
+    target: str,
+    sampling: Sampling,
+    commands: list[list[str]],
+) -> dict[str, Any]:
+    from tensorflow.python.framework.convert_to_constants import (  # noqa: PLC0415 - as in `_FREEZE`
+        convert_variables_to_constants_v2,
+    )
+
+    inputs = [_info(t.name.partition(":")[0], t) for t in function.inputs if t.dtype != tf.resource]
+    outputs = [_info(name, t) for name, t in zip(names, function.outputs, strict=True)]
+    write_inputs(inputs, sampling)
+    progress("running the source")
+
+    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        made = function(*(tf.constant(_fed(arrays[each["name"]])) for each in inputs))
+        return {name: tensor.numpy() for name, tensor in zip(names, made, strict=True)}
+
+    run_samples(sampling, "source", run)
+    progress("freezing the graph")
+    frozen = convert_variables_to_constants_v2(function)
+    Path(target).write_bytes(frozen.graph.as_graph_def().SerializeToString())
+    return {"inputs": inputs, "outputs": outputs, "commands": commands}
+
+
+def _graph(path: str, names: Sequence[str]) -> tuple[Any, list[TensorInfo], list[TensorInfo]]:
+    """Return the imported graph, its inputs, and the outputs: `names`, or what nobody reads."""
+    definition = tf.compat.v1.GraphDef()
+    try:
+        definition.ParseFromString(Path(path).read_bytes())
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.import_graph_def(definition, name="")
+    except Exception as error:  # noqa: BLE001 - protobuf's and TensorFlow's share no base class
+        first = str(error).strip().splitlines()[0]
+        raise StepError(f"{path}: is no frozen graph: {first}") from None
+    read = {name.lstrip("^").partition(":")[0] for node in definition.node for name in node.input}
+    inputs = [node.name for node in definition.node if node.op == "Placeholder"]
+    outputs = list(names) or [
+        node.name
+        for node in definition.node
+        if node.name not in read and node.op not in _NO_OUTPUTS
+    ]
+    present = {node.name for node in definition.node}
+    if missing := [name for name in outputs if name not in present]:
+        raise StepError(f"{path}: has no node {', '.join(missing)}; give others with --outputs")
+    return graph, _infos(graph, inputs), _infos(graph, outputs)
+
+
+def _infos(graph: Any, names: Iterable[str]) -> list[TensorInfo]:
+    return [_info(name, graph.get_tensor_by_name(f"{name}:0")) for name in names]
+
+
+def _run_graph(
+    graph: Any,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    sampling: Sampling,
+    which: str,
+) -> None:
+    names = [each["name"] for each in outputs]
+    with tf.compat.v1.Session(graph=graph) as session:
+
+        def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            fed = {f"{each['name']}:0": _fed(arrays[each["name"]]) for each in inputs}
+            made = session.run([f"{name}:0" for name in names], fed)
+            return dict(zip(names, made, strict=True))
+
+        run_samples(sampling, which, run)
+
+
+def _info(name: str, spec: Any) -> TensorInfo:
+    rank = spec.shape.rank
+    shape = [] if rank is None else spec.shape.as_list()
+    return info(name, None if spec.dtype == tf.string else spec.dtype.as_numpy_dtype, shape)
+
+
+def _fed(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind != "U":
+        return array
+    texts = [text.encode("utf-8", "surrogateescape") for text in array.flat]
+    return np.array([*texts, None], object)[:-1].reshape(array.shape)
+
+
+def _tf2onnx(
+    progress: Progress,
+    *,
+    command: Sequence[str],
+    source: str,
+    target: str,
+    inputs: list[TensorInfo],
+    outputs: list[TensorInfo],
+) -> dict[str, Any]:
+    """Run tf2onnx's own command line in this process."""
+    from tf2onnx.convert import main  # noqa: PLC0415 - loads TensorFlow's own converters
+
+    progress("converting with tf2onnx")
+    places = {"{source}": source, "{target}": target}
+    run_command_line(main, ["tf2onnx.convert", *command], places)
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "commands": [["python", "-m", "tf2onnx.convert", *command]],
+    }

@@ -1,0 +1,310 @@
+"""PyTorch: TorchScript files, programs of torch.export, modules and checkpoints, written as ONNX.
+
+torch.onnx's exporter over torch.export (dynamo) converts programs and modules. A saved TorchScript
+file has no Python left for it: the exporter for TorchScript, which PyTorch keeps for that, does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import pickle
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .step import Sampling, StepError, TensorInfo, info, run_samples, write_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Progress = Callable[[str], None]
+
+_OPSET = 18
+# Where training scripts put the weights in a checkpoint, beside its other facts.
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+_DATATYPES = {
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is written as ONNX, and from what.
+
+    Attributes:
+        progress: called with each step.
+        source: the file.
+        target: the ONNX file.
+        sampling: the inputs to run it on.
+        inputs: name, datatype and shape of each input, in order; a name may be empty.
+        outputs: names of the outputs; if empty, `output_0` and so on.
+    """
+
+    progress: Progress
+    source: str
+    target: str
+    sampling: Sampling
+    inputs: Sequence[tuple[str, str, list[int]]]
+    outputs: Sequence[str]
+
+
+def script_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
+    """Write a TorchScript file as ONNX. Args: see `Export`.
+
+    Raises:
+        StepError: the file is none, or `inputs` lack one.
+    """
+    export = Export(progress, **arguments)
+    progress("loading the TorchScript file")
+    try:
+        module = torch.jit.load(export.source, map_location="cpu").eval()
+    except RuntimeError as error:
+        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
+    names = [each.name for each in module.forward.schema.arguments[1:]]
+    load = "torch.jit.load({source!r})"
+    return _to_onnx(export, module, names, load, dynamo=False)
+
+
+def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) -> dict[str, Any]:
+    """Write a pickled module as ONNX; its classes are imported from `module_path`.
+
+    Loading it runs whatever code the pickle names. Args, Raises: see `script_to_onnx`.
+    """
+    export = Export(progress, **arguments)
+    source = export.source
+    progress("loading the module")
+    if module_path:
+        sys.path.insert(0, module_path)
+    try:
+        module = torch.load(source, map_location="cpu", weights_only=False)
+    except (AttributeError, ImportError) as error:
+        raise StepError(
+            f"{source}: its class cannot be imported: {_first(error)}; --module-path DIR names the "
+            "directory that its module is imported from"
+        ) from None
+    except (RuntimeError, pickle.UnpicklingError) as error:
+        raise StepError(f"{source}: PyTorch cannot load it: {_first(error)}") from None
+    if not isinstance(module, torch.nn.Module):
+        raise StepError(
+            f"{source}: holds {type(module).__name__}, not a module; of weights alone, --module "
+            "FILE.py:CLASS names the class"
+        )
+    load = "torch.load({source!r}, weights_only=False)"
+    return _module(export, module, load)
+
+
+def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dict[str, Any]:
+    """Write a checkpoint of the class `module`, FILE.py:CLASS, as ONNX.
+
+    The checkpoint is read without running code from it: the state alone, or a dictionary that has
+    it as `state_dict`, `model_state_dict` or `model`. Args, Raises: see `script_to_onnx`.
+    """
+    export = Export(progress, **arguments)
+    source = export.source
+    progress("loading the weights")
+    file, _, name = module.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if not file or spec is None or spec.loader is None or not Path(file).is_file():
+        raise StepError(f"--module {module}: no such file; give it as FILE.py:CLASS")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    if not hasattr(loaded, name):
+        raise StepError(f"--module {module}: {file} has no class {name}")
+    try:
+        state = torch.load(source, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError) as error:
+        raise StepError(f"{source}: is no checkpoint of weights alone: {_first(error)}") from None
+    key = next((k for k in _STATE_KEYS if isinstance(state.get(k), dict)), "")
+    state = state[key] if key else state
+    made = getattr(loaded, name)()
+    try:
+        made.load_state_dict(state)
+    except RuntimeError as error:
+        raise StepError(f"{source}: its weights are not those of {name}: {_first(error)}") from None
+    stem = Path(file).stem
+    place = f'["{key}"]' if key else ""
+    load = f"m = {stem}.{name}().eval(); m.load_state_dict(torch.load({{source!r}}){place})"
+    return _module(export, made, load)
+
+
+def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
+    """Write what torch.export.save has written as ONNX. Args, Raises: see `script_to_onnx`."""
+    export = Export(progress, **arguments)
+    progress("loading the program")
+    try:
+        program = torch.export.load(export.source)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    user = list(program.graph_signature.user_inputs)
+    given = [each[0] or name for each, name in zip(export.inputs, user, strict=False)]
+    names = given if len(given) == len(user) else user
+    infos = [_tensor_info(n, placeholders[u].meta["val"]) for n, u in zip(names, user, strict=True)]
+    write_inputs(infos, export.sampling)
+    made = _run(export, program.module(), infos)
+    export.progress("converting with torch.onnx")
+    torch.onnx.export(
+        program,
+        (),
+        export.target,
+        input_names=names,
+        output_names=made,
+        external_data=False,
+        verbose=False,
+    )
+    code = (
+        "import torch; torch.onnx.export(torch.export.load({source!r}), (), {target!r}, "
+        f"input_names={json.dumps(names)}, output_names={json.dumps(made)}, external_data=False)"
+    )
+    return {"inputs": infos, "commands": [["python", "-c", code]]}
+
+
+def _module(export: Export, module: Any, load: str) -> dict[str, Any]:
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [each.name for each in parameters if each.default is each.empty]
+    return _to_onnx(export, module.eval(), names, load, dynamo=True)
+
+
+def _to_onnx(
+    export: Export, module: Any, parameters: Sequence[str], load: str, *, dynamo: bool
+) -> dict[str, Any]:
+    """Write `module`, whose inputs are `parameters`; `load` is the Python that loads it."""
+    inputs = _inputs(export.source, parameters, export.inputs)
+    write_inputs(inputs, export.sampling)
+    names = [each["name"] for each in inputs]
+    made = _run(export, module, inputs)
+    # Of at least two: an exporter may take a size of one for a constant.
+    example = tuple(
+        torch.zeros([2 if d < 0 else d for d in each["shape"]], dtype=_dtype(each["datatype"]))
+        for each in inputs
+    )
+    how: dict[str, Any] = {"dynamo": dynamo, "opset_version": _OPSET if dynamo else 17}
+    open_sizes = [[i for i, d in enumerate(each["shape"]) if d < 0] for each in inputs]
+    if dynamo:
+        dim = torch.export.Dim.DYNAMIC
+        how["dynamic_shapes"] = tuple(dict.fromkeys(places, dim) for places in open_sizes)
+        how["external_data"] = False
+    else:
+        axes = {n: {i: f"{n}_{i}" for i in p} for n, p in zip(names, open_sizes, strict=True) if p}
+        # What the network makes of an open batch has one, too.
+        first = any(0 in places for places in open_sizes)
+        axes.update({name: {0: f"{name}_0"} for name in made if first})
+        how["dynamic_axes"] = axes
+    export.progress("converting with torch.onnx")
+    with warnings.catch_warnings():
+        # The exporter for TorchScript is the only one for a saved file, and says it is deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            *(module, example, export.target),
+            input_names=names,
+            output_names=made,
+            verbose=False,
+            **how,
+        )
+    shapes = ", ".join(f"torch.zeros({list(t.shape)}, dtype={t.dtype})" for t in example)
+    options = f"dynamo={dynamo}, opset_version={how['opset_version']}"
+    if dynamo and any(open_sizes):
+        dims = ", ".join(
+            "{" + ", ".join(f"{i}: torch.export.Dim.DYNAMIC" for i in p) + "}" for p in open_sizes
+        )
+        options += f", dynamic_shapes=({dims},)"
+    elif not dynamo and how["dynamic_axes"]:
+        options += f", dynamic_axes={json.dumps(how['dynamic_axes'])}"
+        # JSON has texts for keys only.
+        for place in range(8):
+            options = options.replace(f'"{place}": ', f"{place}: ")
+    loaded = f"{load}; " if load.startswith("m = ") else f"m = {load}.eval(); "
+    code = (
+        f"import torch; {loaded}torch.onnx.export(m, ({shapes},), {{target!r}}, "
+        f"input_names={json.dumps(names)}, output_names={json.dumps(made)}, {options})"
+    )
+    if load.startswith("m = "):
+        code = f"import {load[4:].partition('.')[0]}, {code[7:]}"
+    return {"inputs": inputs, "commands": [["python", "-c", code]]}
+
+
+def _run(export: Export, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
+    """Run the source on the samples; return the names of its outputs.
+
+    Raises:
+        StepError: it fails on them, or has another number of outputs.
+    """
+    export.progress("running the source")
+    names = list(export.outputs)
+
+    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        with torch.no_grad():
+            made = module(*(torch.from_numpy(arrays[each["name"]]) for each in inputs))
+        tensors = _flat(made)
+        if not names:
+            names.extend(f"output_{index}" for index in range(len(tensors)))
+        if len(names) != len(tensors):
+            raise StepError(
+                f"the model has {len(tensors)} outputs, and --outputs {len(names)} names"
+            )
+        return dict(zip(names, (tensor.numpy() for tensor in tensors), strict=True))
+
+    try:
+        run_samples(export.sampling, "source", run)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise StepError(
+            f"the model fails on an input of that shape: {_first(error)}; give the right ones with "
+            "--input NAME:SHAPE"
+        ) from None
+    return names
+
+
+def _flat(made: Any) -> list[Any]:
+    if isinstance(made, torch.Tensor):
+        return [made]
+    values = made.values() if isinstance(made, dict) else made
+    return [tensor for value in values for tensor in _flat(value)]
+
+
+def _inputs(
+    source: str, names: Sequence[str], given: Sequence[tuple[str, str, list[int]]]
+) -> list[TensorInfo]:
+    if len(given) != len(names):
+        example = f"{names[0] if names else 'x'}:-1x3x360x640"
+        raise StepError(
+            f"{source}: takes {len(names)} inputs ({', '.join(names)}), whose shapes are not in "
+            f"the file; give each with --input, like --input {example}"
+        )
+    known = {name: (name, datatype, shape) for name, datatype, shape in given if name in names}
+    ordered = [known[name] for name in names] if len(known) == len(names) else given
+    return [
+        info(given_name or name, _DATATYPES[datatype], shape)
+        for name, (given_name, datatype, shape) in zip(names, ordered, strict=True)
+    ]
+
+
+def _tensor_info(name: str, value: Any) -> TensorInfo:
+    shape = [size if isinstance(size, int) else -1 for size in value.shape]
+    return info(name, str(value.dtype).removeprefix("torch."), shape)
+
+
+def _dtype(name: str) -> Any:
+    return torch.from_numpy(np.zeros(0, name)).dtype
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,47 @@
+"""A run that begins with an exported model begins with its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training alone needs PyTorch")
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_weights_of_the_shipped_model_give_its_answers_in_training_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    from lane_training.export import infer, load_exported, session
+    from lane_training.labels import MaterialError
+    from lane_training.network import LaneNetwork
+    from lane_training.samples import as_array, rendered_set
+    from lane_training.trainer import settle
+
+    shipped = ROOT / "models" / "laneDetect_model" / "1" / "model.onnx"
+    images = as_array(rendered_set(8, 5))
+    expected = np.stack([infer(session(shipped, 1), bgr) for bgr in images])
+    tensor = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).float() / 255.0
+    network = LaneNetwork()
+    norms = load_exported(network, shipped)
+    near = np.abs(expected) < 1280
+    with torch.no_grad():
+        begun = network.eval()(tensor).numpy()
+        settle(network, norms, tensor)
+        settled = network.eval()(tensor).numpy()
+        for answered in (begun, settled):
+            np.testing.assert_allclose(answered[near], expected[near], atol=2e-2)
+        answered = network.train()(tensor).numpy()
+    np.testing.assert_allclose(answered[..., :2], expected[..., :2], atol=5e-2)
+
+    other = tmp_path / "other.onnx"
+    import onnx
+
+    model = onnx.load(str(shipped))
+    del model.graph.initializer[:3]
+    onnx.save(model, str(other))
+    with pytest.raises(MaterialError, match="is no network that this script exported"):
+        load_exported(LaneNetwork(), other)
