@@ -93,8 +93,6 @@ _OPENVINO = frozenset({"device_type", "precision", "num_of_threads", "num_stream
 
 
 class Provider(NamedTuple):
-    """A provider as a session takes it."""
-
     name: str
     options: Mapping[str, str]
 
@@ -103,9 +101,6 @@ def providers_of(
     config: ModelConfig, placement: Placement, available: Collection[str]
 ) -> list[Provider]:
     """Return the providers of an instance, the processor's last.
-
-    Args:
-        available: what this ONNX Runtime has.
 
     Raises:
         ModelConfigError: an accelerator or a parameter is unknown, does not fit the instance, or
@@ -204,8 +199,6 @@ ThreadCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
 class OnnxRuntimeParameters(BackendParameters, frozen=True):
-    """The parameters that the module docstring lists."""
-
     intra_op_thread_count: ThreadCount = 0
     inter_op_thread_count: ThreadCount = 1
     execution_mode: Literal[0, 1] = 0
@@ -280,7 +273,6 @@ def load(context: LoadContext) -> OnnxModel:
 
 
 def _placements(config: ModelConfig) -> list[Placement]:
-    """Return one placement for each device that instances are on."""
     found = {p.gpu: p for group in config.instance_groups for p in group.placements}
     return list(found.values()) or [ON_CPU]
 
@@ -299,7 +291,6 @@ class OnnxModel:
 
     Args:
         sessions: number of the GPU, None for the CPU → the session there.
-        arena_shrinkage: see `OnnxRuntimeParameters`.
     """
 
     def __init__(

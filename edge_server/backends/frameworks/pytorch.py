@@ -111,8 +111,6 @@ class PyTorchModel:
 
 
 class ScriptModel(PyTorchModel):
-    """TorchScript."""
-
     def __init__(self, file: ModelFile, device: str) -> None:
         super().__init__(file, device)
         for key, switch in (

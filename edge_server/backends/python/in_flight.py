@@ -36,8 +36,6 @@ class ExecuteBatch:
         unfinished: numbers of the requests without a last response.
         answered: numbers of those that have a response that is not the last; of a model that is not
             decoupled it is the only one.
-        executed: `execute` has returned.
-        execute_ns: duration of `execute`.
         done: set when the thread that submitted the batch need not wait any longer.
     """
 
@@ -59,7 +57,6 @@ class InFlight:
     """Every accepted request gets exactly one last response, in every case.
 
     Args:
-        name: of the instance, for error texts.
         forget: called with the number of a request that will not run again.
         pump: None where the model is not decoupled. Responses of a decoupled model may follow after
             the execution; `pump` returns the receiver of those to a request, by its number.
@@ -113,7 +110,6 @@ class InFlight:
                 self._again.pop(request.request.respond, None)
 
     def waits(self, number: int) -> bool:
-        """Return whether the request still lacks its last response."""
         return number in self._requests
 
     def callers(self) -> Sequence[ExecuteRequest]:
@@ -234,8 +230,6 @@ class ResponsePump:
     requests of the process proceed meanwhile.
 
     Args:
-        name: of the instance.
-        respond: the request's own `respond`.
         delivered: called with the number of responses delivered since its last call.
     """
 
@@ -256,11 +250,6 @@ class ResponsePump:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Queue a response.
-
-        Raises:
-            ValueError: the model exceeded the limit without waiting.
-        """
         if not final and self._responses.qsize() > 2 * MOST_UNDELIVERED:
             raise ValueError(f"more than {2 * MOST_UNDELIVERED} undelivered responses to a request")
         self._responses.put((answer, final, parameters))

@@ -94,7 +94,6 @@ class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: identifies the request until its last response; for a call to another model, the
             call.
-        flags: the protocol's sequence flags.
         timeout_us: how long the request may queue; 0 sets no limit.
         model_version: empty is the highest.
     """
@@ -112,14 +111,6 @@ class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SandboxRules(msgspec.Struct, frozen=True, array_like=True):
-    """The sandbox rules of a process; see `settings.Python`.
-
-    Attributes:
-        closed: whether the sandbox restricts anything.
-        landlock: the Landlock version to use; 0 is none.
-        seccomp: whether system calls are filtered.
-    """
-
     closed: bool = False
     landlock: int = 0
     seccomp: bool = False
@@ -158,10 +149,6 @@ class Start(Message, frozen=True):
 
     Attributes:
         complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
-        arguments: the arguments of `initialize`.
-        directory: the version directory.
-        filename: the model's Python file in that directory.
-        working_directory: the working directory of the process.
         decoupled: the model may send any number of responses, at any time.
         rules: the sandbox rules of the process.
         runner: the module of edge_server with the model's class; empty where the class is in the
@@ -195,8 +182,6 @@ class CheckReady(Message, frozen=True):
 
 
 class QueryResult(Message, frozen=True):
-    """The result of a query, or its failure."""
-
     number: int
     value: float = 0.0
     failure: str = ""
@@ -217,7 +202,6 @@ class Started(Message, frozen=True):
     Attributes:
         completed: the result of `auto_complete_config`; of a framework's model, the signature of
             its file, after `initialize` too.
-        checks_ready: the model defines `is_ready`.
     """
 
     failure: str = ""
@@ -226,11 +210,7 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one.
-
-    Attributes:
-        rescheduled: numbers of the requests that shall run again.
-    """
+    """`execute` has returned `responses`; a failure goes to each request without a last one."""
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
@@ -240,8 +220,6 @@ class Executed(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """What `is_ready` returned."""
-
     ready: bool
 
 
@@ -340,7 +318,6 @@ def code_of(error: errors.EdgeServerError) -> Code:
 
 
 def internal_error(text: str) -> ChildResponse:
-    """Return a failed response with the code INTERNAL."""
     return ChildResponse(failure=ChildError(Code.INTERNAL, text))
 
 

@@ -117,7 +117,6 @@ class ChildProcess:
     output and error.
 
     Args:
-        name: of the instance, for the list of processes.
         arena_bytes: size limit of the shared memory of each direction.
         log: receives the lines that the model logs and prints.
         interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
@@ -193,8 +192,6 @@ class ChildProcess:
         A response that has arrived by then is returned, however late the daemon gets to read it.
 
         Args:
-            start: the first message.
-            within_s: time limit.
             take: called with each other message.
 
         Raises:

@@ -53,9 +53,6 @@ class PlanSource:
     A plan's side-car must match this device and the placement; a plan without a side-car is left to
     TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
     ONNX file beside it, in a separate process, and cached. Nothing here imports TensorRT.
-
-    Args:
-        on_progress: called with the progress of a build.
     """
 
     def __init__(
@@ -78,9 +75,6 @@ class PlanSource:
     ) -> tuple[Path, int | None]:
         """Return the plan for `placement` on the device of `facts`, and the NVDLA core to load it
         for; None is the GPU.
-
-        Args:
-            retry: build also what failed before.
 
         Raises:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
@@ -142,12 +136,6 @@ class PlanSource:
     def _check(
         self, facts: DeviceFacts, placement: Placement
     ) -> tuple[Path, int | None, list[str]]:
-        """Return the plan in the version directory, its NVDLA core, and why it cannot be used.
-
-        Raises:
-            ModelConfigError: a file cannot be read.
-            Unavailable: the NVDLA core does not exist.
-        """
         core = self._dla_core(facts, placement)
         plan = self._directory / plan_name(self._config, facts.compute_capability)
         if core != placement.dla_core:
@@ -190,7 +178,6 @@ class PlanSource:
             log.warning("model %s: %s: %s", self._model, plan, caution)
 
     def _log_build(self, faults: list[str]) -> None:
-        """Raises: ModelConfigError: there is no ONNX file to build from."""
         require_path(self._onnx, self._model)
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
@@ -227,9 +214,6 @@ class PlanModel:
 
     The plan is loaded once per GPU or core; once per instance where TensorRT requires that, see
     `Engine.shares_profiles`.
-
-    Args:
-        source: finds the plan for a placement.
     """
 
     def __init__(
@@ -288,7 +272,6 @@ class PlanModel:
             engine.close()
 
     def _engine(self, placement: Placement) -> tuple[Engine, bool]:
-        """Return the loaded plan, and whether it serves one instance alone."""
         gpu = placement.gpu or 0
         with self._lock:
             device = self._devices.gpu(gpu)
@@ -313,21 +296,11 @@ class PlanModel:
             return engine, not engine.shares_profiles
 
     def _check(self, engine: Engine) -> None:
-        """Check that the plan is the one that completed the configuration.
-
-        Raises:
-            ModelConfigError: the plan's tensors differ.
-        """
         completion = replace(self._config.completion, auto=False)
         agreed(self._files, replace(self._config, completion=completion), engine.io)
 
 
 def _check_profile(engine: Engine, index: int, name: str) -> None:
-    """Check that the plan has the profile.
-
-    Raises:
-        ModelConfigError: the plan lacks it.
-    """
     last = engine.io.profile_count - 1
     if index > last:
         raise ModelConfigError(

@@ -66,7 +66,6 @@ class PlanCache:
     """Plans by ONNX file, options and device; any file may be removed at any time.
 
     Args:
-        folder: made when the first plan is built.
         max_bytes: maximum size of all plans; the least recently used plans are removed first.
         free: returns the space that is free beyond what plans leave on their disk.
     """
@@ -83,15 +82,9 @@ class PlanCache:
 
     @property
     def timing_cache(self) -> Path:
-        """The directory of TensorRT's measurements."""
         return self._folder / "timing"
 
     def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
-        """Return the path of that plan, whether it exists or not.
-
-        Raises:
-            ModelConfigError: the ONNX file cannot be read.
-        """
         # As in `compare`: a mere caution must not cost a build of minutes.
         l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
@@ -101,11 +94,7 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """Return the path of that plan; None if the cache has no complete plan that fits.
-
-        Raises:
-            ModelConfigError: the ONNX file cannot be read.
-        """
+        """Return the path of that plan; None if the cache has no complete plan that fits."""
         plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
@@ -190,9 +179,6 @@ def ensure_plan(
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
-
-    Args:
-        retry: build also what failed before.
 
     Raises:
         EdgeServerError: no plan could be built.
@@ -340,7 +326,6 @@ def make_plan(
 
 
 def _clear(plan: Path) -> None:
-    """Remove the temporary files of killed builds."""
     for left in plan.parent.glob(f".{plan.name}.*.tmp"):
         left.unlink(missing_ok=True)
 

@@ -82,11 +82,6 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Complete the configuration.
-
-    Raises:
-        ModelConfigError: tensors or parameters differ from those in the module docstring.
-    """
     del version
     check_config(files, config)
     return config
@@ -125,11 +120,6 @@ class ImagePreprocess:
         self._modules.clear()
 
     def _module(self, device: Device) -> Module:
-        """Return the kernels on `device`, loaded once for all instances on that device.
-
-        Raises:
-            Unavailable: none of the shipped kernels runs on the device; the text names the remedy.
-        """
         if device.index not in self._modules:
             image = kernel_image(device.compute_capability, device.driver_version)
             self._modules[device.index] = Module(device, image)
@@ -188,13 +178,6 @@ class GpuPreprocess:
     largest batch. The kernel reads frames on this GPU in place; host frames are copied into pinned
     memory, which an integrated GPU reads in place and any other GPU copies again. Only that second
     copy counts as a copy to the device.
-
-    Args:
-        module: holds the kernels of `preprocess.cu`.
-
-    Raises:
-        Unavailable: the GPU has no memory for one batch of outputs.
-        InternalError: the module lacks the kernel.
     """
 
     def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
@@ -338,9 +321,6 @@ class UndistortionOnDevice:
 
     Attributes:
         addresses: of the map's positions and fractions.
-
-    Raises:
-        Unavailable: the GPU has no memory for the map.
     """
 
     def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
@@ -395,9 +375,6 @@ class FrameStaging:
         The caller may overwrite the frames after the return. The call waits only where the GPU is
         `SLOTS` batches behind. Call `read` once the stream has received the work that reads the
         slot.
-
-        Raises:
-            EdgeServerError: no memory is left for the frames, or the device failed.
         """
         self._slots.append(slot := self._slots.pop(0))
         slot.read.wait()

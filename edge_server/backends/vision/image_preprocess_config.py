@@ -67,7 +67,6 @@ def frames_of_request(
         dims: of one frame's array, two or three.
         only: the only pixel format that the model takes; None for any.
         default: colours where the parameters do not name them.
-        frame_count: the number of frames.
 
     Raises:
         ValueError: a parameter is invalid, or contradicts the shape or the model; the text names
@@ -110,11 +109,6 @@ def frames_of_request(
 
 
 def choice(of: type[_Choice], name: str, value: object, *more: str) -> _Choice:
-    """Return the member of `of` with that value.
-
-    Raises:
-        ValueError: there is none; the text lists those that there are, and `more`.
-    """
     for each in of:
         if each.value == value:
             return each
@@ -146,8 +140,6 @@ _DISTORTION_COUNTS = (4, 5, 8, 12, 14)
 
 
 class ImagePreprocessParameters(BackendParameters, frozen=True):
-    """The parameters in config.pbtxt; see `image_preprocess`."""
-
     scale: float = 1 / 255
     pixel_format: str = "bgr"
     color_matrix: str = "bt601"
@@ -217,12 +209,10 @@ class Preprocessing:
     """The preprocessing of one model; the same wherever its instances run.
 
     Attributes:
-        image: the input's name.
         planes: the output for the network, [3,H,W].
         size: the name of the output for the image's size; None without such an output.
         frame: pixel format, crop and lens of the frames.
         undistortion: one map for lens, crop and resize; None without a lens.
-        scale: factor applied to the 8-bit values.
         most_frames: the maximum number of frames in one batch.
         batched: tensors have a batch dimension.
     """
@@ -307,11 +297,6 @@ class Preprocessing:
 
 
 def check_config(files: ModelFiles, config: ModelConfig) -> None:
-    """Validate the inputs, outputs and parameters.
-
-    Raises:
-        ModelConfigError: they differ from those that the backend supports.
-    """
     where = files.config_path
     check_parameters(files, config, ImagePreprocessParameters)
     try:

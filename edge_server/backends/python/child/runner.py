@@ -52,8 +52,6 @@ class ModelRunner:
     """Processes the daemon's messages in order, on the main thread.
 
     Args:
-        name: of the instance.
-        link: to the daemon.
         refused: why no model may run in this process; empty where one may.
     """
 
@@ -185,11 +183,7 @@ class ModelRunner:
         self._run(execution).add_done_callback(ended)
 
     def _responses(self, requests: Sequence[InferenceRequest], returned: Any) -> list[m.Responded]:
-        """Return the responses that `execute` returned; the error texts are Triton's.
-
-        Raises:
-            _Refused: the return value is invalid.
-        """
+        """Return the responses that `execute` returned; the error texts are Triton's."""
         if returned is None:
             returned = [None] * len(requests)
         elif self._decoupled:

@@ -73,7 +73,6 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as a JSON object."""
         return json.dumps(self._parameters)
 
     def message(self, outbox: ArenaWriter, outputs: frozenset[str]) -> m.ChildResponse:
@@ -115,7 +114,6 @@ class InferenceResponseSender:
         self.closed = False
 
     def is_cancelled(self) -> bool:
-        """Return whether the request's client is gone."""
         return self._number in self._link.cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -244,11 +242,7 @@ class InferenceRequest:
         *,
         decoupled: bool,
     ) -> InferenceRequest:
-        """Return the daemon's request; its inputs lie in the daemon's arena.
-
-        Args:
-            sender: the request's, where it runs again.
-        """
+        """Return the daemon's request; its inputs lie in the daemon's arena."""
         request = cls(
             inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
         )
@@ -281,7 +275,6 @@ class InferenceRequest:
         return self._message.timeout_us
 
     def parameters(self) -> str:
-        """The parameters as a JSON object."""
         return json.dumps(self._message.parameters)
 
     def preferred_memory(self) -> Any:
@@ -297,7 +290,6 @@ class InferenceRequest:
         return int(self._message.model_version or _HIGHEST_VERSION)
 
     def is_cancelled(self) -> bool:
-        """Return whether the request's client is gone."""
         return self._sender is not None and self._sender.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -444,7 +436,6 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Cancel the request to the other model."""
         if not self._over and self._call:
             self._link.send(m.Cancel(self._call))
 
