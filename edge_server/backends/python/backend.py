@@ -45,7 +45,6 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.messages import ChannelClosed
 from edge_server.backends.python.process import ChildProcess
 from edge_server.backends.python.session import ChildSession, unhealthy
 from edge_server.errors import (
@@ -61,6 +60,7 @@ from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.process.backoff import Backoff
+from edge_server.process.channel import ChannelClosed
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Worker
 from edge_server.settings.mistakes import value_mistake

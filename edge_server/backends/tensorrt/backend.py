@@ -34,7 +34,7 @@ from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 from edge_server.gpu.device import BareGpu
 from edge_server.model_config.files import require_path
-from edge_server.process.run_in_child import ChildFailed, run_in_child
+from edge_server.process.child import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
     from pathlib import Path

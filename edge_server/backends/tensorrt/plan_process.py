@@ -23,7 +23,7 @@ from edge_server.backends.tensorrt.plan_options import (
 from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.gpu.device import BareGpu
-from edge_server.process.run_in_child import (
+from edge_server.process.child import (
     ChildFailed,
     ChildOptions,
     ChildStopped,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.messages import MessageTooLong
 from edge_server.backends.python.pb_utils.requests import (
     InferenceRequest,
     InferenceResponse,
@@ -26,6 +25,7 @@ from edge_server.backends.python.pb_utils.requests import (
 from edge_server.backends.python.pb_utils.server import AutoCompleteConfig, Logger
 from edge_server.backends.python.pb_utils.tensor import TritonModelException, printable
 from edge_server.backends.python.shared_memory import take_back
+from edge_server.process.channel import MessageTooLong
 
 if TYPE_CHECKING:
     import asyncio

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child.link import daemon, replying_daemon
-from edge_server.backends.python.messages import MessageTooLong
 from edge_server.backends.python.pb_utils.tensor import (
     PbTensor,
     TritonError,
@@ -28,6 +27,7 @@ from edge_server.backends.python.shared_memory import (
     take_back,
     unpack,
 )
+from edge_server.process.channel import MessageTooLong
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
