@@ -147,7 +147,9 @@ class Instance(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the instance owns; nothing by default."""
+        return  # noqa: PLR1711 - without a body it would be abstract
 
 
 MetricKind = Literal["counter", "gauge", "histogram"]
@@ -184,12 +186,15 @@ class Model(Protocol):
 
     def not_ready_reason(self) -> str:
         """Return why the model cannot respond at this moment (e.g. its process restarts); empty
-        when the model is ready."""
-        ...
+        when the model is ready, as most always are."""
+        return ""
 
-    def metrics(self) -> Sequence[ModelMetric]: ...
+    def metrics(self) -> Sequence[ModelMetric]:
+        return ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the model owns; nothing by default."""
+        return  # noqa: PLR1711 - without a body it would be abstract
 
 
 @runtime_checkable
@@ -280,7 +285,7 @@ def run_joined(
     return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
 
-class TensorInstance:
+class TensorInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
     Several requests are joined along the batch dimension, executed once, and split again.
@@ -300,9 +305,6 @@ class TensorInstance:
             made = error
         request.respond(made, True)
         return None
-
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
 
 
 def _join(inputs: Sequence[Tensors]) -> Tensors:
@@ -328,7 +330,7 @@ def _rows(request: ExecuteRequest) -> int:
     return next(iter(request.inputs.values())).shape[0]
 
 
-class TensorModel:
+class TensorModel(Model):
     """A `Model` whose instances share one function and own no resources."""
 
     def __init__(self, run: Run) -> None:
@@ -337,15 +339,6 @@ class TensorModel:
     def make_instance(self, name: str, placement: Placement) -> Instance:
         del name, placement  # all instances are alike
         return TensorInstance(self._run)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: the model owns no resources."""
 
 
 class ModelResolver(Protocol):
@@ -480,7 +473,7 @@ def own_parameters(config: ModelConfig, kind: type[P]) -> P:
     return read_parameters(ours(config, kind), kind)
 
 
-class RaggedInstance:
+class RaggedInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
     A ragged input is one list of the elements of all requests, in order; other inputs are joined
@@ -510,9 +503,6 @@ class RaggedInstance:
             ]
 
         return run_joined(self._run, requests, self._joined, split)
-
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
 
     def _joined(self, inputs: Sequence[Tensors]) -> dict[str, Tensor]:
         joined: dict[str, Tensor] = {}

@@ -30,6 +30,7 @@ import onnxruntime as ort
 from edge_server.backends.contract import (
     OF_EVERY_MODEL,
     BackendParameters,
+    Model,
     RaggedInstance,
     TensorInstance,
     Tensors,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, LoadContext, ModelMetric
+    from edge_server.backends.contract import Instance, LoadContext
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -284,7 +285,7 @@ def _providers(where: Path, config: ModelConfig, placement: Placement) -> list[P
         raise ModelConfigError(f"{where}: model '{config.name}': {error}") from error
 
 
-class OnnxModel:
+class OnnxModel(Model):
     """One ONNX Runtime session for each device; several instances may run it at once.
 
     A tensor without dimensions has the shape [1] outside, as in Triton.
@@ -314,12 +315,6 @@ class OnnxModel:
         if self._config.ragged is None:
             return TensorInstance(run)
         return RaggedInstance(run, self._config, self._config.ragged)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
 
     def interrupt(self, before: float) -> None:
         """See `Interruptible.interrupt`; an operator that is running ends first."""

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.backends.contract import Model
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
@@ -236,7 +237,7 @@ STABLE_S = 10.0
 _LONGEST_AFTER_START_S = 5.0
 
 
-class PythonModel:
+class PythonModel(Model):
     """One version of a Python model; each instance runs in its own process."""
 
     def __init__(self, context: ModelContext) -> None:
@@ -260,9 +261,6 @@ class PythonModel:
 
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
-
-    def close(self) -> None:
-        """Do nothing: the instances, closed before the model, own all resources."""
 
 
 class PythonInstance:

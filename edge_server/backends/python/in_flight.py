@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.messages import MOST_UNDELIVERED, error_of, shortened
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.process.threads import start_thread
 from edge_server.requests import NO_PARAMETERS
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class ResponsePump:
         self._responses: queue.SimpleQueue[
             tuple[Tensors | EdgeServerError | None, bool, Parameters]
         ] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
 
     def __call__(
         self,
@@ -253,17 +254,11 @@ class ResponsePump:
         if not final and self._responses.qsize() > 2 * MOST_UNDELIVERED:
             raise ValueError(f"more than {2 * MOST_UNDELIVERED} undelivered responses to a request")
         self._responses.put((answer, final, parameters))
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name=f"responses of {self._name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            log.warning("instance %s: delivers a response by itself: %s", self._name, error)
+        self._has_thread = self._has_thread or start_thread(f"responses of {self._name}", self._run)
+        if not self._has_thread:
+            log.warning("instance %s: no thread can be started for its responses", self._name)
             self._deliver_one()
             self._delivered(1)
-        else:
-            self._thread = thread
 
     def _run(self) -> None:
         final, count = False, 0

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.backends.contract import Model
 from edge_server.backends.tensorrt.engine import Engine, facts_of
 from edge_server.backends.tensorrt.instance import PlanInstance, graph_shapes
 from edge_server.backends.tensorrt.plan_cache import (
@@ -209,7 +210,7 @@ def _cache() -> PlanCache:
     return PlanCache(state_directory() / "plans")
 
 
-class PlanModel:
+class PlanModel(Model):
     """A plan on every GPU and NVDLA core that runs instances of it.
 
     The plan is loaded once per GPU or core; once per instance where TensorRT requires that, see
@@ -259,12 +260,6 @@ class PlanModel:
             if is_own:
                 engine.close()
             raise
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> tuple[()]:
-        return ()
 
     def close(self) -> None:
         while self._shared:

@@ -44,7 +44,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.backends.contract import Phases, on_host
+from edge_server.backends.contract import (
+    Instance,
+    Model,
+    Phases,
+    on_host,
+)
 from edge_server.backends.vision.image_preprocess_config import Preprocessing, check_config
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
@@ -69,9 +74,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import (
         ExecuteRequest,
-        Instance,
         LoadContext,
-        ModelMetric,
         Tensors,
     )
     from edge_server.backends.vision.image_preprocess_config import RequestFrames
@@ -91,7 +94,7 @@ def load(context: LoadContext) -> ImagePreprocess:
     return ImagePreprocess(Preprocessing.of(context.config), context.devices)
 
 
-class ImagePreprocess:
+class ImagePreprocess(Model):
     """One loaded version; each instance runs only where it is placed."""
 
     def __init__(self, wanted: Preprocessing, devices: Devices) -> None:
@@ -110,12 +113,6 @@ class ImagePreprocess:
         except EdgeServerError as error:
             raise Unavailable(f"instance {name} cannot be made: {error}") from error
 
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
-
     def close(self) -> None:
         self._modules.clear()
 
@@ -126,7 +123,7 @@ class ImagePreprocess:
         return self._modules[device.index]
 
 
-class CpuPreprocess:
+class CpuPreprocess(Instance):
     """An `Instance` on the CPU. Each request of a batch is converted, or refused, by itself: it has
     its own pixel format and colours."""
 
@@ -141,9 +138,6 @@ class CpuPreprocess:
             except EdgeServerError as error:
                 made = error
             request.respond(made, True)
-
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
 
     def _converted(self, request: ExecuteRequest) -> Tensors:
         wanted, outputs = self._wanted, request.outputs
