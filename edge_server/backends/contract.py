@@ -149,7 +149,7 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """Release what the instance owns; nothing by default."""
-        return  # noqa: PLR1711 - without a body it would be abstract
+        return
 
 
 MetricKind = Literal["counter", "gauge", "histogram"]
@@ -194,7 +194,7 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Release what the model owns; nothing by default."""
-        return  # noqa: PLR1711 - without a body it would be abstract
+        return
 
 
 @runtime_checkable

@@ -1,4 +1,10 @@
-"""What the runner and a framework's module say to each other, in a model's process."""
+"""The class that a model's process runs for every framework, and what a framework's module gets.
+
+Triton's names for the arguments and the results of a function, which has none of its own:
+inputs: all are arguments of the function, or all are `<text>__<index>`, or they are in order; of a
+`model.pt2` also `ARGS[0]` and `KWARGS[name]`. Outputs: `<text>__<index>`, or in order; of a
+`model.pt2` also `RESULT`, `RESULT[0]` and `RESULT[name]`.
+"""
 
 from __future__ import annotations
 

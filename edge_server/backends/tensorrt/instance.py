@@ -1,4 +1,4 @@
-"""CUDA graphs: recorded runs that launch in one call, and the shapes that they are recorded for."""
+"""An instance of a plan: a context, a stream, buffers, and recorded runs (CUDA graphs)."""
 
 from __future__ import annotations
 

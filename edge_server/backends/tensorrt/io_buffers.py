@@ -1,4 +1,4 @@
-"""Memory of an instance's inputs and outputs on device and host, and the copies in and out."""
+"""What one run of a plan needs: its context, and memory of its tensors on device and host."""
 
 from __future__ import annotations
 

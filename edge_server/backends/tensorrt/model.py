@@ -1,4 +1,4 @@
-"""Choose the plan for a placement: the one in the version directory, or one built now."""
+"""A loaded plan: the one in the version directory, or one built now; and its instances."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """A cache of plans built on this device, one at a time: two builds would halve each other's memory,
-and distort each other's measurements. Every plan can be rebuilt from its ONNX file."""
+and distort each other's measurements. Every plan can be rebuilt from its ONNX file.
+
+A build takes minutes of the whole board, and systemd starts a daemon that ended again at once: a
+note beside a plan's place keeps it from building what has just failed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options in a model's configuration for running its plan."""
+"""What a configuration says of a plan: options of its runs, and agreement with its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Options of a plan's build, from the model's configuration or the command line."""
+"""A plan as it was asked for, and as it was built.
+
+`BuildOptions` come from the model's configuration or the command line, with the shapes that the
+plan shall accept. The side-car, `model.plan.json`, has the build's inputs, options and device. The
+daemon reads it before TensorRT reads the plan: a plan of another TensorRT version or GPU fails to
+load, and a plan without a side-car is native code of unknown origin.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The job, the events and the result of a build: from TensorRT's nested phases to the log and the
-model's index entry."""
+"""Work with TensorRT in a process that may crash, or be killed at any moment: its job, its events,
+and its result."""
 
 from __future__ import annotations
 

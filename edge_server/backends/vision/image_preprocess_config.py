@@ -1,4 +1,5 @@
-"""The frames of a request: their pixel format, colours and size, from its shape and parameters."""
+"""The preprocessing of an `image_preprocess` model, read from its configuration, and the frames of
+its requests: their pixel format, colours and size."""
 
 from __future__ import annotations
 
