@@ -1,4 +1,5 @@
-"""One GPU and its primary context."""
+"""The GPUs of this process and their contexts, and the driver library by ctypes: checks that
+must precede the import of pycuda, calls that pycuda lacks, its errors, and a GPU without pycuda."""
 
 from __future__ import annotations
 

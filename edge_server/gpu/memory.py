@@ -1,4 +1,5 @@
-"""An array in device memory, with the events that order its reads and writes."""
+"""Device memory, host memory that the device can access, arrays, and a pool of device memory: no
+frame allocates once every size has occurred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The compiled preprocessing kernels, by GPU and driver."""
+"""The compiled preprocessing kernels, by GPU and driver, and the arguments of their launches.
+
+`preprocess.cu` holds two kernels for each pixel format, `preprocess_args.h` declares their
+arguments; only this module fills that struct. It computes sizes and addresses without CUDA, so it
+runs and is tested on any machine; the caller passes the result to the driver.
+"""
 
 from __future__ import annotations
 

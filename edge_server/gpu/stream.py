@@ -1,4 +1,8 @@
-"""Streams and events of a GPU, and the kernels that streams launch."""
+"""Streams and events of a GPU, and the kernels and CUDA graphs that streams launch.
+
+pycuda lacks graphs, so these use cuda-bindings, on the same streams by their raw handles. Where
+cuda-bindings is not installed, work is launched piece by piece.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a model's process to other models (Triton's BLS), loads of models, and metrics."""
+"""Calls of a model's process to other models (Triton's BLS), loads of models, and its queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What all instances of a Python model share: configuration, limits, program, metrics, log."""
+"""What all instances of a Python model share: configuration, limits, program, log; and its metrics,
+which the daemon keeps, so that they survive a restart of the process."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ _NO_TIMINGS = Path()
 # An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
 _RETRY_S = 0.5
-# Builds a plan: in production `process.build` with its limits.
+# Builds a plan: in production `plan_process.build` with its limits.
 Build = Callable[[BuildJob, OnEvent], PlanBuilt]
 
 
@@ -373,15 +373,10 @@ _NAME = "failed.json"
 
 
 class _Failed(msgspec.Struct, frozen=True):
-    """Attributes:
-    reason: the text of the failure.
-    may_pass: False where TensorRT refuses the ONNX file or the options.
-    boot: identifies the boot.
-    at_s: seconds since that boot.
-    """
-
+    # The text of the failure, and False where TensorRT refuses the ONNX file or the options.
     reason: str
     may_pass: bool
+    # The boot, and the seconds since then.
     boot: str
     at_s: float
 

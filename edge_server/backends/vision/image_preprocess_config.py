@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
     from edge_server.requests import Parameters
-    from edge_server.requests import Parameters as RequestParameters
 
 # The configuration's word for a model that takes frames of each format.
 ANY = "any"
@@ -245,7 +244,7 @@ class Preprocessing:
             config.max_batch_size > 0,
         )
 
-    def frames_of(self, shape: tuple[int, ...], parameters: RequestParameters) -> RequestFrames:
+    def frames_of(self, shape: tuple[int, ...], parameters: Parameters) -> RequestFrames:
         """Return the frames of a request whose input has that shape.
 
         Raises:

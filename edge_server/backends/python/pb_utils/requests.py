@@ -1,4 +1,5 @@
-"""`pb_utils.InferenceResponse` and `InferenceResponseSender`."""
+"""`pb_utils.InferenceRequest`: requests to this model, its requests to other models, and the
+responses to both."""
 
 from __future__ import annotations
 

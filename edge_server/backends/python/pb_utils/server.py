@@ -1,4 +1,5 @@
-"""What a model gets from the daemon: log lines, metrics, and the load of other models."""
+"""What a model gets from the daemon: log lines, metrics, the load of other models; and
+`pb_utils.ModelConfig`, which `auto_complete_config` may complete. Texts are Triton's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The errors that `model.py` uses, and the checks of the values that it passes.
+"""`pb_utils.Tensor`, its exchange through DLPack where numpy lacks BF16, the errors that `model.py`
+uses, and the checks of the values that it passes.
 
 An invalid value is the model's mistake and raises at its origin; an invalid message would end the
 model's process. Triton accepts the same types.
