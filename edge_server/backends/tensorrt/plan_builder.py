@@ -4,8 +4,8 @@ Objects of TensorRT are annotated, so that the names used here can be checked ag
 version's classes (tests/support/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
-Only a process that may crash imports this: see `plan_process`. Nothing here that loads a plan may be
-called without a CUDA driver: a Runtime made without one crashes at every call, even in its
+Only a process that may crash imports this: see `plan_process`. Nothing here that loads a plan may
+be called without a CUDA driver: a Runtime made without one crashes at every call, even in its
 destructor.
 """
 
