@@ -23,11 +23,10 @@ from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
 from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest

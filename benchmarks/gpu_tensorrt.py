@@ -38,11 +38,10 @@ from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.parse import read_model_config
 from edge_server.repository.scan import Repositories

@@ -28,8 +28,8 @@ from edge_server.gpu.preprocess_kernel import (
     kernel_image,
 )
 from edge_server.gpu.stream import Module, Stream
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat

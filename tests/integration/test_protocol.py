@@ -42,9 +42,8 @@ from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.tensors import Tensor
 

@@ -25,7 +25,7 @@ from edge_server.model_config.parse import read_model_config
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.topics import Topics
 from edge_server.process.sd_notify import notify
-from edge_server.repository.scan import scan_repositories
+from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refresh
 
 def plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[str, ModelFiles]]:
     """Yield the models that run plans; those that cannot be read become failures of `found`."""
-    for name, files in scan_repositories(map(Path, settings.repository.paths)).items():
+    for name, files in Repositories(map(Path, settings.repository.paths)).all().items():
         try:
             if isinstance(files, ModelConfigError):
                 raise files

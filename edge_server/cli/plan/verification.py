@@ -22,9 +22,9 @@ from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.golden import golden_pairs, not_finite
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.model_validation import golden_pairs, not_finite
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest

@@ -14,7 +14,7 @@ from support.workshop import Asked, add_one, infer, onnx_bytes, two_inputs
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import Stream
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor
 

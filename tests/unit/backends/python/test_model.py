@@ -24,7 +24,7 @@ from edge_server.backends.python.messages import FromChild
 from edge_server.backends.python.session import ChildSession
 from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.process.channel import Channel
 from edge_server.requests import InferRequest

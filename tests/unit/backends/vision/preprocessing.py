@@ -13,8 +13,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import scale_frame
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.pixels import Image

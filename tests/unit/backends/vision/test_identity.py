@@ -13,7 +13,7 @@ from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContex
 from edge_server.backends.vision import identity
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.device import Devices
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest

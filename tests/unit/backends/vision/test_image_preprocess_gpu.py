@@ -22,8 +22,8 @@ from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
 from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -20,7 +20,7 @@ from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 from edge_server.requests import InferRequest
