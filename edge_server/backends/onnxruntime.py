@@ -1,10 +1,10 @@
 """`onnxruntime`: ONNX models on the CPU, and on what other execution providers it has.
 
 Instances of KIND_GPU run on CUDA; `optimization.execution_accelerators` names other providers. As
-in Triton, `gpu_execution_accelerator` takes `tensorrt` and `cuda`, for instances on a GPU, where CUDA
-runs what TensorRT does not; `cpu_execution_accelerator` takes `openvino`. A provider that this ONNX
-Runtime lacks is an error: nothing runs on the processor that was to run elsewhere. Operators that a
-provider does not know run on the next one, the processor last.
+in Triton, `gpu_execution_accelerator` takes `tensorrt` and `cuda`, for instances on a GPU, where
+CUDA runs what TensorRT does not; `cpu_execution_accelerator` takes `openvino`. A provider that this
+ONNX Runtime lacks is an error: nothing runs on the processor that was to run elsewhere. Operators
+that a provider does not know run on the next one, the processor last.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
 `inter_op_thread_count` (default 1), `execution_mode` (default 0: operators run one after the other;
