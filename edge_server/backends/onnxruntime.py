@@ -28,6 +28,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+
+# ONNX Runtime reads this variable at import. Without it, version 1.31 records usage telemetry in
+# the user's home directory and sends the records to its vendor.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edge_server.backends.contract import (
@@ -56,10 +60,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Instance, LoadContext
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
-
-# ONNX Runtime reads this variable at import. Without it, version 1.31 records usage telemetry in
-# the user's home directory and sends the records to its vendor.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 log = logging.getLogger(__name__)
 

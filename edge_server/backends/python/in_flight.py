@@ -256,7 +256,7 @@ class ResponsePump:
         self._responses.put((answer, final, parameters))
         self._has_thread = self._has_thread or start_thread(f"responses of {self._name}", self._run)
         if not self._has_thread:
-            log.warning("instance %s: no thread can be started for its responses", self._name)
+            log.warning("instance %s: delivers a response by itself: no thread for it", self._name)
             self._deliver_one()
             self._delivered(1)
 
