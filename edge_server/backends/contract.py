@@ -69,11 +69,7 @@ def all_on_host(tensors: Tensors, copied: Copied) -> Tensors:
 
 
 def on_host(tensor: Tensor, copied: Copied) -> Tensor:
-    """Return `tensor` on the host; a tensor on a device is copied and the copy counted.
-
-    Raises:
-        EdgeServerError: the device failed.
-    """
+    """Return `tensor` on the host; a tensor on a device is copied and the copy counted."""
     array = tensor.on_device
     if array is None:
         return tensor
@@ -82,8 +78,6 @@ def on_host(tensor: Tensor, copied: Copied) -> Tensor:
 
 
 class RespondTensors(Protocol):
-    """Sends the responses of one request."""
-
     def __call__(
         self,
         made: Tensors | EdgeServerError | None,
@@ -102,7 +96,6 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         inputs: tensors in their full shapes, batch dimension included, with those that the
             scheduler adds (sequence controls, state). Some may be on a device: see `host_inputs`.
-        outputs: names of the requested outputs.
         respond: called with the outputs or an error, and whether that was the last response.
         request: the caller's request: id, parameters, sequence, deadline, cancellation.
         models: the other models, pinned for the life of this request.
@@ -121,11 +114,6 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     reschedule: Callable[[Callable[[], None]], None] | None = None
 
     def host_inputs(self) -> Tensors:
-        """Return all inputs on the host, for an instance that computes there.
-
-        Raises:
-            EdgeServerError: a device failed.
-        """
         return all_on_host(self.inputs, self.copied)
 
 
@@ -158,7 +146,9 @@ class Instance(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the instance owns; nothing by default."""
+        return
 
 
 MetricKind = Literal["counter", "gauge", "histogram"]
@@ -195,14 +185,15 @@ class Model(Protocol):
 
     def not_ready_reason(self) -> str:
         """Return why the model cannot respond at this moment (e.g. its process restarts); empty
-        when the model is ready."""
-        ...
+        when the model is ready, as most always are."""
+        return ""
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """Return the metrics that the model itself defines."""
-        ...
+        return ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the model owns; nothing by default."""
+        return
 
 
 @runtime_checkable
@@ -228,9 +219,6 @@ class LoadContext:
     """One version of a model to load, and what of the daemon its backend may use.
 
     Attributes:
-        directory: the version directory.
-        config: the model's complete configuration.
-        devices: the GPUs that instances may use.
         progress: reports the progress of a load that takes minutes, as one line: the text is the
             model's reason in the repository index until the next call; an empty text clears the
             reason. The backend may call it on any thread, and while instances are made; a call
@@ -275,8 +263,6 @@ def run_joined(
     """Run `requests` as one, and respond to each; an error goes to all of them.
 
     Args:
-        run: the function from tensors to tensors.
-        requests: of one model.
         join: returns the inputs of the run, from the inputs of each request.
         split: returns each request's outputs, from those of the run and the inputs of each request.
     """
@@ -298,7 +284,7 @@ def run_joined(
     return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
 
-class TensorInstance:
+class TensorInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
     Several requests are joined along the batch dimension, executed once, and split again.
@@ -319,9 +305,6 @@ class TensorInstance:
         request.respond(made, True)
         return None
 
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
-
 
 def _join(inputs: Sequence[Tensors]) -> Tensors:
     return {
@@ -330,11 +313,6 @@ def _join(inputs: Sequence[Tensors]) -> Tensors:
 
 
 def _split(made: Tensors, requests: Sequence[ExecuteRequest]) -> list[Tensors]:
-    """Return each request's rows of the batch's outputs.
-
-    Raises:
-        InternalError: an output has a different number of rows than the inputs.
-    """
     ends = np.cumsum([_rows(request) for request in requests]).tolist()
     for name, tensor in made.items():
         if not tensor.shape or tensor.shape[0] != ends[-1]:
@@ -351,7 +329,7 @@ def _rows(request: ExecuteRequest) -> int:
     return next(iter(request.inputs.values())).shape[0]
 
 
-class TensorModel:
+class TensorModel(Model):
     """A `Model` whose instances share one function and own no resources."""
 
     def __init__(self, run: Run) -> None:
@@ -360,15 +338,6 @@ class TensorModel:
     def make_instance(self, name: str, placement: Placement) -> Instance:
         del name, placement  # all instances are alike
         return TensorInstance(self._run)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: the model owns no resources."""
 
 
 class ModelResolver(Protocol):
@@ -405,7 +374,6 @@ class ServerContext(Protocol):
         """Load or reload model `name`; return when the load is complete.
 
         Args:
-            name: the model to load.
             config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
             files: `file:<version>/<name>` → content, instead of the model's directory.
             within: the calling model, which may itself be loading.
@@ -419,7 +387,6 @@ class ServerContext(Protocol):
         """Stop new requests to model `name`; return at once.
 
         Args:
-            name: the model to unload.
             unload_dependents: also unload the models that `name` depends on.
 
         Raises:
@@ -505,16 +472,13 @@ def own_parameters(config: ModelConfig, kind: type[P]) -> P:
     return read_parameters(ours(config, kind), kind)
 
 
-class RaggedInstance:
+class RaggedInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
     A ragged input is one list of the elements of all requests, in order; other inputs are joined
     along the batch dimension. A batch of one request is made in the same way. Batch inputs are made
     from the requests' shapes. Of a batch output each request gets as many elements as the shape of
     its source input says, of other outputs its rows.
-
-    Args:
-        config: of a model with ragged batching.
     """
 
     def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
@@ -539,9 +503,6 @@ class RaggedInstance:
 
         return run_joined(self._run, requests, self._joined, split)
 
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
-
     def _joined(self, inputs: Sequence[Tensors]) -> dict[str, Tensor]:
         joined: dict[str, Tensor] = {}
         for name in inputs[0]:
@@ -556,11 +517,6 @@ class RaggedInstance:
         return joined
 
     def _parts(self, made: Tensors, inputs: Sequence[Tensors]) -> list[dict[str, Tensor]]:
-        """Return each request's part of the batch's outputs.
-
-        Raises:
-            InternalError: an output has other elements or rows than the requests ask for.
-        """
         parts: list[dict[str, Tensor]] = [{} for _ in inputs]
         for name, tensor in made.items():
             arrays = self._scatter(name, tensor, inputs) if name in self._scattered else None
@@ -608,7 +564,6 @@ def _sized(name: str, shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[
 
 
 def _batch_input(made: BatchInput, shapes: Sequence[tuple[int, ...]]) -> NDArray[Any]:
-    """Return the batch input for requests whose source inputs have these shapes."""
     counts = [element_count(shape) for shape in shapes]
     kind, dtype = made.kind, made.datatype.numpy
     if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:

@@ -1,7 +1,10 @@
 """`onnxruntime`: ONNX models on the CPU, and on what other execution providers it has.
 
-Instances of KIND_GPU run on CUDA; `optimization.execution_accelerators` names other providers, see
-`providers_of`.
+Instances of KIND_GPU run on CUDA; `optimization.execution_accelerators` names other providers. As
+in Triton, `gpu_execution_accelerator` takes `tensorrt` and `cuda`, for instances on a GPU, where
+CUDA runs what TensorRT does not; `cpu_execution_accelerator` takes `openvino`. A provider that this
+ONNX Runtime lacks is an error: nothing runs on the processor that was to run elsewhere. Operators
+that a provider does not know run on the next one, the processor last.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
 `inter_op_thread_count` (default 1), `execution_mode` (default 0: operators run one after the other;
@@ -25,11 +28,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+
+# ONNX Runtime reads this variable at import. Without it, version 1.31 records usage telemetry in
+# the user's home directory and sends the records to its vendor.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edge_server.backends.contract import (
     OF_EVERY_MODEL,
     BackendParameters,
+    Model,
     RaggedInstance,
     TensorInstance,
     Tensors,
@@ -49,13 +57,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, LoadContext, ModelMetric
+    from edge_server.backends.contract import Instance, LoadContext
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
-
-# ONNX Runtime reads this variable at import. Without it, version 1.31 records usage telemetry in
-# the user's home directory and sends the records to its vendor.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +97,6 @@ _OPENVINO = frozenset({"device_type", "precision", "num_of_threads", "num_stream
 
 
 class Provider(NamedTuple):
-    """A provider as a session takes it."""
-
     name: str
     options: Mapping[str, str]
 
@@ -103,9 +105,6 @@ def providers_of(
     config: ModelConfig, placement: Placement, available: Collection[str]
 ) -> list[Provider]:
     """Return the providers of an instance, the processor's last.
-
-    Args:
-        available: what this ONNX Runtime has.
 
     Raises:
         ModelConfigError: an accelerator or a parameter is unknown, does not fit the instance, or
@@ -204,8 +203,6 @@ ThreadCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
 class OnnxRuntimeParameters(BackendParameters, frozen=True):
-    """The parameters that the module docstring lists."""
-
     intra_op_thread_count: ThreadCount = 0
     inter_op_thread_count: ThreadCount = 1
     execution_mode: Literal[0, 1] = 0
@@ -280,7 +277,6 @@ def load(context: LoadContext) -> OnnxModel:
 
 
 def _placements(config: ModelConfig) -> list[Placement]:
-    """Return one placement for each device that instances are on."""
     found = {p.gpu: p for group in config.instance_groups for p in group.placements}
     return list(found.values()) or [ON_CPU]
 
@@ -292,14 +288,13 @@ def _providers(where: Path, config: ModelConfig, placement: Placement) -> list[P
         raise ModelConfigError(f"{where}: model '{config.name}': {error}") from error
 
 
-class OnnxModel:
+class OnnxModel(Model):
     """One ONNX Runtime session for each device; several instances may run it at once.
 
     A tensor without dimensions has the shape [1] outside, as in Triton.
 
     Args:
         sessions: number of the GPU, None for the CPU → the session there.
-        arena_shrinkage: see `OnnxRuntimeParameters`.
     """
 
     def __init__(
@@ -323,12 +318,6 @@ class OnnxModel:
         if self._config.ragged is None:
             return TensorInstance(run)
         return RaggedInstance(run, self._config, self._config.ragged)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
 
     def interrupt(self, before: float) -> None:
         """See `Interruptible.interrupt`; an operator that is running ends first."""

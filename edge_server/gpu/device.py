@@ -1,4 +1,5 @@
-"""One GPU and its primary context."""
+"""The GPUs of this process and their contexts, and the driver library by ctypes: checks that
+must precede the import of pycuda, calls that pycuda lacks, its errors, and a GPU without pycuda."""
 
 from __future__ import annotations
 
@@ -110,16 +111,11 @@ class Libcuda:
         return (text.value or b"").decode()
 
     def pop_context(self) -> None:
-        """Pop the current context of this thread."""
         self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def make_wait(self, waiting: int, awaited: int) -> None:
         """Order later work of the stream `waiting` after the current work of the stream `awaited`;
-        both are raw handles, and the context is current.
-
-        Raises:
-            OSError: the driver refused; with its code and text.
-        """
+        both are raw handles, and the context is current."""
         event = ctypes.c_void_p()
         without_timing = 2
         self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(without_timing))
@@ -168,8 +164,6 @@ class Failures:
         """Return our error for pycuda's `driver_text`.
 
         Args:
-            driver_text: the text of pycuda's error, or of the driver's.
-            gpu: the GPU's name in messages: `GPU 0`.
             doing: the attempted action, as part of a sentence: `copy to the device`.
 
         Returns:
@@ -200,9 +194,6 @@ class BareGpu:
 
     Args:
         index: in CUDA's order of the GPUs visible to this process.
-
-    Raises:
-        Unavailable: no driver is installed, or the GPU does not exist; the text says which.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -219,7 +210,6 @@ class BareGpu:
 
     @property
     def compute_capability(self) -> str:
-        """The compute capability, e.g. `8.7`."""
         return f"{self._attribute(_CAPABILITY_MAJOR)}.{self._attribute(_CAPABILITY_MINOR)}"
 
     @property
@@ -227,7 +217,6 @@ class BareGpu:
         return self._attribute(_MULTIPROCESSORS)
 
     def enter(self) -> None:
-        """Make the primary context current on this thread."""
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._call("cuCtxPushCurrent_v2", context)
@@ -322,7 +311,6 @@ class Device:
     objects may be used and dropped on any thread.
 
     Attributes:
-        index: in CUDA's order.
         driver: the module pycuda.driver, for this package only.
         driver_version: the newest CUDA version that the driver supports: 12060 is 12.6.
         compute_capability: (8, 7) is Orin.
@@ -481,8 +469,6 @@ class Device:
 
 
 class _Current:
-    """See `Device.current`."""
-
     __slots__ = ("_context", "_device", "_doing", "_entered")
 
     def __init__(self, device: Device, context: Any, doing: str) -> None:
@@ -552,7 +538,6 @@ class _Freeing:
         self._thread.start()
 
     def free(self, function: str, pointer: object) -> None:
-        """Queue a call of the driver's `function` with `pointer`; return at once."""
         self._jobs.put((function, pointer))
 
     def wait(self) -> None:

@@ -1,4 +1,5 @@
-"""An array in device memory, with the events that order its reads and writes."""
+"""Device memory, host memory that the device can access, arrays, and a pool of device memory: no
+frame allocates once every size has occurred."""
 
 from __future__ import annotations
 
@@ -41,11 +42,6 @@ class Buffer:
 
     @property
     def ready(self) -> GpuEvent:
-        """The event after which the buffer may be read.
-
-        Raises:
-            InternalError: `written` was not called.
-        """
         if not self._written:
             raise InternalError(
                 f"{self.device}: {self.nbytes} bytes are read that nothing was written to"
@@ -119,11 +115,6 @@ class CudaArray:
 
     @property
     def ready(self) -> GpuEvent:
-        """The event after which the array may be read.
-
-        Raises:
-            InternalError: no write was recorded.
-        """
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
@@ -132,25 +123,16 @@ class CudaArray:
         self.buffer.written(stream)
 
     def read_by(self, event: GpuEvent) -> None:
-        """Record that a reader is done after `event`."""
         self.buffer.read_by(event)
 
     def reshape(self, shape: tuple[int, ...]) -> CudaArray:
-        """Return the same memory in another shape; one dimension may be -1.
-
-        Raises:
-            ValueError: the shape has another number of elements.
-        """
+        """Return the same memory in another shape; one dimension may be -1."""
         # numpy's rules and error texts, on an array that takes no memory.
         new = np.broadcast_to(np.int8(0), self.shape).reshape(shape).shape
         return self._view(new, self.pointer)
 
     def __getitem__(self, rows: slice) -> CudaArray:
-        """Return consecutive rows of the first axis, in the same memory.
-
-        Raises:
-            TypeError: `rows` is no slice of consecutive rows.
-        """
+        """Return consecutive rows of the first axis, in the same memory."""
         if not self.shape or not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("of an array on the device only rows [a:b] of the first axis are taken")
         begin, end, _ = rows.indices(self.shape[0])
@@ -192,9 +174,6 @@ class DeviceMemory:
 
     Attributes:
         pointer: aligned to 256 bytes at least.
-
-    Raises:
-        Unavailable: the device has too little free memory.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
@@ -219,9 +198,6 @@ class MappedMemory:
     Attributes:
         array: the host's view, which keeps the memory alive by itself.
         pointer: the device's address of the memory.
-
-    Raises:
-        Unavailable: the system cannot pin that much memory.
     """
 
     def __init__(self, device: Device, shape: Sequence[int], dtype: DTypeLike) -> None:
@@ -236,11 +212,7 @@ class MappedMemory:
 
 def pinned_array(device: Device, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     """Return a host array that the GPU copies asynchronously; it must live, and stay unchanged,
-    until the copy is done.
-
-    Raises:
-        Unavailable: the system cannot pin that much memory.
-    """
+    until the copy is done."""
     return _PinnedMemory(device, shape, dtype, mapped=False).array(shape, dtype)
 
 
@@ -285,9 +257,6 @@ class BufferPool:
 
     A buffer returns to the pool when the last array over it is garbage-collected, on any thread;
     the next user's stream, not its thread, waits for the streams that still read the buffer.
-
-    Args:
-        name: the user's name, for errors.
     """
 
     def __init__(self, device: Device, limit_bytes: int, name: str) -> None:

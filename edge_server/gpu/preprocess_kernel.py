@@ -1,4 +1,9 @@
-"""The compiled preprocessing kernels, by GPU and driver."""
+"""The compiled preprocessing kernels, by GPU and driver, and the arguments of their launches.
+
+`preprocess.cu` holds two kernels for each pixel format, `preprocess_args.h` declares their
+arguments; only this module fills that struct. It computes sizes and addresses without CUDA, so it
+runs and is tested on any machine; the caller passes the result to the driver.
+"""
 
 from __future__ import annotations
 
@@ -146,11 +151,7 @@ _PLANES = {PixelFormat.NV12: 2, PixelFormat.I420: 3}
 @dataclass(frozen=True)
 class FrameLayout:
     """A frame's format, size in px, and row strides in bytes: of the first plane, and of the planes
-    behind it, where there are some.
-
-    Raises:
-        InvalidRequest: the format does not allow the size or the stride.
-    """
+    behind it, where there are some."""
 
     pixel_format: PixelFormat
     width: int
@@ -166,7 +167,6 @@ class FrameLayout:
 
     @property
     def planes(self) -> int:
-        """The number of planes."""
         return _PLANES.get(self.pixel_format, 1)
 
     def address(self, first: int) -> FrameAddress:
@@ -224,9 +224,7 @@ class FramePreprocess:
     if `half`. Its values equal those of `backends.vision.preprocess_cpu` bit for bit.
 
     Args:
-        frame: the memory layout of every frame.
         out_width, out_height: the network's size in px.
-        scale: factor applied to the 8-bit values.
         colour: what the values of YUV and GREY frames mean.
         region: the region of the frame that is resized; the whole frame if None. Pixels outside are
             never mixed in.

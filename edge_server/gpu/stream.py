@@ -1,4 +1,8 @@
-"""Streams and events of a GPU, and the kernels that streams launch."""
+"""Streams and events of a GPU, and the kernels and CUDA graphs that streams launch.
+
+pycuda lacks graphs, so these use cuda-bindings, on the same streams by their raw handles. Where
+cuda-bindings is not installed, work is launched piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,6 @@ class GpuEvent:
 
     Args:
         spin: a thread that waits for the event busy-waits instead of sleeping.
-
-    Attributes:
-        stream: the stream of the last record.
     """
 
     def __init__(self, device: Device, *, spin: bool = False) -> None:
@@ -57,27 +58,18 @@ class GpuEvent:
         return self
 
     def wait(self) -> None:
-        """Block this thread until the event is reached.
-
-        Raises:
-            DeviceLost: earlier work broke the device.
-        """
+        """Block this thread until the event is reached."""
         with self.device.current("wait for an event"):
             self._box[0].synchronize()
 
     def reached(self) -> bool:
-        """Return whether the event is reached; never waits.
-
-        Raises:
-            DeviceLost: earlier work broke the device.
-        """
+        """Return whether the event is reached; never waits."""
         with self.device.current("query an event"):
             done: bool = self._box[0].query()
         return done
 
     @property
     def raw(self) -> Any:
-        """pycuda's event, for this package only."""
         return self._box[0]
 
 
@@ -105,11 +97,7 @@ class Stream:
             self._box[0].wait_for_event(event.raw)
 
     def synchronize(self) -> None:
-        """Return when all queued work is done; the thread sleeps meanwhile.
-
-        Raises:
-            DeviceLost: the work broke the device.
-        """
+        """Return when all queued work is done; the thread sleeps meanwhile."""
         with self.device.current("synchronize"):
             # Wait by an event: a thread that waits for a stream busy-waits.
             self._fence.raw.record(self._box[0])
@@ -134,7 +122,6 @@ class Stream:
         Args:
             destination: C-contiguous, no larger than `source`; pinned memory must live, and may be
                 read once the copy is done, any other memory may be read when this returns.
-            source: device memory.
         """
         _check_fits(destination.nbytes, source.nbytes)
         _check_contiguous(destination)
@@ -150,7 +137,6 @@ class Stream:
             )
 
     def fill(self, destination: OnDevice, byte: int = 0) -> None:
-        """Set every byte of `destination`."""
         with self.device.current("fill memory"):
             self.device.driver.memset_d8_async(
                 destination.pointer, byte, destination.nbytes, self._box[0]
@@ -198,17 +184,12 @@ class Stream:
 
     @property
     def raw(self) -> Any:
-        """pycuda's stream, for this package only."""
         return self._box[0]
 
 
 class PriorityStream:
     """A stream for another library, which uses the raw `handle`; pycuda's streams all have the same
-    priority. It is destroyed soon after garbage collection.
-
-    Raises:
-        EdgeServerError: the driver cannot make the stream.
-    """
+    priority. It is destroyed soon after garbage collection."""
 
     def __init__(self, device: Device, priority: Literal["max", "min"]) -> None:
         self._device = device
@@ -249,16 +230,11 @@ class Kernel:
 
     @property
     def raw(self) -> Any:
-        """pycuda's function, for this package only."""
         return self._box[0]
 
 
 class Module:
-    """A loaded kernel image: a fatbin, a cubin or PTX.
-
-    Raises:
-        Unavailable: the image has no code for this GPU.
-    """
+    """A loaded kernel image: a fatbin, a cubin or PTX."""
 
     def __init__(self, device: Device, image: bytes) -> None:
         self.device = device
@@ -271,9 +247,6 @@ class Module:
         Args:
             signature: one letter per argument, as in `struct`: `P` pointer, `i` int32, `I` uint32,
                 `f` float, `q` int64; `48s` is a struct of 48 bytes.
-
-        Raises:
-            InternalError: the image has no such function.
         """
         with self.device.current(f"find kernel {name}"):
             function = self._box[0].get_function(name)
@@ -296,7 +269,6 @@ def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
     """Record the work that `work` queues on `stream`, without running it.
 
     Args:
-        stream: any of `Device.stream`.
         work: queues on `stream` only, never waits on the host and allocates nothing. It has run
             once without being recorded, so that libraries are set up.
 
@@ -375,11 +347,7 @@ def _call(device: Device, doing: str, function: Any, *arguments: object) -> Any:
 
 
 def _checked(device: Device, doing: str, name: str, returned: tuple[Any, ...]) -> Any:
-    """Return the results of a cuda-bindings call without its error code.
-
-    Raises:
-        EdgeServerError: the code reports an error.
-    """
+    """Return the results of a cuda-bindings call without its error code."""
     code, *values = returned
     if int(code):
         driver_text = f"{name} failed: {device.libcuda.error_text(int(code))}"

@@ -13,7 +13,7 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import Unavailable
-from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildStopped, run_in_child
+from edge_server.process.child import ChildFailed, ChildOptions, ChildStopped, run_in_child
 
 
 def failure(function: str, *arguments: object, timeout_s: float = 60.0) -> str:
@@ -100,8 +100,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
     parent = subprocess.Popen(
         [
             *(sys.executable, "-c"),
-            "from edge_server.process.run_in_child import run_in_child\n"
-            "run_in_child('signal:pause')",
+            "from edge_server.process.child import run_in_child\nrun_in_child('signal:pause')",
         ],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )

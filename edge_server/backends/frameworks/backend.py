@@ -102,9 +102,7 @@ class Framework:
     """A framework as the daemon knows it.
 
     Attributes:
-        module: what a Python imports that has it.
         package: what pip installs for that.
-        parameters: those of its models.
         beside: the suffixes of what a model's file is read with, in place of the file's own.
         unsigned: suffixes of the files that do not declare their tensors.
     """
@@ -192,7 +190,6 @@ def _decoded(found: str) -> Signature | None:
 
 
 def _declares_tensors(config: ModelConfig) -> bool:
-    """Return whether the configuration has tensors, all with their types and dims."""
     given, made = config.message.input, config.message.output
     return bool(given and made) and all(t.data_type and t.dims for t in (*given, *made))
 
@@ -207,7 +204,6 @@ def _configured(config: ModelConfig) -> Signature:
 
 
 def _check_agreement(files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
-    """Raises: ModelConfigError: the configuration does not agree with the model's file."""
     completed = complete_from(files, config, signature)
     if completed.max_batch_size != config.max_batch_size:
         raise ModelConfigError(
@@ -227,7 +223,6 @@ def _unknown(config: ModelConfig, framework: Framework) -> set[str]:
 
 
 def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:
-    """Raises: ModelConfigError: Paddle is to use an accelerator that is not passed on to it."""
     chosen = config.message.optimization.execution_accelerators
     for kind, known in (("gpu", ()), ("cpu", ("mkldnn",))):
         for each in getattr(chosen, f"{kind}_execution_accelerator"):
@@ -239,7 +234,6 @@ def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:
 
 
 def _require(path: Path, framework: Framework, model: str) -> None:
-    """Raises: ModelConfigError: the model's file, or one that is read with it, is missing."""
     for needed in (path, *(path.with_suffix(suffix) for suffix in framework.beside)):
         with reading(needed):
             if not needed.exists():
@@ -256,12 +250,6 @@ def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None
 
 
 def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProgram:
-    """Return what the model's processes run.
-
-    Raises:
-        ModelConfigError: the interpreter lacks the framework; the text has the command that
-            installs it.
-    """
     interpreters: Mapping[Any, str] = config.completion.python.interpreters
     interpreter = interpreters.get(config.backend, "")
     modules = (framework.module, *("msgspec", "numpy") * bool(interpreter))
@@ -280,11 +268,7 @@ def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProg
 
 
 def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:
-    """Return which of the modules the interpreter cannot import; nothing is imported for that.
-
-    Raises:
-        ModelConfigError: there is no such interpreter.
-    """
+    """Return which of the modules the interpreter cannot import; nothing is imported for that."""
     if not interpreter:
         return [each for each in modules if importlib.util.find_spec(each) is None]
     find = (

@@ -1,7 +1,7 @@
 """`pytorch`: TorchScript (`model.pt`), what `torch.export` saves, and AOTInductor packages
 (`model.pt2`).
 
-`call_names` has the rules for the names of inputs and outputs; a `forward` of TorchScript with one
+`runner` has the rules for the names of inputs and outputs; a `forward` of TorchScript with one
 dict gets the inputs by name. A package is machine code for one kind of processor or GPU.
 
 PyTorch is imported by the process of the model alone.
@@ -111,8 +111,6 @@ class PyTorchModel:
 
 
 class ScriptModel(PyTorchModel):
-    """TorchScript."""
-
     def __init__(self, file: ModelFile, device: str) -> None:
         super().__init__(file, device)
         for key, switch in (

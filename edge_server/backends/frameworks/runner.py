@@ -1,4 +1,10 @@
-"""What the runner and a framework's module say to each other, in a model's process."""
+"""The class that a model's process runs for every framework, and what a framework's module gets.
+
+Triton's names for the arguments and the results of a function, which has none of its own:
+inputs: all are arguments of the function, or all are `<text>__<index>`, or they are in order; of a
+`model.pt2` also `ARGS[0]` and `KWARGS[name]`. Outputs: `<text>__<index>`, or in order; of a
+`model.pt2` also `RESULT`, `RESULT[0]` and `RESULT[name]`.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +55,9 @@ class ModelFile:
 
     Attributes:
         path: its file, or the directory that its format is.
-        platform: of the configuration.
         inputs, outputs: those of the configuration, in order, without the batch dimension; behind
             them what the sequence batcher adds.
         max_batch_size: 0 where the model's shapes have no batch dimension.
-        parameters: of the configuration, checked.
         accelerators: those of the configuration for the processor: name → parameters.
         device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides.
         threads: how many threads an inference uses where no parameter says it.
@@ -149,7 +153,6 @@ def _dims(tensor: Mapping[str, Any]) -> list[int]:
 
 
 def enabled(text: str) -> bool:
-    """Return whether the text of a parameter, which has been checked, switches something on."""
     return text.lower() in ("true", "yes", "1")
 
 
@@ -234,7 +237,6 @@ def is_texts(made: object) -> bool:
 
 
 def _indexed(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the numbered names with their numbers, in that order."""
     return sorted((int(m[1]), name) for name in names if (m := _INDEXED.fullmatch(name)))
 
 
@@ -247,7 +249,6 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(arguments: Mapping[str, str]) -> str:
-        """Return the `FileSignature` of the model's file as JSON."""
         model, _ = _opened(arguments)
         return msgspec.json.encode(model.signature).decode()
 
@@ -288,7 +289,6 @@ class TritonPythonModel:
         return array
 
     def _rows(self, batch: Sequence[Arrays], outputs: Arrays) -> list[slice]:
-        """Return the rows of each request in a batch."""
         if not self._batches:
             return [slice(None)]
         ends = np.cumsum([next(iter(inputs.values())).shape[0] for inputs in batch]).tolist()

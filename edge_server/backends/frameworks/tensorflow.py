@@ -55,7 +55,6 @@ class _Graph(NamedTuple):
     Attributes:
         call: takes its arguments by name, or in order where the file is a graph.
         arguments, results: name → a tensor, or what describes one.
-        loaded: owns the variables.
     """
 
     call: Any
@@ -104,7 +103,6 @@ class TensorFlowModel:
 
 
 def _read(file: ModelFile) -> _Graph:
-    """Raises: ValueError: the file lacks the signature or the nodes that are configured."""
     if file.platform == "tensorflow_graphdef":
         return _read_graph(file)
     tag = file.parameters.get("TF_GRAPH_TAG", "serve")

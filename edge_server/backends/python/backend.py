@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.backends.contract import Model
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
@@ -45,7 +46,6 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.messages import ChannelClosed
 from edge_server.backends.python.process import ChildProcess
 from edge_server.backends.python.session import ChildSession, unhealthy
 from edge_server.errors import (
@@ -60,6 +60,7 @@ from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
 from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
+from edge_server.process.channel import ChannelClosed
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
 from edge_server.settings.mistakes import value_mistake
@@ -111,21 +112,12 @@ def load(context: LoadContext) -> PythonModel:
 
 
 def warn_of_sandbox(path: Path, config: ModelConfig) -> None:
-    """Log what the kernel cannot enforce.
-
-    Raises:
-        ModelConfigError: the settings require it.
-    """
     for line in _lacking_sandbox(path, config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
 
 
 def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
-    """Return the restrictions that the kernel cannot enforce, a line for each.
-
-    Raises:
-        ModelConfigError: the settings require them.
-    """
+    """Return the restrictions that the kernel cannot enforce, a line for each."""
     settings = config.completion.python
     lacking = sandbox.lacking(sandbox.rules_of(settings))
     if lacking and settings.sandbox == "require":
@@ -244,23 +236,14 @@ STABLE_S = 10.0
 _LONGEST_AFTER_START_S = 5.0
 
 
-class PythonModel:
-    """One version of a Python model; each instance runs in its own process.
-
-    Args:
-        context: what the instances share.
-    """
+class PythonModel(Model):
+    """One version of a Python model; each instance runs in its own process."""
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
         self._arbiter = InstanceArbiter(stand_in=context.config.sequence_batching is None)
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
-        """Start a process and return its instance.
-
-        Raises:
-            ModelConfigError: the process does not start, or `initialize` fails.
-        """
         instance = PythonInstance(name, self._context, self._arbiter, placement)
         instance.open()
         self._arbiter.add(instance)
@@ -276,11 +259,7 @@ class PythonModel:
         return "; ".join(reasons)
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """Return the current values of the model's own metrics."""
         return self._context.metrics.metrics()
-
-    def close(self) -> None:
-        """Do nothing: the instances, closed before the model, own all resources."""
 
 
 class PythonInstance:
@@ -290,9 +269,6 @@ class PythonInstance:
     requests are refused at once. Construct the instance, then `open` it.
 
     Args:
-        name: of the instance.
-        context: of the model.
-        arbiter: of the model's instances.
         placement: what the model learns of its device, which it chooses itself.
     """
 
@@ -348,13 +324,11 @@ class PythonInstance:
 
     @property
     def up(self) -> bool:
-        """Return whether the process can execute now."""
         session = self._session
         return session is not None and session.up
 
     @property
     def _why(self) -> str:
-        """Return why the process is down."""
         session = self._session
         return (session is not None and session.why_over) or self._why_down
 
@@ -378,7 +352,6 @@ class PythonInstance:
     def run(
         self, requests: Sequence[ExecuteRequest], progressed: Callable[[], None]
     ) -> Phases | None:
-        """Execute in this instance's own process, which the arbiter has lent to the caller."""
         session = self._session
         if session is not None and session.up:
             return session.execute(requests, progressed)
@@ -386,7 +359,6 @@ class PythonInstance:
         return None
 
     def not_ready_reason(self) -> str:
-        """Return why the instance cannot execute now; empty when the instance can."""
         session = self._session
         why = session.not_ready_reason() if session is not None and session.up else self._why
         return why and f"instance '{self._name}': {why}"
@@ -474,7 +446,6 @@ class InstanceArbiter:
         self._busy: list[PythonInstance] = []
 
     def add(self, instance: PythonInstance) -> None:
-        """Add an instance that may stand in for the others."""
         with self._change:
             self.instances.append(instance)
 

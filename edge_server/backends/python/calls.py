@@ -1,4 +1,4 @@
-"""Calls of a model's process to other models (Triton's BLS), loads of models, and metrics."""
+"""Calls of a model's process to other models (Triton's BLS), loads of models, and its queries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.messages import ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, forget_frames
+from edge_server.process.channel import ChannelClosed
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 
@@ -46,12 +46,6 @@ class ModelCalls:
 
     A called model may run on the calling thread, so every unfinished call needs a thread; so does a
     load, which continues to its end once it has begun.
-
-    Args:
-        name: of the instance.
-        context: of the model.
-        process: the calling process.
-        callers: returns the requests that execute now, for which a call may be made.
     """
 
     def __init__(
@@ -71,7 +65,6 @@ class ModelCalls:
         self._calls: dict[int, NestedCallCancellation] = {}
 
     def call(self, message: m.CallModel) -> None:
-        """Start a call."""
         request, callers = message.request, self._callers()
         # Unpack even for a call that is refused, so that the memory becomes free.
         arrays = unpack_all(request.inputs, self._process.inbox)
@@ -131,7 +124,6 @@ class ModelCalls:
         return names and f"; it was waiting for the load of {names}"
 
     def cancel(self, message: m.Cancel) -> None:
-        """Cancel a call whose response the model no longer needs."""
         if (cancellation := self._calls.get(message.number)) is not None:
             cancellation.cancel()
 
@@ -144,11 +136,7 @@ class ModelCalls:
     def _resolver(
         self, name: str, version: str, callers: Sequence[ExecuteRequest]
     ) -> ModelResolver | None:
-        """Return the resolver in which that model is ready for a call; None if it is ready in none.
-
-        Raises:
-            InvalidRequest: `version` is not a version number.
-        """
+        """Return the resolver in which that model is ready for a call; None if in none."""
         resolvers = [self._context.server_context.models]
         pinned = {id(caller.models) for caller in callers}
         # A decoupled model's requests end one by one, and each lets its models go.
@@ -160,7 +148,6 @@ class ModelCalls:
     def _result(
         self, what: m.Question, files: dict[str, NDArray[Any]], callers: Sequence[ExecuteRequest]
     ) -> float:
-        """Raises: EdgeServerError: the text goes to the model. IndexError: no such metric."""
         if isinstance(what, m.MakeFamily):
             self._context.metrics.make_family(what)
             return 0
@@ -305,11 +292,7 @@ class NestedCallCancellation:
 
 
 class NestedCallThreads:
-    """One thread per unfinished call, made on demand, at most 16.
-
-    Args:
-        name: of the instance, for the list of threads.
-    """
+    """One thread per unfinished call, made on demand, at most 16."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(MOST_THREADS, f"calls of {name}")

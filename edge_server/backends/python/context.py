@@ -1,4 +1,5 @@
-"""What all instances of a Python model share: configuration, limits, program, metrics, log."""
+"""What all instances of a Python model share: configuration, limits, program, log; and its metrics,
+which the daemon keeps, so that they survive a restart of the process."""
 
 from __future__ import annotations
 
@@ -101,11 +102,6 @@ class MetricBook:
             return self._numbers[key]
 
     def change(self, message: ChangeMetric) -> None:
-        """Change one metric.
-
-        Raises:
-            LookupError: no metric has that number.
-        """
         with self._lock:
             metric, value = self._metrics[message.metric], message.value
             if message.action == "set":
@@ -116,11 +112,6 @@ class MetricBook:
                 metric.observed.add(value)
 
     def value(self, number: int) -> float:
-        """Return the value of metric `number`.
-
-        Raises:
-            LookupError: no metric has that number.
-        """
         with self._lock:
             return self._metrics[number].value
 
@@ -177,12 +168,7 @@ SHORTEST_LINE_BYTES = 64
 
 
 class ModelLog:
-    """Logs a model's lines, at most 8 KiB a second, 256 KiB in a burst. Thread-safe.
-
-    Args:
-        model: the model's name.
-        clock: returns seconds.
-    """
+    """Logs a model's lines, at most 8 KiB a second, 256 KiB in a burst. Thread-safe."""
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -223,7 +209,6 @@ class ModelLog:
             self.end()
 
     def end(self) -> None:
-        """Log an incomplete last line."""
         begun, self._begun = self._begun, b""
         if begun:
             self.line(logging.INFO, begun.decode(errors="backslashreplace"))
@@ -245,24 +230,17 @@ class ModelLog:
 
 
 class PythonParameters(BackendParameters, frozen=True):
-    """The parameters that the docstring of `backend` lists."""
-
     execution_timeout_s: float | None = None
     initialize_timeout_s: float = 120.0
     shared_memory_limit_mib: int = 256
 
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
-        """Return the parameters; all others of the configuration belong to the model.
-
-        Raises:
-            msgspec.ValidationError: a value does not fit its type.
-        """
+        """Return the parameters; all others of the configuration belong to the model."""
         return own_parameters(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the shared memory of each direction."""
         return self.shared_memory_limit_mib * MIB
 
 
@@ -296,11 +274,7 @@ class ModelContext:
     """One version of a model, as its instances know it.
 
     Attributes:
-        directory: the version directory.
-        config: the complete configuration.
         server_context: resolves and loads other models for this model.
-        metrics: the model's own.
-        program: what its processes run.
     """
 
     directory: Path

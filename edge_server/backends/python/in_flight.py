@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.messages import MOST_UNDELIVERED, error_of, shortened
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.process.threads import start_thread
 from edge_server.requests import NO_PARAMETERS
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ class ExecuteBatch:
         unfinished: numbers of the requests without a last response.
         answered: numbers of those that have a response that is not the last; of a model that is not
             decoupled it is the only one.
-        executed: `execute` has returned.
-        execute_ns: duration of `execute`.
         done: set when the thread that submitted the batch need not wait any longer.
     """
 
@@ -59,7 +58,6 @@ class InFlight:
     """Every accepted request gets exactly one last response, in every case.
 
     Args:
-        name: of the instance, for error texts.
         forget: called with the number of a request that will not run again.
         pump: None where the model is not decoupled. Responses of a decoupled model may follow after
             the execution; `pump` returns the receiver of those to a request, by its number.
@@ -113,7 +111,6 @@ class InFlight:
                 self._again.pop(request.request.respond, None)
 
     def waits(self, number: int) -> bool:
-        """Return whether the request still lacks its last response."""
         return number in self._requests
 
     def callers(self) -> Sequence[ExecuteRequest]:
@@ -234,8 +231,6 @@ class ResponsePump:
     requests of the process proceed meanwhile.
 
     Args:
-        name: of the instance.
-        respond: the request's own `respond`.
         delivered: called with the number of responses delivered since its last call.
     """
 
@@ -248,7 +243,7 @@ class ResponsePump:
         self._responses: queue.SimpleQueue[
             tuple[Tensors | EdgeServerError | None, bool, Parameters]
         ] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
 
     def __call__(
         self,
@@ -256,25 +251,14 @@ class ResponsePump:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Queue a response.
-
-        Raises:
-            ValueError: the model exceeded the limit without waiting.
-        """
         if not final and self._responses.qsize() > 2 * MOST_UNDELIVERED:
             raise ValueError(f"more than {2 * MOST_UNDELIVERED} undelivered responses to a request")
         self._responses.put((answer, final, parameters))
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name=f"responses of {self._name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            log.warning("instance %s: delivers a response by itself: %s", self._name, error)
+        self._has_thread = self._has_thread or start_thread(f"responses of {self._name}", self._run)
+        if not self._has_thread:
+            log.warning("instance %s: delivers a response by itself: no thread for it", self._name)
             self._deliver_one()
             self._delivered(1)
-        else:
-            self._thread = thread
 
     def _run(self) -> None:
         final, count = False, 0

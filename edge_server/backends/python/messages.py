@@ -3,10 +3,8 @@ their places."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from enum import IntEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -94,7 +92,6 @@ class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: identifies the request until its last response; for a call to another model, the
             call.
-        flags: the protocol's sequence flags.
         timeout_us: how long the request may queue; 0 sets no limit.
         model_version: empty is the highest.
     """
@@ -112,14 +109,6 @@ class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SandboxRules(msgspec.Struct, frozen=True, array_like=True):
-    """The sandbox rules of a process; see `settings.Python`.
-
-    Attributes:
-        closed: whether the sandbox restricts anything.
-        landlock: the Landlock version to use; 0 is none.
-        seccomp: whether system calls are filtered.
-    """
-
     closed: bool = False
     landlock: int = 0
     seccomp: bool = False
@@ -158,10 +147,6 @@ class Start(Message, frozen=True):
 
     Attributes:
         complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
-        arguments: the arguments of `initialize`.
-        directory: the version directory.
-        filename: the model's Python file in that directory.
-        working_directory: the working directory of the process.
         decoupled: the model may send any number of responses, at any time.
         rules: the sandbox rules of the process.
         runner: the module of edge_server with the model's class; empty where the class is in the
@@ -195,8 +180,6 @@ class CheckReady(Message, frozen=True):
 
 
 class QueryResult(Message, frozen=True):
-    """The result of a query, or its failure."""
-
     number: int
     value: float = 0.0
     failure: str = ""
@@ -217,7 +200,6 @@ class Started(Message, frozen=True):
     Attributes:
         completed: the result of `auto_complete_config`; of a framework's model, the signature of
             its file, after `initialize` too.
-        checks_ready: the model defines `is_ready`.
     """
 
     failure: str = ""
@@ -226,11 +208,7 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one.
-
-    Attributes:
-        rescheduled: numbers of the requests that shall run again.
-    """
+    """`execute` has returned `responses`; a failure goes to each request without a last one."""
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
@@ -240,8 +218,6 @@ class Executed(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """What `is_ready` returned."""
-
     ready: bool
 
 
@@ -340,7 +316,6 @@ def code_of(error: errors.EdgeServerError) -> Code:
 
 
 def internal_error(text: str) -> ChildResponse:
-    """Return a failed response with the code INTERNAL."""
     return ChildResponse(failure=ChildError(Code.INTERNAL, text))
 
 
@@ -349,113 +324,3 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} characters more)"
-
-
-_LENGTH_BYTES = 4
-LONGEST_BYTES = 1 << 28
-# How much one read takes.
-CHUNK_BYTES = 1 << 16
-
-M = TypeVar("M")
-
-
-class ChannelClosed(Exception):
-    """The peer is gone, or does not read."""
-
-
-class NotUnderstood(ChannelClosed):
-    """The peer sent bytes that are no valid message."""
-
-
-class MessageTooLong(ValueError):
-    """The message was not sent; the channel is still usable."""
-
-
-class Channel(Generic[M]):
-    """Sends from any thread; one thread receives messages of type `M`.
-
-    Args:
-        connection: owned by the caller, who closes it.
-        kind: the type of received messages, a union of tagged structs.
-        timeout_s: how long `send` waits for the peer to read, and `receive` for the peer to send.
-        longest_sent_bytes, longest_received_bytes: size limits of one message.
-    """
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        kind: Any,
-        *,
-        timeout_s: float = 5.0,
-        longest_sent_bytes: int = LONGEST_BYTES,
-        longest_received_bytes: int = LONGEST_BYTES,
-    ) -> None:
-        connection.settimeout(timeout_s)
-        self._connection = connection
-        self._longest_sent_bytes = longest_sent_bytes
-        self._longest_received_bytes = longest_received_bytes
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
-        self._sending = threading.Lock()
-        self._received = bytearray()
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Send a message.
-
-        Raises:
-            ChannelClosed: the peer is gone, or did not read the message in time.
-            MessageTooLong: the message exceeds the limit and was not sent.
-        """
-        body = self._encoder.encode(message)
-        if len(body) > self._longest_sent_bytes:
-            raise MessageTooLong(
-                f"names, texts and parameters of {len(body)} bytes at once; at most "
-                f"{self._longest_sent_bytes} are taken"
-            )
-        length = len(body).to_bytes(_LENGTH_BYTES, "little")
-        try:
-            with self._sending:
-                self._connection.sendall(length + body, socket.MSG_NOSIGNAL)
-        except TimeoutError:
-            raise ChannelClosed("the peer does not read") from None
-        except OSError as error:
-            raise ChannelClosed(f"the peer is gone: {error}") from error
-
-    def receive(self) -> list[M]:
-        """Wait for data; return the messages that the data completes, in order.
-
-        Raises:
-            ChannelClosed: the peer is gone.
-            NotUnderstood: the data is no valid message.
-        """
-        try:
-            chunk = self._connection.recv(CHUNK_BYTES)
-        except TimeoutError:
-            return []
-        except OSError as error:
-            raise ChannelClosed(f"the peer is gone: {error}") from error
-        if not chunk:
-            raise ChannelClosed("the peer is gone")
-        self._received += chunk
-        messages = []
-        begin = 0
-        while (body := begin + _LENGTH_BYTES) <= len(self._received):
-            length = int.from_bytes(self._received[begin:body], "little")
-            if length > self._longest_received_bytes:
-                raise NotUnderstood(
-                    f"a message of {length} bytes; at most {self._longest_received_bytes} are taken"
-                )
-            if len(self._received) < body + length:
-                break
-            messages.append(self._decode(memoryview(self._received)[body : body + length]))
-            begin = body + length
-        del self._received[:begin]
-        return messages
-
-    def _decode(self, body: memoryview) -> M:
-        try:
-            return self._decoder.decode(body)
-        except msgspec.DecodeError as error:
-            raise NotUnderstood(f"not a message: {error}") from error
-        finally:
-            body.release()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import wait
 from contextlib import ExitStack, suppress
@@ -20,8 +18,9 @@ from typing import TYPE_CHECKING
 import edge_server
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
-from edge_server.backends.python.messages import CHUNK_BYTES, Channel, ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
+from edge_server.process.channel import CHUNK_BYTES, Channel, ChannelClosed
+from edge_server.process.child import NOT_INHERITED, Child, signal_name
 from edge_server.process.disk import make_locked_directory, orphans
 from edge_server.process.threads import LOOK_S, require_wanted, start_future
 
@@ -86,8 +85,7 @@ def _run_remover(path: str, held: int) -> None:
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
-# systemd's notifications come from the daemon, not from its children.
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
+_NOT_INHERITED = (*NOT_INHERITED, "CREDENTIALS_DIRECTORY")
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 # Another Python gets the package edge_server, and nothing else of the directory that it is in,
 # which may be the daemon's site-packages.
@@ -117,7 +115,6 @@ class ChildProcess:
     output and error.
 
     Args:
-        name: of the instance, for the list of processes.
         arena_bytes: size limit of the shared memory of each direction.
         log: receives the lines that the model logs and prints.
         interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
@@ -128,49 +125,39 @@ class ChildProcess:
 
     def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
         self._log = log
-        self._killing = threading.Lock()
-        self._closed = False
-        with ExitStack() as stack:
-            self._connection, theirs = socket.socketpair()
-            stack.callback(self._connection.close)
-            self._printed, their_output = os.pipe()
-            stack.callback(os.close, self._printed)
-            os.set_blocking(self._printed, False)
-            lifeline_end, _ = (_owned(fd, stack) for fd in os.pipe())
-            self._scratch = Scratch()
-            stack.callback(self._scratch.close)
-            with theirs, ExitStack() as until_inherited:
-                _owned(their_output, until_inherited)
-                outbox, inbox = (
-                    _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
-                    for name in ("outbox", "inbox")
-                )
-                self.outbox = ArenaWriter(outbox)
-                self.inbox = ArenaReader(inbox, writable=False)
-                inherited = (theirs.fileno(), inbox, outbox, lifeline_end)
-                program = (
-                    [interpreter, "-c", _IN_ANOTHER_PYTHON, *edge_server.__path__]
-                    if interpreter
-                    else [sys.executable, "-m", _CHILD]
-                )
-                not_inherited = _NOT_INHERITED + bool(interpreter) * _OF_OUR_PYTHON
-                self._popen = subprocess.Popen(  # noqa: S603 - our own module
-                    [*program, name, *map(str, inherited)],
-                    cwd=_ROOT,
-                    env={
-                        # ONNX Runtime in a model sends telemetry only where the user has asked for
-                        # it.
-                        "ORT_DISABLE_TELEMETRY": "1",
-                        **{k: v for k, v in os.environ.items() if k not in not_inherited},
-                        "TMPDIR": self._scratch.path,
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=their_output,
-                    stderr=their_output,
-                    pass_fds=inherited,
-                    start_new_session=True,
-                )
-            self._ended = _owned(os.pidfd_open(self._popen.pid), stack)
+        self._how = ""
+        program = (
+            [interpreter, "-c", _IN_ANOTHER_PYTHON, *edge_server.__path__]
+            if interpreter
+            else [sys.executable, "-m", _CHILD]
+        )
+        not_inherited = _NOT_INHERITED + bool(interpreter) * _OF_OUR_PYTHON
+        with ExitStack() as stack, ExitStack() as until_inherited:
+            scratch = Scratch()
+            stack.callback(scratch.close)
+            outbox, inbox = (
+                _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
+                for name in ("outbox", "inbox")
+            )
+            self.outbox = ArenaWriter(outbox)
+            self.inbox = ArenaReader(inbox, writable=False)
+
+            def command(connection: int, lifeline: int) -> list[str]:
+                return [*program, name, *map(str, (connection, inbox, outbox, lifeline))]
+
+            self._child = Child(
+                command,
+                {
+                    # ONNX Runtime in a model sends telemetry only where the user has asked for it.
+                    "ORT_DISABLE_TELEMETRY": "1",
+                    **{k: v for k, v in os.environ.items() if k not in not_inherited},
+                    "TMPDIR": scratch.path,
+                },
+                inherited=(inbox, outbox),
+                cwd=_ROOT,
+            )
+            stack.callback(self._child.close)
+            self._connection = self._child.connection
             self.channel: Channel[m.FromChild] = Channel(
                 self._connection,
                 m.FromChild,
@@ -180,9 +167,6 @@ class ChildProcess:
             # system calls. Both come with the first byte, before any code of the model runs.
             self._in_sandbox = False
             self._listener: int | None = None
-            self._poll = select.poll()
-            for fd in (self._connection.fileno(), self._ended, self._printed):
-                self._poll.register(fd, select.POLLIN)
             self._stack = stack.pop_all()
 
     def start(
@@ -193,8 +177,6 @@ class ChildProcess:
         A response that has arrived by then is returned, however late the daemon gets to read it.
 
         Args:
-            start: the first message.
-            within_s: time limit.
             take: called with each other message.
 
         Raises:
@@ -233,32 +215,28 @@ class ChildProcess:
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
-            ready = {fd for fd, _ in self._poll.poll(None if left_s == inf else 1e3 * left_s)}
-            if self._printed in ready:
-                self._read_printed()
+            ready = self._child.ready(left_s)
+            if self._child.output in ready:
+                self._log.printed(self._child.read_output())
             if self._listener in ready:
-                sandbox.decide(self._listener, self._popen.pid)
-            # The end of the process counts, not only that of the socket, which a forked process may
-            # hold open.
+                sandbox.decide(self._listener, self._child.pid)
             if self._connection.fileno() in ready:
                 if self._in_sandbox:
                     return self._receive_messages()
                 self._take_listener()
-            elif self._ended in ready:
+            elif self._child.ended in ready:
                 raise ChannelClosed("the process has ended")
             elif not left_s:
                 return []
 
     def kill(self) -> None:
         """Kill the process and all its children; a second call does nothing."""
-        with self._killing:
-            if not self._closed:
-                self._kill_group()
+        self._child.kill()
 
     def cpu_s(self) -> float:
         """Return the processor time that the process has used, in s, with its ended children."""
         try:
-            stat = Path(f"/proc/{self._popen.pid}/stat").read_text()
+            stat = Path(f"/proc/{self._child.pid}/stat").read_text()
         except OSError:
             return 0.0
         # proc(5): utime, stime, cutime and cstime, the 14th field and those behind it; the second,
@@ -268,30 +246,25 @@ class ChildProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether the process ends within `timeout_s`."""
-        poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
-        return bool(poll.poll(1e3 * timeout_s))
+        return self._child.wait(timeout_s)
 
     def close(self) -> str:
         """End the process if it is still running, release all resources, and return how it ended.
 
         Views on its tensors stay valid.
         """
+        if self._how:
+            return self._how
         self.wait(_END_S)
-        with self._killing:
-            # Kill before the reap: a reaped process's id may be reused.
-            self._kill_group()
-            closed, self._closed = self._closed, True
-        code = self._popen.wait()
-        if not closed:
-            while self._read_printed():
-                pass
-            self._log.end()
-            self._stack.close()
-        if code >= 0:
-            return f"it exited with code {code}"
-        names = {each.value: each.name for each in signal.Signals}
-        return f"it died of {names.get(-code, f'signal {-code}')}"
+        code = self._child.end() or 0
+        while data := self._child.read_output():
+            self._log.printed(data)
+        self._log.end()
+        self._stack.close()
+        self._how = (
+            f"it exited with code {code}" if code >= 0 else f"it died of {signal_name(code)}"
+        )
+        return self._how
 
     def _receive_messages(self) -> list[m.FromChild]:
         messages: list[m.FromChild] = []
@@ -314,24 +287,7 @@ class ChildProcess:
         self._in_sandbox = True
         for listener in listeners:
             self._listener = _owned(listener, self._stack)
-            self._poll.register(listener, select.POLLIN)
-
-    def _read_printed(self) -> bool:
-        """Log the printed output; return whether more may follow."""
-        try:
-            data = os.read(self._printed, CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            with suppress(KeyError):
-                self._poll.unregister(self._printed)
-            return False
-        self._log.printed(data)
-        return True
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._child.poll.register(listener, select.POLLIN)
 
 
 def _owned(fd: int, stack: ExitStack) -> int:

@@ -15,9 +15,9 @@ from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
 from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
-from edge_server.backends.python.messages import ChannelClosed, MessageTooLong, NotUnderstood
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
+from edge_server.process.channel import ChannelClosed, MessageTooLong, NotUnderstood
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ _ALLOWS_MORE = "parameter '%s' allows more"
 
 
 class ChildSession:
-    """Talks to one process, and sends a last response to every request, even if the process dies.
-
-    Args:
-        name: of the instance.
-        context: of the model.
-        process: just started.
-    """
+    """Talks to one process; sends a last response to every request, even if the process dies."""
 
     def __init__(self, name: str, context: ModelContext, process: ChildProcess) -> None:
         self._name = name
@@ -89,12 +83,7 @@ class ChildSession:
         return self._is_started and not self.why_over
 
     def run(self, start: m.Start, started: Callable[[], None]) -> str:
-        """Start the model, then receive messages until the process has ended; return why it ended.
-
-        Args:
-            start: the first message.
-            started: called when the process can execute.
-        """
+        """Start the model, receive messages until the process has ended; return why it ended."""
         try:
             self._start(start, started)
             while True:

@@ -126,11 +126,7 @@ class ArenaReader:
 
     def view(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         """Return the block's bytes; the block is freed when this array and all views on it are
-        gone.
-
-        Raises:
-            ValueError: the arena has no such block.
-        """
+        gone."""
         if not (offset >= HEADER_BYTES and 0 <= size_bytes <= self.size_bytes - offset):
             raise ValueError(f"no block of {size_bytes} bytes at {offset}")
         return np.asarray(_Block(self._mapping, offset, size_bytes, self._writable))
@@ -178,11 +174,7 @@ def pack_all(tensors: Iterable[Content], arena: ArenaWriter) -> list[TensorPlace
 
 
 def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[TensorPlace]:
-    """Copy tensors like `pack_all`, within the limits of the daemon.
-
-    Raises:
-        ArenaFull: the tensors do not fit, or are too many.
-    """
+    """Copy tensors like `pack_all`, within the limits of the daemon."""
     bytes_sizes = (array.size for _, type_, array in tensors if type_ is DataType.BYTES)
     if fault := _too_many(len(tensors), sum(bytes_sizes)):
         raise ArenaFull(fault)
@@ -210,11 +202,7 @@ def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
 
 
 def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a model's message, by name.
-
-    Raises:
-        ValueError: see `check_places` and `unpack`.
-    """
+    """Return the tensors of a model's message, by name."""
     check_places(places, arena)
     return {place.name: unpack(place, arena) for place in places}
 
@@ -245,11 +233,7 @@ def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def bytes_elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements that `encode_bytes` has encoded.
-
-    Raises:
-        ValueError: an element is cut short.
-    """
+    """Yield the elements that `encode_bytes` has encoded."""
     begin = 0
     while begin < len(data):
         first = begin + _LENGTH_BYTES

@@ -34,7 +34,7 @@ from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 from edge_server.gpu.device import BareGpu
 from edge_server.model_config.files import require_path
-from edge_server.process.run_in_child import ChildFailed, run_in_child
+from edge_server.process.child import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,11 +84,7 @@ def load(context: LoadContext) -> PlanModel:
 
 
 def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
-    """Return the inputs and outputs of a plan that nobody vouches for: reading it may crash.
-
-    Raises:
-        ModelConfigError: TensorRT refuses the plan, or crashes.
-    """
+    """Return the inputs and outputs of a plan that nobody vouches for: reading it may crash."""
     unreadable = f"unable to load plan file to auto complete config: {plan}:"
     try:
         io = run_in_child(
@@ -104,11 +100,6 @@ def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
 
 
 def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
-    """Check that all instances run on GPUs.
-
-    Raises:
-        ModelConfigError: an instance is placed elsewhere.
-    """
     for group in config.instance_groups:
         if group.kind != "GPU":
             text = NOT_ON_A_GPU.format(model=config.name)
@@ -123,12 +114,6 @@ def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
 
 
 def _require_everything(files: ModelFiles, config: ModelConfig) -> None:
-    """Check that the configuration is complete without a plan.
-
-    Raises:
-        ModelConfigError: a field is missing that only the plan, which is yet to be built, could
-            complete.
-    """
     message = config.message
     tensors = (*message.input, *message.output)
     if not (message.input and message.output and all(t.data_type and t.dims for t in tensors)):

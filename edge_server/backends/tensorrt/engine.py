@@ -58,10 +58,6 @@ class Engine:
 
     Args:
         device: an open one: without a driver, even the destructor of TensorRT's runtime fails.
-        model: the model's name, for errors.
-
-    Attributes:
-        io: the plan's inputs, outputs and profiles.
 
     Raises:
         ModelConfigError: TensorRT refuses the plan; with TensorRT's text.
@@ -85,11 +81,7 @@ class Engine:
         return self.io.is_fixed or version_here() >= (10, 0)
 
     def context(self) -> Any:
-        """Return a new execution context, with its own device memory.
-
-        Raises:
-            Unavailable: the GPU has too little free memory.
-        """
+        """Return a new execution context, with its own device memory."""
         engine: trt.ICudaEngine | None = self._engine
         if engine is None:
             raise InternalError(f"model '{self._model}': its engine is closed")
@@ -196,7 +188,6 @@ class TrtLog:
     """The last errors that TensorRT logged in this process.
 
     Attributes:
-        logger: the logger that TensorRT writes to.
         on_message: called with the level (ERROR, WARNING or INFO) and the text of each message, on
             any thread, also within TensorRT's own calls.
     """
@@ -218,7 +209,6 @@ class TrtLog:
         return "; ".join(texts[-shown:]) or "TensorRT gave no reason"
 
     def add(self, level: str, text: str) -> None:
-        """Take a message of TensorRT."""
         if level == "ERROR":
             self._errors.append((self._number, text))
             self._number += 1
@@ -252,7 +242,6 @@ class _Logger(trt.ILogger):  # type: ignore[misc]
 
 
 def version_here() -> tuple[int, int]:
-    """Return TensorRT's major and minor version."""
     return version_of(trt.__version__)
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: recorded runs that launch in one call, and the shapes that they are recorded for."""
+"""An instance of a plan: a context, a stream, buffers, and recorded runs (CUDA graphs)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class GraphShapes:
     Attributes:
         shapes: every input, batch dimension included.
         least: the lower bounds, likewise; `shapes` without a lower bound.
-        profile: the optimisation profile of the capture.
     """
 
     shapes: Shapes
@@ -59,7 +58,6 @@ class GraphShapes:
     profile: int
 
     def serves(self, shapes: Shapes) -> bool:
-        """Return whether the graph can run a batch of these shapes."""
         return shapes == self.shapes or all(
             len(shape) == len(self.shapes[name])
             and all(
@@ -75,7 +73,6 @@ class RecordedRun:
     """A recorded run of fixed shapes on fixed memory.
 
     Attributes:
-        output_shapes: of the outputs that the run writes.
         context: the run's own context, if it has one.
     """
 
@@ -86,8 +83,6 @@ class RecordedRun:
 
 
 class Graphs:
-    """The recorded runs of one instance."""
-
     def __init__(self, runs: Sequence[RecordedRun] = ()) -> None:
         self._runs = list(runs)
 
@@ -152,7 +147,6 @@ def record(
 def _recorded(
     context: Context, stream: Stream, buffers: IoBuffers, wanted: GraphShapes
 ) -> tuple[dict[str, Shape], Graph]:
-    """Return the shapes of the outputs, and the graph that writes them."""
     context.set_shapes(wanted.profile, wanted.shapes)
     for name, slot in buffers.inputs.items():
         context.bind(name, slot.pointer)
@@ -213,11 +207,6 @@ def _usual(io: PlanIO, batch_size: int, profile: int) -> GraphShapes:
 def _spec(
     config: ModelConfig, io: PlanIO, spec: Any, profiles: Sequence[int]
 ) -> GraphShapes | None:
-    """Return the shapes of one `graph_spec`.
-
-    Raises:
-        ModelConfigError: the specification is invalid.
-    """
     most = config.max_batch_size
     if most == 0 and spec.batch_size:
         raise _fault(config, "graph spec expects 'batch_size' to be 0 if 'max_batch_size' is 0")
@@ -304,12 +293,7 @@ class PlanInstance:
     reported.
 
     Args:
-        profiles: the optimisation profiles that the instance may use.
-        graphs: the runs to record.
         owns_engine: the engine closes with the instance.
-
-    Raises:
-        Unavailable: the GPU has too little memory for the instance.
     """
 
     def __init__(
@@ -365,7 +349,6 @@ class PlanInstance:
         )
 
     def close(self) -> None:
-        """Close all resources in the order of their dependencies."""
         with self._device.current(f"close {self._name}"):
             try:
                 self._stream.synchronize()
@@ -394,7 +377,6 @@ class PlanInstance:
         return enqueued_ns, time.monotonic_ns()
 
     def _launch(self, run: Run, recorded: RecordedRun) -> int:
-        """Run the batch as a recorded graph."""
         for name, slot in self._buffers.inputs.items():
             run.read += slot.gather(run.requests, self._stream, recorded.wanted.shapes[name])
         enqueued_ns = time.monotonic_ns()
@@ -416,7 +398,6 @@ class PlanInstance:
         return enqueued_ns
 
     def _enqueue(self, run: Run) -> int:
-        """Run the batch by the context."""
         host = self._buffers.host
         values = host.read(run.requests[0])
         for name, address in host.addresses.items():
@@ -500,7 +481,6 @@ class Run:
     Attributes:
         rows: of the whole batch; 0 where the model does not batch.
         shapes: input → shape of the whole batch.
-        wanted: the outputs that some request names.
         on_device: all requests accept them on the device.
         read: device arrays that the run reads in place.
         output_shapes: output → shape; set when it is known.
@@ -531,9 +511,6 @@ class Run:
 
         Args:
             uncounted: outputs that reached the host without a copy.
-
-        Raises:
-            InternalError: an output has another number of rows than the batch.
         """
         made: dict[str, Any] = {**self.host_outputs, **self.device_outputs}
         parts: list[Tensors]

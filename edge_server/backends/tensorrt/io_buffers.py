@@ -1,4 +1,4 @@
-"""Memory of an instance's inputs and outputs on device and host, and the copies in and out."""
+"""What one run of a plan needs: its context, and memory of its tensors on device and host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ class StagingBuffer:
         return self._memory.pointer
 
     def larger(self, nbytes: int) -> StagingBuffer:
-        """Return another buffer of this kind."""
         return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
 
     def span(self, begin: int, nbytes: int) -> ByteSpan:
@@ -203,7 +202,6 @@ class InputSlot:
         return array if mine else None  # type: ignore[return-value]
 
     def _flush(self, stream: Stream, begin: int, end: int) -> None:
-        """Copy pinned memory from `begin` to `end` to the device."""
         staging = self._staging
         if begin < end and staging.host is not None and not staging.is_mapped:
             stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
@@ -236,7 +234,6 @@ class OutputSlot:
         return self._usual.is_mapped
 
     def holds(self, shape: Shape) -> bool:
-        """Return whether an output of that shape fits the fixed buffer."""
         return self._bytes(shape) <= self._usual.nbytes
 
     def pointer(self, shape: Shape) -> int:
@@ -259,7 +256,6 @@ class OutputSlot:
         return self._pool.take(stream, shape, self.dtype)
 
     def copy_to(self, array: CudaArray, stream: Stream) -> None:
-        """Copy the output at `pointer` to `array`."""
         if array.nbytes:
             stream.copy(array, self._written.span(0, array.nbytes))
 
@@ -288,7 +284,6 @@ class Context:
     Its settings persist: a model of fixed shapes is set once.
 
     Args:
-        name: the instance's, for errors.
         ahead: for runs of another priority than that of `stream`, in whose order they stay.
     """
 
@@ -312,10 +307,6 @@ class Context:
 
     def set_shapes(self, profile: int, shapes: Shapes) -> None:
         """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
-
-        Args:
-            profile: the optimisation profile.
-            shapes: of every other input.
 
         Raises:
             InvalidRequest: TensorRT refuses these shapes.
@@ -342,11 +333,7 @@ class Context:
             self._shapes_inferred = True
 
     def output_shape(self, name: str) -> Shape:
-        """Return the output's shape, with -1 where it depends on the data.
-
-        Raises:
-            InvalidRequest: the inputs' shapes contradict each other.
-        """
+        """Return the output's shape, with -1 where it depends on the data."""
         if name not in self._outputs:
             mark = trt_log().mark
             try:
@@ -396,12 +383,6 @@ class Context:
             )
 
     def _set_profile(self, profile: int, mark: int) -> None:
-        """Set the profile.
-
-        Raises:
-            InternalError: TensorRT refuses the profile.
-            DeviceLost: the device is lost.
-        """
         last = self._io.profile_count - 1
         failure = (
             f"Can not set the specified optimization profile {profile}[{profile}] for "
@@ -424,11 +405,7 @@ class Context:
 
     def _infer_shapes(self, mark: int) -> None:
         """Infer the outputs' shapes, without TensorRT's `infer_shapes`: up to 10.12 the bindings
-        set Python's error without the GIL in the calls that release it, which ends the process.
-
-        Raises:
-            InvalidRequest, InternalError: the outputs' shapes are not known.
-        """
+        set Python's error without the GIL in the calls that release it, which ends the process."""
         if self._context.all_binding_shapes_specified:
             for tensor in self._io.outputs:
                 self.output_shape(tensor.name)
@@ -448,11 +425,6 @@ class Context:
         )
 
     def _check_device(self) -> None:
-        """Check whether the device is lost.
-
-        Raises:
-            DeviceLost: it is; other errors of the device are not the cause.
-        """
         try:
             self._device.check()
         except DeviceLost:
@@ -469,11 +441,6 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
     """Gives TensorRT memory for one output while it runs, and keeps the memory for the next run.
 
     TensorRT calls it in the middle of a run, so no method raises.
-
-    Attributes:
-        memory: the output's memory; None before the first run.
-        shape: of the last output.
-        failure: why the last run got no memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -484,7 +451,6 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self.failure: EdgeServerError | None = None
 
     def begin(self) -> None:
-        """Prepare for the next run."""
         self.shape = ()
         self.failure = None
 
@@ -559,11 +525,7 @@ class IoBuffers:
 def allocate_io(
     engine: Engine, context: Context, profiles: Sequence[int], options: Options, name: str
 ) -> IoBuffers:
-    """Allocate buffers for the largest inputs and outputs of `profiles`.
-
-    Raises:
-        Unavailable: the GPU has too little free memory.
-    """
+    """Allocate buffers for the largest inputs and outputs of `profiles`."""
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
 
@@ -604,11 +566,7 @@ def _output_bytes(io: PlanIO, context: Context, profiles: Sequence[int]) -> Mapp
 
 
 class HostTensors:
-    """Keeps shape tensors at fixed addresses from run to run.
-
-    Args:
-        instance: its name, for errors.
-    """
+    """Keeps shape tensors at fixed addresses from run to run."""
 
     def __init__(self, io: PlanIO, instance: str) -> None:
         self._instance = instance
@@ -621,15 +579,10 @@ class HostTensors:
 
     @property
     def addresses(self) -> dict[str, int]:
-        """The addresses of the inputs."""
         return {name: held.ctypes.data for name, held in self._values.items()}
 
     def read(self, request: ExecuteRequest) -> Shapes:
-        """Store the shape inputs of `request`; return their values by input.
-
-        Raises:
-            InvalidRequest: an input has another number of values.
-        """
+        """Store the shape inputs of `request`; return their values by input."""
         inputs = request.host_inputs() if self._values else {}
         for name, held in self._values.items():
             array = inputs[name].array
@@ -642,7 +595,6 @@ class HostTensors:
         return {name: tuple(map(int, held.flat)) for name, held in self._values.items()}
 
     def place(self, name: str, shape: Shape) -> int:
-        """Return the address of the output for the next run."""
         held = self._outputs.get(name)
         if held is None or held.shape != shape:
             held = self._outputs[name] = np.zeros(shape, self._dtypes[name])
@@ -650,7 +602,6 @@ class HostTensors:
         return address
 
     def output(self, name: str) -> NDArray[Any]:
-        """Return the shape tensor that the last run wrote."""
         copy: NDArray[Any] = self._outputs[name].copy()
         return copy
 

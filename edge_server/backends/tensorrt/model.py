@@ -1,4 +1,4 @@
-"""Choose the plan for a placement: the one in the version directory, or one built now."""
+"""A loaded plan: the one in the version directory, or one built now; and its instances."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.backends.contract import Model
 from edge_server.backends.tensorrt.engine import Engine, facts_of
 from edge_server.backends.tensorrt.instance import PlanInstance, graph_shapes
 from edge_server.backends.tensorrt.plan_cache import (
@@ -53,9 +54,6 @@ class PlanSource:
     A plan's side-car must match this device and the placement; a plan without a side-car is left to
     TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
     ONNX file beside it, in a separate process, and cached. Nothing here imports TensorRT.
-
-    Args:
-        on_progress: called with the progress of a build.
     """
 
     def __init__(
@@ -78,9 +76,6 @@ class PlanSource:
     ) -> tuple[Path, int | None]:
         """Return the plan for `placement` on the device of `facts`, and the NVDLA core to load it
         for; None is the GPU.
-
-        Args:
-            retry: build also what failed before.
 
         Raises:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
@@ -142,12 +137,6 @@ class PlanSource:
     def _check(
         self, facts: DeviceFacts, placement: Placement
     ) -> tuple[Path, int | None, list[str]]:
-        """Return the plan in the version directory, its NVDLA core, and why it cannot be used.
-
-        Raises:
-            ModelConfigError: a file cannot be read.
-            Unavailable: the NVDLA core does not exist.
-        """
         core = self._dla_core(facts, placement)
         plan = self._directory / plan_name(self._config, facts.compute_capability)
         if core != placement.dla_core:
@@ -190,7 +179,6 @@ class PlanSource:
             log.warning("model %s: %s: %s", self._model, plan, caution)
 
     def _log_build(self, faults: list[str]) -> None:
-        """Raises: ModelConfigError: there is no ONNX file to build from."""
         require_path(self._onnx, self._model)
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
@@ -222,14 +210,11 @@ def _cache() -> PlanCache:
     return PlanCache(state_directory() / "plans")
 
 
-class PlanModel:
+class PlanModel(Model):
     """A plan on every GPU and NVDLA core that runs instances of it.
 
     The plan is loaded once per GPU or core; once per instance where TensorRT requires that, see
     `Engine.shares_profiles`.
-
-    Args:
-        source: finds the plan for a placement.
     """
 
     def __init__(
@@ -276,19 +261,12 @@ class PlanModel:
                 engine.close()
             raise
 
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> tuple[()]:
-        return ()
-
     def close(self) -> None:
         while self._shared:
             _, engine = self._shared.popitem()
             engine.close()
 
     def _engine(self, placement: Placement) -> tuple[Engine, bool]:
-        """Return the loaded plan, and whether it serves one instance alone."""
         gpu = placement.gpu or 0
         with self._lock:
             device = self._devices.gpu(gpu)
@@ -313,21 +291,11 @@ class PlanModel:
             return engine, not engine.shares_profiles
 
     def _check(self, engine: Engine) -> None:
-        """Check that the plan is the one that completed the configuration.
-
-        Raises:
-            ModelConfigError: the plan's tensors differ.
-        """
         completion = replace(self._config.completion, auto=False)
         agreed(self._files, replace(self._config, completion=completion), engine.io)
 
 
 def _check_profile(engine: Engine, index: int, name: str) -> None:
-    """Check that the plan has the profile.
-
-    Raises:
-        ModelConfigError: the plan lacks it.
-    """
     last = engine.io.profile_count - 1
     if index > last:
         raise ModelConfigError(

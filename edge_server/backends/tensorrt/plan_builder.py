@@ -4,8 +4,8 @@ Objects of TensorRT are annotated, so that the names used here can be checked ag
 version's classes (tests/support/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
-Only a process that may crash imports this: see `process`. Nothing here that loads a plan may be
-called without a CUDA driver: a Runtime made without one crashes at every call, even in its
+Only a process that may crash imports this: see `plan_process`. Nothing here that loads a plan may
+be called without a CUDA driver: a Runtime made without one crashes at every call, even in its
 destructor.
 """
 
@@ -113,7 +113,6 @@ def build_plan(
 
 
 def network_flags(version: tuple[int, int], *, typed: bool) -> int:
-    """Return the flags of `create_network`."""
     # 8 would otherwise leave the first dimension out of every shape. 10 does not need the flag, and
     # 11 has removed its name.
     if version < (10, 0):
@@ -136,11 +135,6 @@ def _make_builder() -> Any:
 
 
 def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions) -> Any:
-    """Parse all of `onnx` into `network` and return the parser.
-
-    Raises:
-        ModelConfigError: TensorRT cannot read the file; with all messages of its parser.
-    """
     parser: trt.OnnxParser = trt.OnnxParser(network, trt_log().logger)
     # From 10.16 on the parser can adapt a network to NVDLA.
     can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
@@ -187,11 +181,6 @@ def _set_profiles(
 
 
 def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, options: BuildOptions) -> None:
-    """Set the NVDLA core.
-
-    Raises:
-        Unsupported: the core does not exist; the text names devices that have one.
-    """
     if options.dla_core is None:
         return
     cores = builder.num_DLA_cores
@@ -226,11 +215,6 @@ def _look(plan: trt.IHostMemory, options: BuildOptions) -> tuple[Placed, dict[st
 
 
 def _check_placed(where: Placed, options: BuildOptions) -> None:
-    """Check the number of layers on the GPU.
-
-    Raises:
-        Unsupported: more layers fell back to the GPU than allowed.
-    """
     limit = options.max_gpu_layers
     if options.dla_core is None or limit is None or len(where.gpu) <= limit:
         return
@@ -265,11 +249,6 @@ def _described(tensor: trt.ITensor, seen: dict[str, EngineTensor], *, is_input: 
 
 
 def information(plan: bytes, dla_core: int | None) -> str:
-    """Return the inspector's description of a plan, as JSON.
-
-    Raises:
-        Unsupported, InternalError: the plan cannot be opened.
-    """
     return _information(_open_engine(plan, dla_core))
 
 
@@ -279,12 +258,6 @@ def _information(engine: trt.ICudaEngine) -> str:
 
 
 def _open_engine(plan: Any, dla_core: int | None) -> Any:
-    """Return the engine of a plan.
-
-    Raises:
-        Unsupported: the NVDLA core does not exist.
-        InternalError: TensorRT refuses the plan; the text is TensorRT's.
-    """
     runtime: trt.Runtime = trt.Runtime(trt_log().logger)
     if dla_core is not None:
         if dla_core >= runtime.num_DLA_cores:
@@ -298,7 +271,6 @@ def _open_engine(plan: Any, dla_core: int | None) -> Any:
 
 
 def _errors() -> str:
-    """Return TensorRT's last errors."""
     return trt_log().since(0, shown=8)
 
 
@@ -438,11 +410,7 @@ def set_calibrator(
     gpu: BareGpu | None,
 ) -> Any:
     """Let TensorRT derive the ranges from `samples`; hold the returned object until the plan is
-    built.
-
-    Raises:
-        InvalidRequest: no GPU is available to run the samples, or they do not fit the network.
-    """
+    built."""
     if gpu is None:
         raise InvalidRequest("calibration runs the network, which needs a GPU; there is none here")
     wanted = {}
@@ -509,9 +477,6 @@ class Samples:
 
     Args:
         wanted: input → its shape during calibration, and its numpy type.
-
-    Raises:
-        InvalidRequest: the directory has no files, or the inputs have different numbers of files.
     """
 
     def __init__(self, directory: Path, wanted: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> None:
@@ -532,11 +497,6 @@ class Samples:
         return len(next(iter(self._paths.values())))
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples.
-
-        Raises:
-            InvalidRequest: a file's array does not have the input's shape.
-        """
         for at in range(len(self)):
             yield {name: self._read(name, paths[at]) for name, paths in self._paths.items()}
 

@@ -1,5 +1,9 @@
 """A cache of plans built on this device, one at a time: two builds would halve each other's memory,
-and distort each other's measurements. Every plan can be rebuilt from its ONNX file."""
+and distort each other's measurements. Every plan can be rebuilt from its ONNX file.
+
+A build takes minutes of the whole board, and systemd starts a daemon that ended again at once: a
+note beside a plan's place keeps it from building what has just failed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ _NO_TIMINGS = Path()
 # An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
 _RETRY_S = 0.5
-# Builds a plan: in production `process.build` with its limits.
+# Builds a plan: in production `plan_process.build` with its limits.
 Build = Callable[[BuildJob, OnEvent], PlanBuilt]
 
 
@@ -66,7 +70,6 @@ class PlanCache:
     """Plans by ONNX file, options and device; any file may be removed at any time.
 
     Args:
-        folder: made when the first plan is built.
         max_bytes: maximum size of all plans; the least recently used plans are removed first.
         free: returns the space that is free beyond what plans leave on their disk.
     """
@@ -83,15 +86,9 @@ class PlanCache:
 
     @property
     def timing_cache(self) -> Path:
-        """The directory of TensorRT's measurements."""
         return self._folder / "timing"
 
     def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
-        """Return the path of that plan, whether it exists or not.
-
-        Raises:
-            ModelConfigError: the ONNX file cannot be read.
-        """
         # As in `compare`: a mere caution must not cost a build of minutes.
         l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
@@ -101,11 +98,7 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """Return the path of that plan; None if the cache has no complete plan that fits.
-
-        Raises:
-            ModelConfigError: the ONNX file cannot be read.
-        """
+        """Return the path of that plan; None if the cache has no complete plan that fits."""
         plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
@@ -190,9 +183,6 @@ def ensure_plan(
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
-
-    Args:
-        retry: build also what failed before.
 
     Raises:
         EdgeServerError: no plan could be built.
@@ -340,7 +330,6 @@ def make_plan(
 
 
 def _clear(plan: Path) -> None:
-    """Remove the temporary files of killed builds."""
     for left in plan.parent.glob(f".{plan.name}.*.tmp"):
         left.unlink(missing_ok=True)
 
@@ -384,15 +373,10 @@ _NAME = "failed.json"
 
 
 class _Failed(msgspec.Struct, frozen=True):
-    """Attributes:
-    reason: the text of the failure.
-    may_pass: False where TensorRT refuses the ONNX file or the options.
-    boot: identifies the boot.
-    at_s: seconds since that boot.
-    """
-
+    # The text of the failure, and False where TensorRT refuses the ONNX file or the options.
     reason: str
     may_pass: bool
+    # The boot, and the seconds since then.
     boot: str
     at_s: float
 

@@ -1,4 +1,4 @@
-"""Options in a model's configuration for running its plan."""
+"""What a configuration says of a plan: options of its runs, and agreement with its tensors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ NOT_ON_A_GPU = "unable to load model '{model}', TensorRT backend supports only G
 
 
 class TensorRtParameters(BackendParameters, frozen=True):
-    """The parameters that the docstring of `backend` lists."""
-
     dla_fallback: Literal["", "gpu"] = ""
     mapped_memory: bool = True
     auto_build: bool = False
@@ -165,19 +163,12 @@ def datatype_of(tensor: PlanTensor) -> DataType | None:
 
 
 def numpy_of(tensor: PlanTensor) -> np.dtype[Any]:
-    """Return the numpy type of a tensor whose type the protocol has."""
     datatype = datatype_of(tensor)
     assert datatype is not None  # noqa: S101 - the configuration was checked against the plan
     return datatype.numpy
 
 
 class ProfileChoice:
-    """The profiles that one instance may use.
-
-    Args:
-        instance: its name, for errors.
-    """
-
     def __init__(self, io: PlanIO, allowed: Sequence[int], instance: str) -> None:
         self._ranges = [(index, io.ranges(index)) for index in allowed]
         self._instance = instance
@@ -248,7 +239,6 @@ def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:
 
 
 def profiles_of(config: ModelConfig) -> tuple[int, ...]:
-    """Return the profiles that any instance of the model may use, ascending; at least one."""
     found = {index for group in config.instance_groups for index in group.profiles or (0,)}
     return tuple(sorted(found)) or (0,)
 

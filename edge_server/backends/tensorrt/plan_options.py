@@ -1,4 +1,10 @@
-"""Options of a plan's build, from the model's configuration or the command line."""
+"""A plan as it was asked for, and as it was built.
+
+`BuildOptions` come from the model's configuration or the command line, with the shapes that the
+plan shall accept. The side-car, `model.plan.json`, has the build's inputs, options and device. The
+daemon reads it before TensorRT reads the plan: a plan of another TensorRT version or GPU fails to
+load, and a plan without a side-car is native code of unknown origin.
+"""
 
 from __future__ import annotations
 
@@ -123,11 +129,7 @@ def given_profiles(
     least: Sequence[str], best: Sequence[str], most: Sequence[str]
 ) -> tuple[GivenShapes, ...]:
     """Return the given profiles; the first text of each argument belongs to the first profile, the
-    second to the second.
-
-    Raises:
-        InvalidRequest: one of the texts is no list of shapes.
-    """
+    second to the second."""
     count = max(len(least), len(best), len(most))
     texts = ([*texts, *[""] * (count - len(texts))] for texts in (least, best, most))
     given = (GivenShapes(*map(shapes, three)) for three in zip(*texts, strict=True))
@@ -157,11 +159,6 @@ def shapes(text: str) -> Shapes:
 
 
 def precision(text: str) -> Precision:
-    """Parse a precision.
-
-    Raises:
-        InvalidRequest: the precision does not exist.
-    """
     for known in get_args(Precision):
         if text.strip().lower() == known:
             found: Precision = known
@@ -367,7 +364,6 @@ def io_names(information: str) -> tuple[str, ...]:
 
 
 def layer_table(information: str) -> list[str]:
-    """Return a line for each layer: its type and its name."""
     pairs = [_name_and_kind(layer) for layer in _layers(information)]
     width = max((len(kind) for _, kind in pairs), default=0)
     return [f"{kind:{width}}  {name}" for name, kind in pairs]
@@ -406,9 +402,6 @@ class DeviceFacts:
     """Facts of one device; empty or 0 for a missing part, or an unknown fact.
 
     Attributes:
-        tensorrt: its full version: `10.3.0.30`.
-        compute_capability: of the GPU: `8.7`.
-        gpu: the driver's name of the GPU.
         multiprocessors: of the GPU: Orin modules of one name differ in their number.
         l4t: Jetson Linux's release: `36.4.7`.
         dla_cores: number of NVDLA cores that TensorRT reports.
@@ -501,7 +494,6 @@ class SideCar:
     """The content of `model.plan.json`.
 
     Attributes:
-        onnx_sha256: of the plan's ONNX file.
         options: the digest of its `BuildOptions`.
         precision: formats that layers may calculate in; of a strongly typed network, `as the ONNX
             file`.
@@ -509,7 +501,6 @@ class SideCar:
         profiles: input → its range, for each profile.
         placed: the placement of its layers; None where the build had no device to read it from.
         trtexec: the equivalent command line.
-        build_s: duration of the build.
     """
 
     onnx_sha256: str
@@ -558,7 +549,6 @@ def read_side_car(plan: Path) -> SideCar | None:
 
 
 def encode(side_car: SideCar) -> bytes:
-    """Encode the side-car as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(side_car), indent=2) + b"\n"
 
 
@@ -620,9 +610,6 @@ def side_car_faults(
 
     Args:
         onnx: None where only the plan was delivered.
-
-    Raises:
-        ModelConfigError: one of the files cannot be read.
     """
     reasons = compare(side_car, facts, model)
     if reasons:
@@ -638,11 +625,6 @@ def side_car_faults(
 
 
 def plan_faults(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
-    """Return the reasons of `side_car_faults`, or that `plan` has no side-car.
-
-    Raises:
-        ModelConfigError: a file cannot be read.
-    """
     side_car = read_side_car(plan)
     if side_car is None:
         return [
@@ -653,11 +635,6 @@ def plan_faults(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -
 
 
 def sha256_of(path: Path) -> str:
-    """Return the file's SHA-256.
-
-    Raises:
-        ModelConfigError: the file cannot be read.
-    """
     with reading(path):
         return file_sha256(path)
 

@@ -1,5 +1,5 @@
-"""The job, the events and the result of a build: from TensorRT's nested phases to the log and the
-model's index entry."""
+"""Work with TensorRT in a process that may crash, or be killed at any moment: its job, its events,
+and its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge_server.backends.tensorrt.plan_options import (
 from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.gpu.device import BareGpu
-from edge_server.process.run_in_child import (
+from edge_server.process.child import (
     ChildFailed,
     ChildOptions,
     ChildStopped,
@@ -69,8 +69,6 @@ class PlanBuilt(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """A part of the work has begun."""
-
     what: str
 
 
@@ -147,11 +145,6 @@ class BuildProgress:
 
     The log gets a line per tenth of the build; `on_progress` a text per twentieth, and a changed
     phase at most once a second. The end of the `with` block reports the empty text.
-
-    Args:
-        plan: the name of the plan's file.
-        tensorrt: the version that builds the plan.
-        now: monotonic, s.
     """
 
     def __init__(
@@ -216,7 +209,6 @@ def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> Plan
     """Build a plan; takes minutes.
 
     Args:
-        job: the plan to build.
         on_event: called with each event of the process, and about twice a second, on this thread.
         memory_limit_bytes: of the host's memory for the process; 0 is unlimited.
 
@@ -253,11 +245,6 @@ def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> Plan
 
 
 def read_layers(plan: Path, dla_core: int | None) -> str:
-    """Return the description of a plan by TensorRT's inspector, in JSON.
-
-    Raises:
-        EdgeServerError: the failure that the process reported.
-    """
     return str(_inspect("layers_in_child", str(plan.absolute()), dla_core))
 
 

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Validate the configuration.
-
-    Raises:
-        ModelConfigError: inputs and outputs do not pair up, or the configuration has states or
-            parameters.
-    """
     del version
     if config.sequence_batching is not None and config.sequence_batching.states:
         raise ModelConfigError(

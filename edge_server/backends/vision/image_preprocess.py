@@ -44,7 +44,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.backends.contract import Phases, on_host
+from edge_server.backends.contract import (
+    Instance,
+    Model,
+    Phases,
+    on_host,
+)
 from edge_server.backends.vision.image_preprocess_config import Preprocessing, check_config
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
@@ -69,9 +74,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import (
         ExecuteRequest,
-        Instance,
         LoadContext,
-        ModelMetric,
         Tensors,
     )
     from edge_server.backends.vision.image_preprocess_config import RequestFrames
@@ -82,11 +85,6 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Complete the configuration.
-
-    Raises:
-        ModelConfigError: tensors or parameters differ from those in the module docstring.
-    """
     del version
     check_config(files, config)
     return config
@@ -96,7 +94,7 @@ def load(context: LoadContext) -> ImagePreprocess:
     return ImagePreprocess(Preprocessing.of(context.config), context.devices)
 
 
-class ImagePreprocess:
+class ImagePreprocess(Model):
     """One loaded version; each instance runs only where it is placed."""
 
     def __init__(self, wanted: Preprocessing, devices: Devices) -> None:
@@ -115,28 +113,17 @@ class ImagePreprocess:
         except EdgeServerError as error:
             raise Unavailable(f"instance {name} cannot be made: {error}") from error
 
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return ()
-
     def close(self) -> None:
         self._modules.clear()
 
     def _module(self, device: Device) -> Module:
-        """Return the kernels on `device`, loaded once for all instances on that device.
-
-        Raises:
-            Unavailable: none of the shipped kernels runs on the device; the text names the remedy.
-        """
         if device.index not in self._modules:
             image = kernel_image(device.compute_capability, device.driver_version)
             self._modules[device.index] = Module(device, image)
         return self._modules[device.index]
 
 
-class CpuPreprocess:
+class CpuPreprocess(Instance):
     """An `Instance` on the CPU. Each request of a batch is converted, or refused, by itself: it has
     its own pixel format and colours."""
 
@@ -151,9 +138,6 @@ class CpuPreprocess:
             except EdgeServerError as error:
                 made = error
             request.respond(made, True)
-
-    def close(self) -> None:
-        """Do nothing: the instance owns no resources."""
 
     def _converted(self, request: ExecuteRequest) -> Tensors:
         wanted, outputs = self._wanted, request.outputs
@@ -188,13 +172,6 @@ class GpuPreprocess:
     largest batch. The kernel reads frames on this GPU in place; host frames are copied into pinned
     memory, which an integrated GPU reads in place and any other GPU copies again. Only that second
     copy counts as a copy to the device.
-
-    Args:
-        module: holds the kernels of `preprocess.cu`.
-
-    Raises:
-        Unavailable: the GPU has no memory for one batch of outputs.
-        InternalError: the module lacks the kernel.
     """
 
     def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
@@ -338,9 +315,6 @@ class UndistortionOnDevice:
 
     Attributes:
         addresses: of the map's positions and fractions.
-
-    Raises:
-        Unavailable: the GPU has no memory for the map.
     """
 
     def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
@@ -395,9 +369,6 @@ class FrameStaging:
         The caller may overwrite the frames after the return. The call waits only where the GPU is
         `SLOTS` batches behind. Call `read` once the stream has received the work that reads the
         slot.
-
-        Raises:
-            EdgeServerError: no memory is left for the frames, or the device failed.
         """
         self._slots.append(slot := self._slots.pop(0))
         slot.read.wait()

@@ -1,4 +1,5 @@
-"""The frames of a request: their pixel format, colours and size, from its shape and parameters."""
+"""The preprocessing of an `image_preprocess` model, read from its configuration, and the frames of
+its requests: their pixel format, colours and size."""
 
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
     from edge_server.requests import Parameters
-    from edge_server.requests import Parameters as RequestParameters
 
 # The configuration's word for a model that takes frames of each format.
 ANY = "any"
@@ -67,7 +67,6 @@ def frames_of_request(
         dims: of one frame's array, two or three.
         only: the only pixel format that the model takes; None for any.
         default: colours where the parameters do not name them.
-        frame_count: the number of frames.
 
     Raises:
         ValueError: a parameter is invalid, or contradicts the shape or the model; the text names
@@ -110,11 +109,6 @@ def frames_of_request(
 
 
 def choice(of: type[_Choice], name: str, value: object, *more: str) -> _Choice:
-    """Return the member of `of` with that value.
-
-    Raises:
-        ValueError: there is none; the text lists those that there are, and `more`.
-    """
     for each in of:
         if each.value == value:
             return each
@@ -146,8 +140,6 @@ _DISTORTION_COUNTS = (4, 5, 8, 12, 14)
 
 
 class ImagePreprocessParameters(BackendParameters, frozen=True):
-    """The parameters in config.pbtxt; see `image_preprocess`."""
-
     scale: float = 1 / 255
     pixel_format: str = "bgr"
     color_matrix: str = "bt601"
@@ -217,12 +209,10 @@ class Preprocessing:
     """The preprocessing of one model; the same wherever its instances run.
 
     Attributes:
-        image: the input's name.
         planes: the output for the network, [3,H,W].
         size: the name of the output for the image's size; None without such an output.
         frame: pixel format, crop and lens of the frames.
         undistortion: one map for lens, crop and resize; None without a lens.
-        scale: factor applied to the 8-bit values.
         most_frames: the maximum number of frames in one batch.
         batched: tensors have a batch dimension.
     """
@@ -254,7 +244,7 @@ class Preprocessing:
             config.max_batch_size > 0,
         )
 
-    def frames_of(self, shape: tuple[int, ...], parameters: RequestParameters) -> RequestFrames:
+    def frames_of(self, shape: tuple[int, ...], parameters: Parameters) -> RequestFrames:
         """Return the frames of a request whose input has that shape.
 
         Raises:
@@ -307,11 +297,6 @@ class Preprocessing:
 
 
 def check_config(files: ModelFiles, config: ModelConfig) -> None:
-    """Validate the inputs, outputs and parameters.
-
-    Raises:
-        ModelConfigError: they differ from those that the backend supports.
-    """
     where = files.config_path
     check_parameters(files, config, ImagePreprocessParameters)
     try:

@@ -57,11 +57,6 @@ class LaneDecodeParameters(BackendParameters, frozen=True):
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Complete the configuration.
-
-    Raises:
-        ModelConfigError: tensors or parameters differ from those in the module docstring.
-    """
     del version
     inputs = {(s.datatype, len(s.shape), s.shape[-1:]) for s in config.inputs}
     outputs = {(s.datatype, s.shape) for s in config.outputs}

@@ -25,8 +25,8 @@ from edge_server.board.doctor.hardware import (
 )
 from edge_server.board.resources import read_disk
 from edge_server.errors import Cancelled, EdgeServerError, SettingsError
+from edge_server.process.child import ChildFailed, ChildOptions, run_in_child
 from edge_server.process.disk import state_directory
-from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_child
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:

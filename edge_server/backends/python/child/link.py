@@ -10,24 +10,19 @@ import threading
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.messages import ChannelClosed
+from edge_server.process.channel import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.python.messages import Channel
     from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter
+    from edge_server.process.channel import Channel
 
 
 class DaemonLink:
     """Sends messages to the daemon from any thread, and receives on its own thread.
 
     The process and its children end when the daemon's end of the channel closes.
-
-    Args:
-        channel: to the daemon.
-        outbox: arena of this process's tensors.
-        inbox: arena of the daemon's tensors.
     """
 
     def __init__(
@@ -80,7 +75,6 @@ class DaemonLink:
         return number
 
     def query(self, what: m.Question) -> m.QueryResult:
-        """Send a query and wait for its result."""
         result: queue.SimpleQueue[m.QueryResult] = queue.SimpleQueue()
         # The reply to a query is a QueryResult.
         self.call(lambda number: m.Query(number, what), result.put)  # type: ignore[arg-type]
@@ -97,7 +91,6 @@ class DaemonLink:
             self._change_window(number, -1)
 
     def forget(self, number: int) -> None:
-        """Forget a request that has its last response."""
         self.unfinished.discard(number)
         self.cancelled.discard(number)
         with self._window_changed:
@@ -121,7 +114,6 @@ class DaemonLink:
             os.killpg(0, signal.SIGKILL)
 
     def take(self, message: m.FromDaemon) -> None:
-        """Process one message of the daemon."""
         if isinstance(message, m.Cancel):
             if message.number in self.unfinished:
                 self.cancelled.add(message.number)
@@ -149,11 +141,6 @@ here = _Here()
 
 
 def daemon() -> DaemonLink:
-    """Return the process's link.
-
-    Raises:
-        RuntimeError: outside a model's process.
-    """
     if here.link is None:
         raise RuntimeError("this works only in the process that edge_server runs a model in")
     return here.link

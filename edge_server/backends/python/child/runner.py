@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.messages import MessageTooLong
 from edge_server.backends.python.pb_utils.requests import (
     InferenceRequest,
     InferenceResponse,
@@ -26,6 +25,7 @@ from edge_server.backends.python.pb_utils.requests import (
 from edge_server.backends.python.pb_utils.server import AutoCompleteConfig, Logger
 from edge_server.backends.python.pb_utils.tensor import TritonModelException, printable
 from edge_server.backends.python.shared_memory import take_back
+from edge_server.process.channel import MessageTooLong
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,8 +52,6 @@ class ModelRunner:
     """Processes the daemon's messages in order, on the main thread.
 
     Args:
-        name: of the instance.
-        link: to the daemon.
         refused: why no model may run in this process; empty where one may.
     """
 
@@ -185,11 +183,7 @@ class ModelRunner:
         self._run(execution).add_done_callback(ended)
 
     def _responses(self, requests: Sequence[InferenceRequest], returned: Any) -> list[m.Responded]:
-        """Return the responses that `execute` returned; the error texts are Triton's.
-
-        Raises:
-            _Refused: the return value is invalid.
-        """
+        """Return the responses that `execute` returned; the error texts are Triton's."""
         if returned is None:
             returned = [None] * len(requests)
         elif self._decoupled:

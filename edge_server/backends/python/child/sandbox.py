@@ -154,11 +154,7 @@ OF_THE_USER = {"setpriority": 2, "ioprio_set": 3}
 
 
 def system_call(name: str, number: int, *arguments: object) -> int:
-    """Make a system call that the C library may lack; `name` is for the text of the error.
-
-    Raises:
-        OSError: the kernel refuses the call.
-    """
+    """Make a system call that the C library may lack; `name` is for the text of the error."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     as_long = (ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
@@ -212,9 +208,6 @@ def restrict_system_calls(own_pid: int, *, unix_sockets: bool) -> list[int]:
         The descriptor on which the daemon decides calls that name another process; empty where a
         container's filter already refers calls, which the kernel allows only once: then all such
         calls are refused, even those that name processes of the model.
-
-    Raises:
-        OSError: the kernel refuses the filter.
     """
     try:
         return [_install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)]
@@ -278,7 +271,6 @@ def filter_program(
     """Return the program that the kernel runs at each system call, in classic BPF.
 
     Args:
-        machine: the architecture, as uname(2) reports it.
         own_pid: the process whose calls name itself freely.
         of_others: the action for a call that names another process.
         unix_sockets: whether Unix stream sockets are allowed.
@@ -536,9 +528,6 @@ def _restrict_files(rules: Iterable[tuple[str, int]], abi: int) -> None:
     Args:
         rules: path → allowed accesses to the path and everything below; missing paths are skipped.
         abi: the version to use.
-
-    Raises:
-        OSError: the kernel refuses the rules.
     """
     handled = (1 << _RIGHTS_OF.get(abi, _MOST_RIGHTS)) - 1
     scoped = _ALL_SCOPES if abi >= _SCOPES_FROM else 0

@@ -128,11 +128,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
-    """Return a flat array of the `bytes` elements that `serialize_byte_tensor` wrote.
-
-    Raises:
-        ValueError: an element is cut short.
-    """
+    """Return a flat array of the `bytes` elements that `serialize_byte_tensor` wrote."""
     elements = list(bytes_elements(bytes(encoded_tensor)))
     array = np.empty(len(elements), np.object_)
     array[:] = elements
@@ -140,5 +136,4 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
 
 
 def get_model_dir() -> str:
-    """Return the version directory."""
     return here.model_directory

@@ -1,4 +1,5 @@
-"""`pb_utils.InferenceResponse` and `InferenceResponseSender`."""
+"""`pb_utils.InferenceRequest`: requests to this model, its requests to other models, and the
+responses to both."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child.link import daemon, replying_daemon
-from edge_server.backends.python.messages import MessageTooLong
 from edge_server.backends.python.pb_utils.tensor import (
     PbTensor,
     TritonError,
@@ -28,6 +28,7 @@ from edge_server.backends.python.shared_memory import (
     take_back,
     unpack,
 )
+from edge_server.process.channel import MessageTooLong
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as a JSON object."""
         return json.dumps(self._parameters)
 
     def message(self, outbox: ArenaWriter, outputs: frozenset[str]) -> m.ChildResponse:
@@ -115,7 +115,6 @@ class InferenceResponseSender:
         self.closed = False
 
     def is_cancelled(self) -> bool:
-        """Return whether the request's client is gone."""
         return self._number in self._link.cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -244,11 +243,7 @@ class InferenceRequest:
         *,
         decoupled: bool,
     ) -> InferenceRequest:
-        """Return the daemon's request; its inputs lie in the daemon's arena.
-
-        Args:
-            sender: the request's, where it runs again.
-        """
+        """Return the daemon's request; its inputs lie in the daemon's arena."""
         request = cls(
             inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
         )
@@ -281,7 +276,6 @@ class InferenceRequest:
         return self._message.timeout_us
 
     def parameters(self) -> str:
-        """The parameters as a JSON object."""
         return json.dumps(self._message.parameters)
 
     def preferred_memory(self) -> Any:
@@ -297,7 +291,6 @@ class InferenceRequest:
         return int(self._message.model_version or _HIGHEST_VERSION)
 
     def is_cancelled(self) -> bool:
-        """Return whether the request's client is gone."""
         return self._sender is not None and self._sender.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -444,7 +437,6 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Cancel the request to the other model."""
         if not self._over and self._call:
             self._link.send(m.Cancel(self._call))
 

@@ -1,4 +1,5 @@
-"""What a model gets from the daemon: log lines, metrics, and the load of other models."""
+"""What a model gets from the daemon: log lines, metrics, the load of other models; and
+`pb_utils.ModelConfig`, which `auto_complete_config` may complete. Texts are Triton's."""
 
 from __future__ import annotations
 
@@ -145,11 +146,7 @@ class Metric:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether that model, or its highest version, is ready.
-
-    Raises:
-        TritonModelException: the version is no number.
-    """
+    """Return whether that model, or its highest version, is ready."""
     name, version = text(model_name, "model_name"), text(model_version, "model_version")
     _check_may_load("is_model_ready")
     return bool(_query(m.IsModelReady(name, version)))
@@ -251,11 +248,6 @@ class AutoCompleteConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the batch size.
-
-        Raises:
-            ValueError: the configuration has a larger one.
-        """
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -265,11 +257,6 @@ class AutoCompleteConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Enable dynamic batching.
-
-        Raises:
-            ValueError: the configuration has another scheduler.
-        """
         for choice in ("sequence_batching", "ensemble_scheduling"):
             if choice in self._model_config:
                 raise ValueError(
@@ -279,27 +266,12 @@ class AutoCompleteConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, tensor: dict[str, Any]) -> None:
-        """Add or check an input.
-
-        Raises:
-            ValueError: the tensor is incomplete, or contradicts the configuration.
-        """
         self._add("input", tensor)
 
     def add_output(self, tensor: dict[str, Any]) -> None:
-        """Add or check an output.
-
-        Raises:
-            ValueError: the tensor is incomplete, or contradicts the configuration.
-        """
         self._add("output", tensor)
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Set the transaction policy.
-
-        Raises:
-            ValueError: the configuration has another policy.
-        """
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(
                 f"model transaction property {self._where} contains property other than "

@@ -1,4 +1,5 @@
-"""The errors that `model.py` uses, and the checks of the values that it passes.
+"""`pb_utils.Tensor`, its exchange through DLPack where numpy lacks BF16, the errors that `model.py`
+uses, and the checks of the values that it passes.
 
 An invalid value is the model's mistake and raises at its origin; an invalid message would end the
 model's process. Triton accepts the same types.
@@ -71,11 +72,6 @@ def text(value: Any, what: str) -> str:
 
 
 def whole(value: Any, what: str) -> int:
-    """Return an integer of any kind, numpy's included.
-
-    Raises:
-        TypeError: the value is no integer, or exceeds 64 signed bits.
-    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -192,7 +188,6 @@ class PbTensor:
         return self._array
 
     def to_dlpack(self) -> Any:
-        """Return a DLPack capsule over the same memory."""
         if self._datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._datatype is not DataType.BF16:
@@ -239,12 +234,6 @@ class PbTensor:
 
 
 def _named(name: Any) -> str:
-    """Return a tensor's name.
-
-    Raises:
-        TypeError: it is no text.
-        TritonModelException: it is empty (Triton's text).
-    """
     named = text(name, "name")
     if not named:
         raise TritonModelException("Tensor name cannot be an empty string.")
@@ -252,11 +241,6 @@ def _named(name: Any) -> str:
 
 
 def type_of(dtype: np.dtype[Any]) -> DataType:
-    """Return the protocol's type of an array's elements.
-
-    Raises:
-        TritonModelException: the protocol has no such type.
-    """
     datatype = DataType.BYTES if dtype.type is np.bytes_ else DataType.from_numpy(dtype)
     if datatype is None:
         raise TritonModelException("NumPy dtype is not supported.")
@@ -285,11 +269,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _element_type(capsule: Any) -> Any:
-    """Return the element type in the capsule's memory, for reading and writing.
-
-    Raises:
-        TypeError: `capsule` is no DLPack capsule, or has been consumed.
-    """
+    """Return the element type in the capsule's memory, for reading and writing."""
     try:
         address = _capsule_pointer(capsule, b"dltensor")
     except ValueError:

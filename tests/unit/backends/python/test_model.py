@@ -20,12 +20,13 @@ from edge_server.backends.contract import STANDALONE, ExecuteRequest
 from edge_server.backends.python import backend
 from edge_server.backends.python.backend import InstanceArbiter, PythonInstance
 from edge_server.backends.python.context import ModelContext, PythonParameters
-from edge_server.backends.python.messages import Channel, FromChild
+from edge_server.backends.python.messages import FromChild
 from edge_server.backends.python.session import ChildSession
 from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
+from edge_server.process.channel import Channel
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 

@@ -12,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.backends.python.messages import (
-    Channel,
-    ChannelClosed,
     ChildRequest,
     Execute,
     FromChild,
     FromDaemon,
     LogLine,
-    MessageTooLong,
-    NotUnderstood,
     Ready,
 )
+from edge_server.process.channel import Channel, ChannelClosed, MessageTooLong, NotUnderstood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

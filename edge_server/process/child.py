@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,17 +25,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server import errors
-from edge_server.process.lifeline import end_with_parent
+from edge_server.process.channel import (
+    CHUNK_BYTES,
+    Channel,
+    ChannelClosed,
+    NotUnderstood,
+    end_with_parent,
+)
 from edge_server.process.threads import require_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 # systemd's notifications come from the daemon, not from its children.
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _POLL_S = 0.5
 # By then a killed process has ended, or hangs in the kernel, where no signal ends it.
-_KILLED_S = 2.0
+KILLED_S = 2.0
+# A busy board takes seconds to start a Python.
+_SEND_TIMEOUT_S = 60.0
 _LAST_OUTPUT_BYTES = 4096
 _STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 # The process imports from the same paths as its parent, however that was started; `-c` would search
@@ -42,8 +51,8 @@ _STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _START = """\
 import sys
 sys.path[:] = filter(None, dict.fromkeys([*{path!r}, *sys.path]))
-from edge_server.process.run_in_child import child_main
-child_main({events}, {lifeline})
+from edge_server.process.child import child_main
+child_main({connection}, {lifeline})
 """
 
 
@@ -118,8 +127,8 @@ def run_in_child(
     """
     call = _ChildCall(function, arguments, on_event is not None, options or ChildOptions())
     ends_at = time.monotonic() + timeout_s
-    with _Child(msgspec.json.encode(call)) as child:
-        while (lines := child.lines(min(_POLL_S, timeout_s))) is not None:
+    with _Call(call) as under_way:
+        while (lines := under_way.lines(min(_POLL_S, timeout_s))) is not None:
             for line in lines:
                 if line.kind == "result":
                     return line.value
@@ -132,7 +141,7 @@ def run_in_child(
                 watch()
             if time.monotonic() >= ends_at:
                 raise ChildTimeout(f"gave no result within {timeout_s:g} s")
-        raise child.ending()
+        raise under_way.ending()
 
 
 def _ours(kind: str, text: str) -> Exception:
@@ -148,123 +157,205 @@ def _import_paths() -> list[str]:
     return [path for path in sys.path if not Path(path, "__init__.py").is_file()]
 
 
+class Child:
+    """A process in a session of its own, which ends with all its children when this process ends.
+
+    It inherits its end of `connection`, a lifeline, and a pipe for its standard output and error.
+
+    Args:
+        command: returns the command line, from the descriptors of its connection and its lifeline.
+        inherited: further descriptors.
+
+    Attributes:
+        ended: readable when the process has ended. That counts, not the end of the socket, which a
+            forked process may hold open.
+
+    Raises:
+        OSError: the system cannot start another process.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int, int], list[str]],
+        env: Mapping[str, str],
+        *,
+        inherited: Sequence[int] = (),
+        cwd: Path | None = None,
+    ) -> None:
+        self._killing = threading.Lock()
+        self._closed = False
+        with ExitStack() as ours, ExitStack() as theirs:
+            self.connection, connection = socket.socketpair()
+            ours.callback(self.connection.close)
+            theirs.callback(connection.close)
+            # The kernel kills the process when the parent's end of the lifeline closes.
+            lifeline, _ = _pipe(theirs, ours)
+            self.output, output = _pipe(ours, theirs)
+            os.set_blocking(self.output, False)
+            fds = (connection.fileno(), lifeline)
+            self._popen = subprocess.Popen(  # noqa: S603 - our own modules
+                command(*fds),
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(*fds, *inherited),
+                start_new_session=True,
+            )
+            ours.callback(self.end, KILLED_S)
+            self.pid = self._popen.pid
+            self.ended = os.pidfd_open(self.pid)
+            ours.callback(os.close, self.ended)
+            self.poll = select.poll()
+            for fd in (self.connection.fileno(), self.ended, self.output):
+                self.poll.register(fd, select.POLLIN)
+            self._stack = ours.pop_all()
+
+    def ready(self, timeout_s: float) -> set[int]:
+        """Return the descriptors of `poll` that can be read within `timeout_s`, or infinity."""
+        left_ms = None if timeout_s == math.inf else 1e3 * timeout_s
+        return {descriptor for descriptor, _ in self.poll.poll(left_ms)}
+
+    def read_output(self) -> bytes:
+        """Return what the process has printed; empty where there is nothing now."""
+        try:
+            data = os.read(self.output, CHUNK_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            with suppress(KeyError):
+                self.poll.unregister(self.output)
+        return data
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the process ends within `timeout_s`."""
+        poll = select.poll()
+        poll.register(self.ended, select.POLLIN)
+        return bool(poll.poll(1e3 * timeout_s))
+
+    def kill(self) -> None:
+        """Kill the process and all its children; a second call does nothing."""
+        with self._killing:
+            self._kill_group()
+
+    def end(self, within_s: float | None = None) -> int | None:
+        """Kill the process and all its children; return its exit code, None where it hangs in the
+        kernel for `within_s`."""
+        with self._killing:
+            # Before the process is reaped: then its group's number may be another's.
+            self._kill_group()
+            self._closed = True
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(within_s)
+        return self._popen.returncode
+
+    def close(self) -> None:
+        """End the process where it still runs, and close what was opened for it."""
+        self._stack.close()
+
+    def _kill_group(self) -> None:
+        if not self._closed:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+def signal_name(code: int) -> str:
+    """Return the name of the signal that ended a process with this negative exit code."""
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(-code, f"signal {-code}")
+
+
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     """Return both ends of a new pipe; each stack closes its end."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
+    reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)
     return reading, writing
 
 
-class _Child:
-    """The process, seen from its parent."""
+class _Call:
+    """A call under way, seen from the parent."""
 
-    def __init__(self, call: bytes) -> None:
-        with ExitStack() as parents_ends, ExitStack() as childs_ends:
-            # The kernel kills the process when the parent's end of the lifeline closes.
-            lifeline, _ = _pipe(childs_ends, parents_ends)
-            self._events, events = _pipe(parents_ends, childs_ends)
-            self._output, output = _pipe(parents_ends, childs_ends)
-            start = _START.format(path=_import_paths(), events=events, lifeline=lifeline)
-            self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-c", start],
-                env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
-                stdin=subprocess.PIPE,
-                # A library's own output must not mix with the result.
-                stdout=output,
-                stderr=output,
-                pass_fds=(events, lifeline),
-                start_new_session=True,
-            )
-            parents_ends.callback(self._kill)
-            self._unread = self._last_output = b""
-            self._poll = select.poll()
-            self._poll.register(self._events, select.POLLIN)
-            self._poll.register(self._output, select.POLLIN)
-            # The end of the process counts, not only that of the pipe, which a process that it
-            # forked may hold open.
-            self._ended = os.pidfd_open(self._popen.pid)
-            parents_ends.callback(os.close, self._ended)
-            self._poll.register(self._ended, select.POLLIN)
-            assert self._popen.stdin is not None  # noqa: S101 - it was asked for
-            with suppress(BrokenPipeError), self._popen.stdin as stdin:
-                stdin.write(call)
-            self._stack = parents_ends.pop_all()
+    def __init__(self, call: _ChildCall) -> None:
+        def command(connection: int, lifeline: int) -> list[str]:
+            start = _START.format(path=_import_paths(), connection=connection, lifeline=lifeline)
+            return [sys.executable, "-c", start]
 
-    def __enter__(self) -> _Child:
+        env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+        self._child = Child(command, env)
+        self._last_output = b""
+        self._channel: Channel[_Line] = Channel(
+            self._child.connection, _Line, timeout_s=_SEND_TIMEOUT_S
+        )
+        # A process that has ended before is seen where its lines are read.
+        with suppress(ChannelClosed):
+            self._channel.send(call)
+
+    def __enter__(self) -> _Call:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._child.close()
 
     def lines(self, timeout_s: float) -> list[_Line] | None:
         """Return the lines of the process within `timeout_s`; None when it has ended."""
-        ready = [descriptor for descriptor, _ in self._poll.poll(1e3 * timeout_s)]
-        if self._output in ready:
+        child = self._child
+        ready = child.ready(timeout_s)
+        if child.output in ready:
             self._read_output()
-        if self._events not in ready:
-            return None if self._ended in ready else []
-        data = os.read(self._events, 1 << 16)
-        if not data:
-            return None
-        *lines, self._unread = (self._unread + data).split(b"\n")
+        if child.connection.fileno() not in ready:
+            return None if child.ended in ready else []
         try:
-            return [msgspec.json.decode(line, type=_Line) for line in lines]
-        except msgspec.MsgspecError as error:
+            return self._channel.receive()
+        except NotUnderstood as error:
             raise ChildFailed(f"sent something unreadable: {error}") from None
+        except ChannelClosed:
+            return None
 
     def ending(self) -> ChildFailed:
         """Return the error that says how the process ended, with its last words."""
-        poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
-        has_ended = bool(poll.poll(1e3 * _KILLED_S))
-        self._kill()
-        while any(descriptor == self._output for descriptor, _ in self._poll.poll(0)):
-            self._read_output()
-        code = self._popen.returncode if has_ended else None
+        has_ended = self._child.wait(KILLED_S)
+        code = self._child.end(KILLED_S)
+        while self._read_output():
+            pass
+        if not has_ended:
+            code = None
         if code == -signal.SIGKILL:
             return ChildFailed("was killed: most likely for want of memory")
         if code in _STOPPED:
-            return ChildStopped(f"was ended by {signal.Signals(-code).name}")
+            return ChildStopped(f"was ended by {signal_name(code)}")
         if code is not None and code < 0:
-            names = {each.value: each.name for each in signal.Signals}
-            how = f"died of {names.get(-code, f'signal {-code}')}"
+            how = f"died of {signal_name(code)}"
         else:
             how = f"ended with code {code} and no result"
         words = self._last_output.decode(errors="replace").strip().splitlines()
         return ChildFailed(f"{how}: {words[-1]}" if words else how)
 
-    def _read_output(self) -> None:
-        data = os.read(self._output, 1 << 16)
-        if not data:
-            self._poll.unregister(self._output)
+    def _read_output(self) -> bool:
+        data = self._child.read_output()
         self._last_output = (self._last_output + data)[-_LAST_OUTPUT_BYTES:]
-
-    def _kill(self) -> None:
-        # Before the process is reaped: then its group's number may be another's.
-        if self._popen.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                self._popen.wait(_KILLED_S)
+        return bool(data)
 
 
-def child_main(events: int, lifeline: int) -> None:
-    """Run the call on standard input, and end this process without any destructor: those of
+def child_main(connection: int, lifeline: int) -> None:
+    """Run the call that `connection` brings, and end this process without any destructor: those of
     TensorRT crash on half-made objects, and at the interpreter's end."""
     code = 1
     try:
         end_with_parent(lifeline)
-        call = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildCall)
+        channel: Channel[_ChildCall] = Channel(
+            socket.socket(fileno=connection), _ChildCall, timeout_s=None
+        )
+        while not (calls := channel.receive()):
+            pass
+        (call,) = calls
         _limit(call.options)
-        sending = threading.Lock()
 
-        def send(kind: str, value: object) -> None:
-            line = msgspec.json.encode(_Line(kind, value)) + b"\n"
-            with sending, os.fdopen(events, "wb", closefd=False) as file:
-                file.write(line)
+        def send_event(event: object) -> None:
+            channel.send(_Line("event", event))
 
-        send(*_last_line(call, lambda event: send("event", event)))
+        channel.send(_Line(*_last_line(call, send_event)))
         code = 0
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
