@@ -86,7 +86,6 @@ def _pairs(
 
 
 def _allows(model_spec: ModelSpec) -> bool:
-    """Return whether the model allows a change of its interface."""
     value = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if value is not None and value not in ("true", "false"):
         raise ModelConfigError(
@@ -188,14 +187,12 @@ def _resolved(
 
 
 def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
-    """Resolve an ensemble with the configurations of its members."""
     find_member = partial(_find_member, model_spec, models, reasons)
     config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
     return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
 
 def _below(name: str, models: Mapping[str, Part]) -> set[str]:
-    """Return the members of an ensemble, direct and indirect."""
     found: set[str] = set()
     todo = [name]
     for each in todo:  # grows while it is walked

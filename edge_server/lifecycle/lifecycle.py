@@ -217,10 +217,8 @@ class RollbackSet:
     """The models to roll back.
 
     Attributes:
-        back: model name → its predecessor.
         not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
             of others.
-        reason: the reason of the rollback, for the log and the index.
     """
 
     back: Mapping[str, KeptPredecessor]
@@ -517,7 +515,6 @@ class ModelLifecycle:
         return {name: result} if isinstance(result, LoadFailure) else {}
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
-        """Return the failures of the offered models that the interface rule refuses."""
         broken = {}
         for name, built in offered.items():
             serving = self._table.get(name).serving
@@ -532,7 +529,6 @@ class ModelLifecycle:
         return broken
 
     def _former(self, found: Fit) -> dict[str, ModelSpec]:
-        """Return the serving specs of the ensembles that change."""
         names = found.ensembles.keys() | found.taken_down.keys()
         return {name: spec for name in names if (spec := self._table.get(name).spec) is not None}
 
@@ -551,7 +547,6 @@ class ModelLifecycle:
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
-        """Return `built` ready to publish, in a canary if the model or a member is new."""
         model_spec = built.model_spec
         if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)

@@ -69,7 +69,6 @@ class RemoteFile:
         size: in bytes; None if not known before.
         open: requests the bytes from an offset on, of the content with a tag. Raises
             ConnectionCut, and EdgeServerError where another attempt does not help.
-        unpack: it is an archive.
     """
 
     path: str
@@ -137,10 +136,6 @@ class OciRepository(HttpsStore):
 
     oras parses the reference and logs in. Its own `pull` neither checks the digests of blobs nor
     resumes, so the blobs are fetched like any other file here.
-
-    Attributes:
-        name: the last part of the repository's name.
-        digest: the digest in the reference; empty without.
 
     Raises:
         ValueError: `reference` is none.
