@@ -37,9 +37,8 @@ from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline

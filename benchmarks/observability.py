@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.api.request_metrics import RequestMetrics
-from edge_server.inference.tracing.otlp import SpanSender
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference.otlp import SpanSender
+from edge_server.inference.tracing import Tracer
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.settings import TracingSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.inference.tracing.spans import Span
+    from edge_server.inference.otlp import Span
 
 ROUNDS, CALLS = 7, 50_000
 

@@ -27,8 +27,6 @@ class SequencePlace(msgspec.Struct, frozen=True):
 
     Attributes:
         id: the correlation id; 0 and the empty string mean no sequence.
-        start: the request is the first of its sequence.
-        end: the request is the last of its sequence.
         generated: the id is the server's own, for a request that came without one.
     """
 
@@ -59,9 +57,7 @@ class Trace(Protocol):
     raises.
     """
 
-    def begin(self, model_version: int) -> None:
-        """Start the trace at that version."""
-        ...
+    def begin(self, model_version: int) -> None: ...
 
     def responded(self, *, final: bool, error: str = "") -> None:
         """Record a response, or an error, before its caller gets it; the final one ends the

@@ -36,7 +36,7 @@ from lane_training.tusimple import (
 )
 
 from edge_server.errors import EdgeServerError, ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader

@@ -9,14 +9,14 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.parameters import typed_value
 from edge_server.errors import InvalidRequest, Unavailable, Unsupported
-from edge_server.inference.control import NOT_ALLOWED, path_in_model
+from edge_server.inference.data_plane import NOT_ALLOWED, path_in_model
 from edge_server.model_config.parse import MAX_CONFIG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_server.inference.control import ModelControl
-    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.inference.data_plane import ModelControl
+    from edge_server.inference.tracing import Tracer
     from edge_server.process.logs import LogSwitches
     from edge_server.requests import Cancellation
 

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.control import ModelControl
-    from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import LoadedModel
-    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.inference.data_plane import DataPlane, ModelControl
+    from edge_server.inference.registry import LoadedModel
+    from edge_server.inference.tracing import Tracer
     from edge_server.model_config.config import ModelConfig
     from edge_server.tensors import TensorSpec
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.inference.tracing import Tracer
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.settings import CameraSection

@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.status import CameraState
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.pipeline.events import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from edge_server.cameras.status import CameraStatus
-    from edge_server.inference.snapshot import LoadedModel, ModelEntry
+    from edge_server.inference.registry import LoadedModel, ModelEntry
     from edge_server.pipeline.event_log import EventLog, Ticket
     from edge_server.pipeline.events import EventPhase
     from edge_server.settings.sections import EventKind

@@ -9,10 +9,10 @@ import msgspec
 
 from edge_server.errors import SettingsError
 from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.control import BoundedControl, LiveModels
-from edge_server.inference.latency_metrics import LatencyMetrics
+from edge_server.inference.data_plane import BoundedControl, LiveModels
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.statistics import LatencyMetrics
 from edge_server.lifecycle.build import MemoryBudget
 from edge_server.lifecycle.control import PollControl, RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
@@ -32,7 +32,7 @@ from edge_server.settings import Metrics, Python
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.registry import ModelRegistry
     from edge_server.settings import Repository, Serving, Settings
 

@@ -12,7 +12,7 @@ from edge_server.board.installation import missing
 from edge_server.board.resources import nearest_directory
 from edge_server.daemon.model_parts import store_directory
 from edge_server.errors import SettingsError
-from edge_server.inference.tracing.otlp import SpanSender
+from edge_server.inference.otlp import SpanSender
 from edge_server.lanes.departure import DepartureRule
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_events import RoadEvents

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.api.certificates import check_certificates
 from edge_server.daemon.live_settings import POWER, RESTART, differences
 from edge_server.errors import EdgeServerError, SettingsError
-from edge_server.inference.tracing.traced_request import TraceRule
+from edge_server.inference.tracing import TraceRule
 from edge_server.mqtt.broker import faults_of
 from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.server import GrpcServer
     from edge_server.daemon.camera_set import CameraSet
     from edge_server.daemon.live_settings import Difference
-    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.inference.tracing import Tracer
     from edge_server.mqtt.publisher import Publisher
     from edge_server.process.logs import LogSwitches
     from edge_server.settings import Settings, TraceSection

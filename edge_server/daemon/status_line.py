@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from edge_server.cameras.status import CameraState
-from edge_server.inference.snapshot import UNLOADED, ModelState
+from edge_server.inference.registry import UNLOADED, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

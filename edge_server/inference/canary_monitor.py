@@ -6,28 +6,355 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.inference.canary_window import (
-    HANGS_S,
-    LEAST_FOR_P99,
-    UNDECIDED_S,
-    WatchedScheduler,
-    WatchedVersion,
-    fault_shares,
+from msgspec.structs import replace
+
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.inference.mirror import (
+    MOST_SAMPLES,
+    WITHOUT_VERDICT,
+    Fault,
+    Mirror,
+    ReplayTarget,
+    all_finite,
+    has_non_finite,
 )
-from edge_server.inference.mirror import Mirror
-from edge_server.inference.replay import ReplayTarget
+from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
+from edge_server.inference.statistics import FailureReason
 from edge_server.process.awake_time import AwakeTime
 from edge_server.process.worker import Worker
+from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel, Scheduler, Snapshot
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
+
+# One or two bad requests may be chance.
+_LEAST_BAD = 3
+# The tolerated shares of bad requests, beside three times those of the predecessor, and the words
+# of a verdict.
+_TOLERATED = {
+    Fault.FAILED: (0.05, "requests failed", "did"),
+    Fault.NOT_FINITE: (0.01, "responses were not finite", "were not"),
+}
+# A request is slower that takes more than twice the predecessor's time and this in addition.
+_SLOWER_NS = 2_000_000
+# The minimum number of requests for a comparison of times. A version is slower altogether where
+# this share of its requests is, and for some where so many more are than chance explains: a busy
+# machine slows either version alike, so three times as many as the predecessor is slower for.
+_LEAST_TIMED = 30
+_SLOWER_SHARE = 0.75
+_LEAST_SLOWER = 8
+_BY_CHANCE = 3
+# After this many replays of requests with a fault a version passes without more of them.
+_ENOUGH_REPLAYS = 20
+# A run, or an absence of the model, of this length counts as a hang for any request.
+HANGS_S = 1.0
+# Where the predecessor has no response to the same request, a run hangs when it exceeds both this
+# (more than a busy machine needs) and 30 times the predecessor's p99, taken over at least so many
+# requests.
+_HANGS_UNCOMPARED_S = 5.0
+LEAST_FOR_P99 = 50
+# Whatever is known of the predecessor, a run, or an absence, that lasts so long is the version's
+# fault: the supervisor would end the process for it a little later, and not the version.
+UNDECIDED_S = MODEL_STUCK_S / 2
+# How many sequences with non-finite inputs are remembered.
+_MOST_SPOILT = 1024
+
+
+class WatchedScheduler(SchedulerWrapper):
+    """Passes requests on to `scheduler` and counts their responses, until `end`.
+
+    Until then responses are on the host, where they can be checked. A `mirror` gets the requests
+    whose response has a fault and a sample of the others. A non-finite response counts only where
+    the request, and with it its sequence, held finite numbers alone.
+
+    Args:
+        window: how many requests `recent` covers.
+        most: counting ends by itself after so many requests; None is unlimited.
+        wake: called after each request with a fault.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        config: ModelConfig,
+        window: int,
+        mirror: Mirror | None = None,
+        *,
+        most: int | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(scheduler)
+        self._mirror = mirror
+        self._most = most
+        self._wake = wake
+        self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._last: deque[Fault | None] = deque(maxlen=window)
+        self._seen: Counter[Fault | None] = Counter()
+        # The arrival time of each request without a last response, and the request.
+        self._running: dict[int, tuple[float, InferRequest]] = {}
+
+    @property
+    def recent(self) -> Counter[Fault | None]:
+        """The last requests by fault; None is none."""
+        with self._lock:
+            return Counter(self._last)
+
+    @property
+    def seen(self) -> Counter[Fault | None]:
+        with self._lock:
+            return self._seen.copy()
+
+    def end(self) -> None:
+        self._ended = True
+        self._mirror = None
+
+    def oldest(self) -> InferRequest | None:
+        """The request that has waited longest for its last response; only with a mirror."""
+        running = list(self._running.values())
+        return min(running, key=lambda each: each[0])[1] if running else None
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        if self._ended:
+            return self.beneath.infer(request, snapshot)
+        return infer_by_submit(self, request, snapshot)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        if self._ended:
+            self.beneath.submit(request, snapshot, respond)
+            return
+        if request.on_device:
+            request = replace(request, on_device=False)
+        if self._mirror is not None:
+            self._running[id(request)] = (time.monotonic(), request)
+        spoilt = self._spoilt is not None and self._spoilt.has(request)
+        finite = True
+
+        def check(response: ResponseCallback, final: bool) -> None:
+            nonlocal finite
+            if final:
+                self._running.pop(id(request), None)
+            try:
+                finite = finite and not has_non_finite(response)
+                if final:
+                    # Before `respond`: afterwards the caller may write into the inputs.
+                    fault = None if finite else Fault.NOT_FINITE
+                    if isinstance(response, EdgeServerError):
+                        fault = Fault.FAILED
+                    self._note(request, response, None if spoilt else fault)
+            except Exception:
+                # The check may run out of memory; the caller gets the response even so.
+                log.exception("model %s: a response could not be checked", request.model_name)
+            respond(response, final)
+
+        try:
+            self.beneath.submit(request, snapshot, check)
+        except BaseException:
+            self._running.pop(id(request), None)
+            raise
+
+    def _note(self, request: InferRequest, response: ResponseCallback, fault: Fault | None) -> None:
+        if isinstance(response, WITHOUT_VERDICT):
+            return
+        mirror = self._mirror
+        if fault is Fault.NOT_FINITE and not all_finite(request):
+            # Such a response to inputs that are not finite is no fault of the version.
+            self._count(None)
+            return
+        if mirror is None or not mirror.comparable:
+            if isinstance(response, InvalidRequest):
+                # Only the predecessor could show that the request was not at fault.
+                return
+        elif fault is not None:
+            mirror.compare(request, fault)
+        elif isinstance(response, InferResponse) and mirror.wants_sample():
+            mirror.sample(request, response)
+        self._count(fault)
+
+    def _count(self, fault: Fault | None) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._last.append(fault)
+            self._seen[fault] += 1
+            self._ended = self._seen.total() == self._most
+        if fault is not None:
+            self._wake()
+
+
+class _SpoiltSequences:
+    """Sequences that got non-finite inputs: a model's state may keep such numbers for good."""
+
+    def __init__(self) -> None:
+        self._ids: set[int | str] = set()
+
+    def has(self, request: InferRequest) -> bool:
+        place = request.sequence
+        if place is None:
+            return not all_finite(request)
+        if place.start:
+            self._ids.discard(place.id)
+        if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
+            self._ids.add(place.id)
+        # Beyond that number any sequence may be one of them.
+        spoilt = place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        if place.end:
+            self._ids.discard(place.id)
+        return spoilt
+
+
+class WatchedVersion(NamedTuple):
+    """One new version, and the figures of its predecessor.
+
+    Attributes:
+        mirror: None where the predecessor cannot replay the version's requests.
+        shares: of the predecessor's own requests with each fault.
+        hangs_s: 30 times the p99 of the predecessor; 0 where that has too few requests.
+    """
+
+    model: LoadedModel
+    scheduler: WatchedScheduler
+    mirror: Mirror | None
+    shares: Mapping[Fault, float]
+    hangs_s: float
+
+    @property
+    def compared(self) -> Mirror | None:
+        """The mirror, while it can compare."""
+        return self.mirror if self.mirror is not None and self.mirror.comparable else None
+
+    def fault(self) -> str:
+        """Why the responses show that the version is worse; empty where they do not."""
+        recent, mirror = self.scheduler.recent, self.compared
+        requests = recent.total()
+        for fault, (tolerated, what, did) in _TOLERATED.items():
+            bad = better = replayed = recent[fault]
+            share = self.shares[fault]
+            evidence = f"before it {share:.1%} {did}"
+            if mirror is not None:
+                better, replayed = mirror.better(fault)
+                share = mirror.worse_share(fault) if mirror.target.calculates else share
+                evidence = (
+                    f"its predecessor, given {replayed} of these requests, responded well to "
+                    f"{better}"
+                )
+            # Requests without a replay are assumed to resemble the replayed ones.
+            if (
+                better >= _LEAST_BAD
+                and bad * better / replayed > (tolerated + 3 * share) * requests
+            ):
+                return f"{bad} of {requests} {what}; {evidence}"
+        return ""
+
+    def unclear(self) -> str:
+        """Why the version needs more requests before it can pass; empty where it needs none."""
+        mirror = self.compared
+        if mirror is None:
+            return ""
+        replayed = sum(mirror.better(fault)[1] for fault in Fault)
+        # A client may send requests for ever that every version fails.
+        if mirror.is_comparing and replayed < _ENOUGH_REPLAYS:
+            return "its predecessor is still to be given the requests that it failed"
+        if not mirror.timed or self.scheduler.seen[None] < _LEAST_TIMED:
+            return ""
+        # A cached response took no time, so it counts as a sample only.
+        sampled = mirror.sampled
+        if sampled < _LEAST_TIMED:
+            return f"its predecessor was given {sampled} of {_LEAST_TIMED} requests so far"
+        if sampled < MOST_SAMPLES and 1 < _beyond_chance(mirror.times()) < _LEAST_SLOWER:
+            return "whether it is slower than its predecessor is not clear"
+        return ""
+
+    def slower(self) -> str:
+        """How much slower the version is in the same minutes; empty where it is not slower."""
+        mirror = self.compared
+        times = mirror.times() if mirror is not None and mirror.timed else []
+        if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
+            return ""
+        slower = [pair for pair in times if _is_slower(*pair)]
+        altogether = len(slower) >= _SLOWER_SHARE * len(times)
+        which = "" if altogether else f" for {len(slower)} of {len(times)} requests"
+        shown = times if altogether else slower
+        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*shown, strict=True))
+        return (
+            f"slower than its predecessor{which}: {new_ms:.1f} ms beside {old_ms:.1f} ms, the "
+            f"medians of {len(shown)} requests that both were given"
+        )
+
+    def hang(self, awake: AwakeTime) -> str:
+        """The run that hangs; on the monitor's thread, which replays the request at once.
+
+        Args:
+            awake: of the monitor, which has just looked.
+        """
+        run_s = awake.since(self.scheduler.running_since())
+        if run_s < HANGS_S:
+            return ""
+        mirror, oldest = self.compared, self.scheduler.oldest()
+        old_s = None if mirror is None or oldest is None else mirror.time_s(oldest)
+        if mirror is None or old_s is None:
+            least_s = min(UNDECIDED_S, max(_HANGS_UNCOMPARED_S, self.hangs_s or math.inf))
+        else:
+            # The run may be a batch, of which the predecessor replayed a single request.
+            least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s)
+        if run_s < least_s:
+            return ""
+        return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
+
+    def absence(self) -> str:
+        """Why the model is away, where the version is at fault; empty otherwise."""
+        reason, mirror = self.model.not_ready_reason(), self.compared
+        if not reason or mirror is None:
+            return reason
+        waits = mirror.is_comparing and not mirror.better(Fault.FAILED)[1]
+        return "" if waits or mirror.target.not_ready_reason() else reason
+
+    def excuses(self) -> int:
+        """How many requests have failed on the predecessor likewise, so that the caller may be at
+        fault for the absence; 0 where the predecessor responded well to another one."""
+        mirror = self.compared
+        if mirror is None or mirror.better(Fault.FAILED)[0]:
+            return 0
+        return mirror.shared_failures
+
+
+def _is_slower(new_ns: int, old_ns: int) -> bool:
+    return new_ns > 2 * old_ns + _SLOWER_NS
+
+
+def _beyond_chance(times: Sequence[tuple[int, int]]) -> int:
+    """How many requests the new version was slower for, beside those that chance explains."""
+    slower = sum(_is_slower(new_ns, old_ns) for new_ns, old_ns in times)
+    return slower - _BY_CHANCE * sum(_is_slower(old_ns, new_ns) for new_ns, old_ns in times)
+
+
+def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:
+    scheduler = model.scheduler
+    shares = dict.fromkeys(Fault, 0.0)
+    if isinstance(scheduler, WatchedScheduler):
+        seen = scheduler.seen
+        shares = {fault: seen[fault] / max(1, seen.total()) for fault in Fault}
+    # The statistics of an ensemble mix failures of members with those of callers.
+    if not model.config.is_ensemble:
+        counts = model.statistics.counts()
+        failed = counts.failures[FailureReason.BACKEND]
+        shares[Fault.FAILED] = failed / (failed + counts.success.count) if failed else 0.0
+    return shares
+
 
 # The interval at which the thread checks for runs that hang.
 _CHECK_S = 0.25
@@ -53,7 +380,7 @@ def recorded(model: LoadedModel, terms: CanaryTerms) -> LoadedModel:
     if isinstance(model.scheduler, WatchedScheduler):
         return model
     scheduler = WatchedScheduler(model.scheduler, model.config, terms.requests, most=terms.requests)
-    return replace(model, scheduler=scheduler)
+    return with_fields(model, scheduler=scheduler)
 
 
 class CanaryMonitor:
@@ -143,7 +470,7 @@ class CanaryMonitor:
         hangs_s = 30 * predecessor.statistics.p99_ns(LEAST_FOR_P99) / 1e9
         shares = fault_shares(predecessor)
         self.watched.append(WatchedVersion(model, scheduler, mirror, shares, hangs_s))
-        return replace(model, scheduler=scheduler)
+        return with_fields(model, scheduler=scheduler)
 
     def start(self) -> None:
         """Start the monitor's thread; returns at once.
@@ -159,7 +486,6 @@ class CanaryMonitor:
             self._close()
 
     def begin(self, now: float) -> None:
-        """Start the canary's clock at `now` (`time.monotonic()`)."""
         self._began_s = now
         self._awake.look(now)
 
@@ -219,7 +545,7 @@ class CanaryMonitor:
         return self.look(time.monotonic())
 
     def _end(self) -> bool:
-        """End the canary; False where it had ended before."""
+        """False where the canary had ended before."""
         with self._lock:
             if self._over:
                 return False
@@ -235,7 +561,6 @@ class CanaryMonitor:
         self._on_over()
 
     def _slower(self) -> str:
-        """The version that is slower than its predecessor, as text; empty where none is."""
         found = ((each.model.version, each.slower()) for each in self.watched)
         return next((f"version {version} is {text}" for version, text in found if text), "")
 

@@ -1,21 +1,32 @@
-"""DataPlane: the one door to the models, for cameras and clients alike."""
+"""DataPlane: the one door to the models, for cameras and clients alike; and loads on request."""
 
 from __future__ import annotations
 
 import logging
+import posixpath
+import threading
 import time
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.contract import interrupt
-from edge_server.inference.snapshot import UNLOADED, ModelState
+from edge_server.errors import InvalidRequest, Unavailable
+from edge_server.inference.registry import UNLOADED, ModelState
 
 if TYPE_CHECKING:
-    from edge_server.inference.registry import Lease, ModelRegistry
-    from edge_server.inference.snapshot import LoadedModel, ModelEntry
+    from collections.abc import Mapping
+
+    from edge_server.inference.registry import Lease, LoadedModel, ModelEntry, ModelRegistry
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
+    from edge_server.requests import (
+        Cancellation,
+        InferRequest,
+        InferResponse,
+        Respond,
+        ResponseCallback,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +62,12 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one snapshot and return its only response.
-
-        Raises:
-            EdgeServerError: see `Snapshot.infer`.
-        """
+        """Run one request in one snapshot and return its only response; see `Snapshot.infer`."""
         with self.lease() as snapshot:
             return snapshot.infer(request)
 
     def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
-        """Start one request; `respond` gets its responses, now or later (see `Scheduler.submit`).
+        """Start one request; `respond` gets its responses, now or later (see `Snapshot.submit`).
 
         The request holds its lease until its last response. An exception from `respond` is logged
         and reaches neither the model nor other callers.
@@ -68,9 +75,6 @@ class DataPlane:
         Args:
             lease: the request's own, which this call ends in every case; None leases the current
                 snapshot.
-
-        Raises:
-            NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` is not called.
         """
         lease = lease or self.lease()
 
@@ -89,19 +93,12 @@ class DataPlane:
             raise
 
     def find(self, name: str, version: str) -> LoadedModel:
-        """Return the model as loaded now, without a lease: the registry may close it at any time.
-
-        Raises:
-            NotFound, Unavailable, InvalidRequest: see `Snapshot.find`.
-        """
+        """`Snapshot.find` without a lease: the registry may close the model at any time."""
         return self._registry.snapshot.find(name, version)
 
     def oldest_run(self) -> tuple[str, float]:
-        """Return the name of the model with the oldest unfinished run, and when that run began
-        (`time.monotonic()`; infinity where nothing runs).
-
-        Replaced models that still run a request count too.
-        """
+        """The name of the model with the oldest unfinished run, replaced models included, and when
+        that run began (`time.monotonic()`; infinity where nothing runs)."""
         runs = [
             (loaded.scheduler.running_since(), loaded.name)
             for loaded in self._registry.models_in_use()
@@ -145,11 +142,10 @@ class DataPlane:
         return is_open and not any(_keeps_waiting(entry) for entry in entries)
 
     def model_ready(self, name: str, version: str) -> bool:
-        """See `Snapshot.model_ready`."""
         return self._registry.snapshot.model_ready(name, version)
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
-        """Raises: NotFound, Unavailable, InvalidRequest: see `Snapshot.find`."""
+        """Raises: as `Snapshot.find`."""
         snapshot = self._registry.snapshot
         loaded = snapshot.find(name, version)
         versions = (loaded.version,) if version else tuple(snapshot.ready_versions(name))
@@ -169,3 +165,147 @@ def _keeps_waiting(entry: ModelEntry) -> bool:
     if entry.state is ModelState.UNAVAILABLE:
         return entry.reason != UNLOADED
     return entry.state is ModelState.LOADING
+
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+# Triton's text for every mode without loads on request, polling or not.
+NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+_FILE = "file:"
+
+
+class ModelControl(Protocol):
+    """Loads and unloads models on request, where the control mode allows it."""
+
+    @property
+    def loads_on_request(self) -> bool: ...
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
+        within: str = "",
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        """Load or reload `name` and its dependencies; returns when they are loaded.
+
+        Args:
+            config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
+            files: `<version>/<name>` → content, instead of the model's directory; with `config`.
+            within: the model that makes the request; empty where a client does. That model may be
+                loading itself, so a load that would wait for it is refused.
+            cancellation: of the request; a load that waits for another one is given up once its
+                request is cancelled, a load that has begun goes on.
+
+        Raises:
+            Cancelled: the request was cancelled before its load began.
+            Unavailable: the control mode does not allow the load, or it would wait for itself.
+            NotFound, ModelConfigError, InvalidRequest, InternalError: Triton's texts.
+        """
+        ...
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Refuse new requests for `name`; returns at once, requests in flight finish.
+
+        Raises:
+            Unavailable: the control mode does not allow the unload.
+        """
+        ...
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """Return every known model version, sorted by name and version."""
+        ...
+
+
+class BoundedControl:
+    """A `ModelControl` for callers that hold a thread while they wait.
+
+    At most `loads` callers wait for a load; the next is refused at once, so that threads remain
+    for all other calls.
+    """
+
+    def __init__(self, control: ModelControl, loads: int) -> None:
+        self._control = control
+        self._loads = loads
+        self._places = threading.Semaphore(loads)
+
+    @property
+    def loads_on_request(self) -> bool:
+        return self._control.loads_on_request
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
+        within: str = "",
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        """Raises: Unavailable: the limit of concurrent loads is reached."""
+        if not self._places.acquire(blocking=False):
+            raise Unavailable(
+                f"{self._loads} model loads are under way already; request '{name}' again when "
+                "one of them is done"
+            )
+        try:
+            self._control.load(
+                name, config=config, files=files, within=within, cancellation=cancellation
+            )
+        finally:
+            self._places.release()
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        self._control.unload(name, unload_dependents=unload_dependents)
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        return self._control.index(only_ready=only_ready)
+
+
+class LiveModels:
+    """The `ServerContext` of the models in a registry.
+
+    `[grpc] control` confines clients, not models, to the Unix socket: the operator of the server
+    put a model's code into the repository, so the code may load models wherever the mode allows.
+
+    Attributes:
+        models: each request runs in the snapshot of the moment in which it is made.
+        control: loads the models; set after the models have their context, and until then no load
+            on request is possible.
+    """
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self.models = DataPlane(registry)
+        self.control: ModelControl | None = None
+
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> None:
+        contents = {path_in_model(key): content for key, content in files.items()}
+        self._required().load(name, config=config, files=contents, within=within)
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        self._required().unload(name, unload_dependents=unload_dependents)
+
+    def _required(self) -> ModelControl:
+        if self.control is None:
+            raise Unavailable(NOT_ALLOWED)
+        return self.control
+
+
+def path_in_model(key: str) -> str:
+    """Return the path within a model's directory that the load parameter `file:<path>` names.
+
+    Raises:
+        InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
+    """
+    if not key.startswith(_FILE):
+        raise InvalidRequest(f"unrecognized load parameter '{key}'.")
+    path = posixpath.normpath(key.removeprefix(_FILE))
+    if path in (".", "..") or path.startswith(("../", "/")) or "\0" in path:
+        raise InvalidRequest(
+            f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model "
+            "directory."
+        )
+    return path

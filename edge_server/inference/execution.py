@@ -1,10 +1,12 @@
-"""The executor: runs jobs on an instance, counts them and gives each its response."""
+"""A job is one checked request on its way to an instance; the executor runs jobs, counts them and
+gives each its response.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -16,20 +18,162 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
-from edge_server.inference.job import in_shape
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import Instance, RespondTensors, Tensors
-    from edge_server.inference.job import Job
+    from edge_server.inference.registry import Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Parameters, ResponseCallback
+    from edge_server.requests import InferRequest, Parameters, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
+
+
+def no_respond(response: ResponseCallback, final: bool) -> None:
+    """The `respond` of a job whose response is returned; see `Executor.infer`."""
+
+
+class Execution(Protocol):
+    """A job's run, and those after it."""
+
+    @property
+    def failure(self) -> EdgeServerError | None:
+        """The error that the model gave."""
+        ...
+
+
+class Job:
+    """One checked request on its way to an instance.
+
+    Attributes:
+        inputs: of the model; a scheduler may add its own tensors to the request's.
+        outputs: names of those wanted from the model; a scheduler may add its own.
+        batch_size: 0 where the model does not batch.
+        made: called with all outputs of the model before the caller gets its response; an
+            `EdgeServerError` that it raises becomes the response.
+        padding: the job only fills a row of a batch: it has no response and is not counted.
+        iterative: the model may have the job run again.
+        execution: the job's run; it goes on in the next run of an iterative job.
+        turn_ns: when the job queued for its next run.
+        over: the caller has the last response.
+    """
+
+    __slots__ = (
+        "_again",
+        "_forget",
+        "batch_size",
+        "execution",
+        "inputs",
+        "iterative",
+        "made",
+        "outputs",
+        "over",
+        "padding",
+        "queued_at_ns",
+        "request",
+        "respond",
+        "snapshot",
+        "turn_ns",
+    )
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        request: InferRequest,
+        snapshot: Snapshot,
+        respond: Respond = no_respond,
+    ) -> None:
+        self.request = request
+        self.snapshot = snapshot
+        self.respond = respond
+        self.inputs: Tensors = request.inputs
+        self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
+        self.batch_size = batch_size_of(config, request) if config.max_batch_size else 0
+        self.queued_at_ns = time.monotonic_ns()
+        if request.trace is not None:
+            request.trace.mark("QUEUE_START", self.queued_at_ns)
+        self.made: Callable[[Tensors], None] | None = None
+        self.padding = self.iterative = self.over = self._again = False
+        self.turn_ns = self.queued_at_ns
+        self.execution: Execution | None = None
+        self._forget: Callable[[], None] | None = None
+
+    def reschedule(self, forget: Callable[[], None]) -> None:
+        """Have the job run again; `forget` is called where it will not."""
+        self._again, self._forget = True, forget
+
+    @property
+    def runs_again(self) -> bool:
+        return self._again and not self.over
+
+    def queue_again(self, request: InferRequest) -> None:
+        self._again = False
+        self.request, self.turn_ns = request, time.monotonic_ns()
+
+    def abandon(self) -> None:
+        """End the job: it will not run again."""
+        self.over, self.execution = True, None
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
+
+    def death(self) -> EdgeServerError | None:
+        """Why the job need not run: it is over, its model failed between two runs, or see `gone`;
+        None while it shall run."""
+        if self.over:
+            return Cancelled("")
+        failure = None if self.execution is None else self.execution.failure
+        return failure or self.gone()
+
+    def gone(self) -> EdgeServerError | None:
+        """The error of a cancelled or overdue request; None while its caller waits."""
+        request = self.request
+        if request.cancelled:
+            return Cancelled("")
+        if request.deadline is not None and time.monotonic() >= request.deadline:
+            return DeadlineExceeded("the request's deadline passed before an instance was idle")
+        return None
+
+
+def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
+    """The number of rows of a checked request; 0 where the model does not batch."""
+    batched = config.max_batch_size > 0 and request.inputs
+    return next(iter(request.inputs.values())).shape[0] if batched else 0
+
+
+def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
+    """`tensor` reshaped to the same number of elements; one -1 in `shape` is inferred."""
+    if shape is None:
+        return tensor
+    full = (batch_size, *shape) if batch_size else shape
+    try:
+        return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
+    except ValueError as error:
+        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error
+
+
+def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
+    """`tensor` with a batch dimension of 1 added, or taken off, where `full_shape` has one
+    dimension more or less; any other tensor as it is."""
+    shape, rank = tensor.shape, len(full_shape)
+    if len(shape) == rank - 1 and full_shape[0] == -1:
+        return Tensor(tensor.array.reshape((1, *shape)))
+    if len(shape) == rank + 1 and shape[0] == 1:
+        return Tensor(tensor.array.reshape(shape[1:]))
+    return tensor
+
+
+def stopping(request: InferRequest) -> Unavailable:
+    """The error of a request to a scheduler that is closed (Triton's text)."""
+    return Unavailable(
+        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )
 
 
 class Executor:
@@ -50,11 +194,7 @@ class Executor:
         }
 
     def infer(self, instance: Instance, job: Job) -> InferResponse:
-        """Run `job` of a model that is not decoupled, and return its response.
-
-        Raises:
-            EdgeServerError: the model responded with it, or failed.
-        """
+        """Run `job` of a model that is not decoupled; return its response or raise its error."""
         began_ns = time.monotonic_ns()
         execution = _Execution(job, self.config.name, began_ns)
         failure, phases = self._execute(instance, [self._request(job, execution)], began_ns)
@@ -80,7 +220,6 @@ class Executor:
                 self.respond(job, result, final=True)
 
     def _begun(self, job: Job, began_ns: int) -> _Execution:
-        """Return the execution of `job`: that of its last run, where it runs again."""
         if not isinstance(job.execution, _Execution):
             job.execution = _Execution(job, self.config.name, began_ns)
         return job.execution
@@ -127,7 +266,6 @@ class Executor:
     def _execute(
         self, instance: Instance, requests: Sequence[ExecuteRequest], began_ns: int
     ) -> tuple[InternalError | None, Phases]:
-        """Run `requests` together; return why the run failed, and its phases."""
         try:
             phases = instance.execute(requests)
         except Exception as error:
@@ -137,7 +275,7 @@ class Executor:
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
     def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
-        """Return `job` as its instance takes it, with the inputs in the model's own shapes."""
+        """`job` as its instance takes it, with the inputs in the model's own shapes."""
         inputs = job.inputs
         if shapes := self._model_shapes:
             inputs = {
@@ -157,7 +295,7 @@ class Executor:
     def _result(
         self, execution: _Execution, failure: InternalError | None, phases: Phases
     ) -> InferResponse | EdgeServerError:
-        """Return the response of an ended execution, which is traced and counted before."""
+        """Trace and count an ended execution, and return its response."""
         job = execution.job
         if (trace := job.request.trace) is not None:
             # As in the statistics: phases that the instance did not measure count as inference.
@@ -207,10 +345,8 @@ class Executor:
     def response(
         self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
     ) -> InferResponse | EdgeServerError:
-        """Return the caller's response for the model's outputs; a model may omit outputs.
-
-        An error is returned: the model's own, or that of an output that cannot be used.
-        """
+        """The caller's response for the model's outputs, of which it may omit some; or the error:
+        the model's own, or that of an output that cannot be used."""
         if isinstance(made, EdgeServerError):
             return made
         request = job.request
@@ -240,8 +376,7 @@ class Executor:
 class _Execution(msgspec.Struct, eq=False):
     """One running job of a model that is not decoupled: its instance responds here, once.
 
-    The response is kept until the run has ended, so that the statistics count it before the caller
-    gets it.
+    The response is kept until the run has ended and is counted.
     """
 
     job: Job
@@ -268,7 +403,6 @@ class _Execution(msgspec.Struct, eq=False):
         return self._made if isinstance(self._made, EdgeServerError) else None
 
     def end(self) -> Tensors | EdgeServerError | None:
-        """Take no further response; return the one that came."""
         self._over = True
         return self._made
 

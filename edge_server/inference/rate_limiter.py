@@ -22,18 +22,14 @@ _CPU_DEVICE = 0
 
 @dataclass(frozen=True)
 class ResourceLimit:
-    """The amount of a resource; `device` None applies to every device, and globally."""
-
     name: str
     count: int
-    device: int | None = None
+    device: int | None = None  # every device, and globally
 
 
 class Resource(NamedTuple):
-    """A resource and its device; `device` None is the one that all devices share."""
-
     name: str
-    device: int | None
+    device: int | None  # None: all devices share it
 
 
 class Share:
@@ -143,14 +139,12 @@ class RateLimiter:
             return waiter.share
 
     def give_back(self, share: Share) -> None:
-        """Free the resources of `share`."""
         with self._lock:
             share.running = False
             self._used.subtract(share.needs)
             self._grant()
 
     def _grant(self) -> None:
-        """Let all waiting shares run that may, in order."""
         candidates = sorted(
             (
                 (share, waiter)
@@ -220,8 +214,6 @@ class RateLimiter:
 
 
 class _Waiter:
-    """A caller that wants one of `shares` to run."""
-
     __slots__ = ("cancelled", "granted", "share", "shares")
 
     def __init__(self, shares: Sequence[Share], lock: threading.Lock) -> None:
@@ -231,7 +223,6 @@ class _Waiter:
         self.granted = threading.Condition(lock)
 
     def cancel(self) -> None:
-        """Wake the waiter: its caller has cancelled, or its wait is over already."""
         with self.granted:
             self.cancelled = True
             self.granted.notify()

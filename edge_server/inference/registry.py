@@ -4,23 +4,417 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    NotFound,
+    Unavailable,
+)
+from edge_server.inference.request_check import check_request, parse_version
 from edge_server.process.threads import side_by_side, start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.backends.contract import Model, ModelMetric
+    from edge_server.inference.statistics import ModelStatistics
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback, Trace
 
-    Entries = Mapping[tuple[str, int], ModelEntry]
+    Entries = Mapping[tuple[str, int], "ModelEntry"]
 
 log = logging.getLogger(__name__)
+
+# The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
+UNLOADED = "unloaded"
+
+
+class RefCount:
+    """Counts the users of a resource, the last of which closes it; its maker is the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 1
+
+    def more(self) -> bool:
+        """Add a user; False where the last user has ended and the resource must not be used."""
+        with self._lock:
+            if self._count == 0:
+                return False
+            self._count += 1
+            return True
+
+    def end(self) -> bool:
+        """Remove a user, once for each; True where that was the last one."""
+        with self._lock:
+            if self._count == 0:
+                return False
+            self._count -= 1
+            return self._count == 0
+
+
+class ModelState(Enum):
+    """The state of a model version; the values are the protocol's."""
+
+    # On disk and never loaded: the protocol reports only its name.
+    UNKNOWN = ""
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Scheduler(Protocol):
+    """Runs checked requests of one loaded model version."""
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        """Run `request` and return its only response.
+
+        Args:
+            snapshot: the snapshot that the request's lease pins until this returns.
+
+        Raises:
+            EdgeServerError: the request was refused, or the model responded with the error.
+            DeadlineExceeded, Cancelled: no response came before the request's deadline or the
+                caller's cancellation.
+        """
+        ...
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        """Accept `request`; `respond` gets each of its responses, the last one marked as final.
+
+        `respond` may be called before this returns (the caller's thread runs the model) or after
+        (the request is queued); the final response always arrives.
+
+        Args:
+            snapshot: the snapshot that the request's lease pins until the final response.
+
+        Raises:
+            InvalidRequest: the scheduler refuses the request; `respond` is not called.
+        """
+        ...
+
+    def pending(self) -> int:
+        """The number of requests that wait for an instance."""
+        ...
+
+    def running_since(self) -> float:
+        """When the oldest unfinished run began (`time.monotonic()`); infinity where nothing runs.
+        Equal values are the same run."""
+        ...
+
+    def close(self) -> None:
+        """Release the instances; called when no request runs any more."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """One model version that can respond to requests.
+
+    Attributes:
+        model: the model of the scheduler's instances; an ensemble has none.
+        after_close: called once everything the version holds is released.
+        scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
+    """
+
+    config: ModelConfig
+    version: int
+    scheduler: Scheduler
+    statistics: ModelStatistics
+    model: Model | None = None
+    after_close: Callable[[], None] | None = None
+    load_s: float = 0.0
+    scheduler_uses: RefCount = field(default_factory=RefCount)
+    model_uses: RefCount = field(default_factory=RefCount)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def shared(self, config: ModelConfig) -> LoadedModel | None:
+        """Return another loaded model, with `config`, on the same scheduler and model; the caller
+        closes it, too. None after `close`."""
+        if not self.scheduler_uses.more():
+            return None
+        # A reference on the scheduler implies one on the model.
+        self.model_uses.more()
+        return replace(self, config=config)
+
+    def not_ready_reason(self) -> str:
+        """Why the version cannot respond at this moment; empty where it can."""
+        return "" if self.model is None else self.model.not_ready_reason()
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        return () if self.model is None else self.model.metrics()
+
+    def close(self) -> None:
+        """Release the resources without another user; called when no request runs any more."""
+        try:
+            if self.scheduler_uses.end():
+                self.scheduler.close()
+        finally:
+            if self.model_uses.end():
+                self._close_model()
+
+    def _close_model(self) -> None:
+        try:
+            if self.model is not None:
+                self.model.close()
+        finally:
+            if self.after_close is not None:
+                self.after_close()
+
+
+@dataclass(frozen=True, eq=False)
+class ModelEntry:
+    """The registry's record of one model version.
+
+    Attributes:
+        version: 0 where the model failed before its version was known.
+        reason: why the version is in this state, or the progress of its load; for a READY version,
+            why its reload failed or the progress of its successor's load.
+        loaded: present when READY.
+        may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
+            attempt may succeed.
+    """
+
+    name: str
+    version: int
+    state: ModelState
+    reason: str = ""
+    loaded: LoadedModel | None = None
+    may_pass: bool = False
+
+
+class RetainedSnapshot(Protocol):
+    """The right to use the models of a snapshot until `release`, which is called once."""
+
+    def release(self) -> None: ...
+
+
+class Snapshot:
+    """All model entries at one moment. Immutable; safe to read from any thread.
+
+    Args:
+        keep: takes another lease on this snapshot; None where its models are never closed.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[tuple[str, int], ModelEntry],
+        keep: Callable[[Snapshot], RetainedSnapshot] | None = None,
+    ) -> None:
+        self._keep = keep
+        self.entries = MappingProxyType(dict(entries))
+        by_name: dict[str, dict[int, ModelEntry]] = {}
+        for (name, version), entry in sorted(self.entries.items()):
+            by_name.setdefault(name, {})[version] = entry
+        self._by_name = by_name
+        # The highest READY version by name.
+        self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
+
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Find the model, check the request against it, run it and return its only response.
+
+        Raises: as `find`, `check_request` and `Scheduler.infer`.
+        """
+        loaded = self.find(request.model_name, request.model_version)
+        check_request(loaded.config, request)
+        return self.run(loaded, request)
+
+    def run(self, loaded: LoadedModel, request: InferRequest) -> InferResponse:
+        """Run a request that was checked against `loaded`, as `infer`."""
+        if request.trace is None:
+            return loaded.scheduler.infer(request, self)
+        return TracedScheduler(loaded, request.trace).infer(request, self)
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Find the model, check the request against it and pass it to the model's scheduler.
+
+        Raises: as `find`, `check_request` and `Scheduler.submit`; `respond` is not called.
+        """
+        loaded = self.find(request.model_name, request.model_version)
+        check_request(loaded.config, request)
+        trace = request.trace
+        scheduler = loaded.scheduler if trace is None else TracedScheduler(loaded, trace)
+        scheduler.submit(request, self, respond)
+
+    def retain(self) -> RetainedSnapshot | None:
+        """Keep the models open beyond the caller's own lease; None where they are never closed."""
+        return None if self._keep is None else self._keep(self)
+
+    def find(self, name: str, version: str = "") -> LoadedModel:
+        """Return the loaded model; an empty version means the highest READY one.
+
+        Raises:
+            NotFound: no such model or version, or none of its versions is READY.
+            Unavailable: the given version exists but is not READY.
+            InvalidRequest: `version` is not a version number.
+        """
+        latest = self._latest.get(name)
+        if latest is not None and not version:
+            return latest
+        versions = self._by_name.get(name)
+        unknown = f"Request for unknown model: '{name}'"
+        if not versions:
+            raise NotFound(f"{unknown} is not found")
+        if not version:
+            raise NotFound(f"{unknown} has no available versions")
+        number = parse_version(version)
+        entry = versions.get(number)
+        if entry is None:
+            raise NotFound(f"{unknown} version {number} is not found")
+        if entry.loaded is None:
+            raise Unavailable(f"{unknown} version {number} is not at ready state")
+        return entry.loaded
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether the model can respond; an unknown model is not ready, and no error.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        try:
+            return not self.find(name, version).not_ready_reason()
+        except (NotFound, Unavailable):
+            return False
+
+    def ready_versions(self, name: str) -> list[int]:
+        return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
+
+
+def infer_by_submit(
+    scheduler: Scheduler, request: InferRequest, snapshot: Snapshot
+) -> InferResponse:
+    """`Scheduler.infer` for a scheduler that queues: submit `request` and wait for its response.
+
+    A caller that leaves early, at its deadline or cancelled, leaves the request in the queue, or
+    running: the snapshot stays leased until the final response.
+
+    Raises:
+        EdgeServerError: see `Scheduler.infer`.
+    """
+    future = ResponseFuture(snapshot.retain())
+    try:
+        scheduler.submit(request, snapshot, future)
+    except BaseException:
+        future.end()
+        raise
+    return future.wait(request)
+
+
+class ResponseFuture:
+    """A `Respond` that keeps the last response, and a thread that waits for it."""
+
+    __slots__ = ("_lease", "_over", "_response")
+
+    def __init__(self, lease: RetainedSnapshot | None = None) -> None:
+        self._lease = lease
+        self._response: ResponseCallback = None
+        self._over = threading.Event()
+
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
+        if response is not None:
+            self._response = response
+        if final:
+            self.end()
+
+    def end(self) -> None:
+        """Release the lease and end the wait: no response comes any more."""
+        if self._lease is not None:
+            self._lease.release()
+        self._over.set()
+
+    def wait(self, request: InferRequest) -> InferResponse:
+        """Return the response to `request`; raise as `Scheduler.infer`."""
+        if request.cancellation is not None and not self._over.is_set():
+            # Also called once the request has its response, and then without effect.
+            request.cancellation.when_cancelled(self._over.set)
+        left_s = None if request.deadline is None else request.deadline - time.monotonic()
+        if not self._over.wait(left_s):
+            raise DeadlineExceeded("the request's deadline passed before its response")
+        response = self._response
+        if isinstance(response, EdgeServerError):
+            raise response
+        if response is not None:
+            return response
+        if request.cancelled:
+            raise Cancelled("the caller cancelled the request")
+        raise InternalError(f"model '{request.model_name}' ended without a response")
+
+
+class SchedulerWrapper:
+    """A scheduler that does something before or after the one `beneath` it, which it closes."""
+
+    def __init__(self, beneath: Scheduler) -> None:
+        self.beneath = beneath
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return self.beneath.infer(request, snapshot)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        self.beneath.submit(request, snapshot, respond)
+
+    def pending(self) -> int:
+        return self.beneath.pending()
+
+    def running_since(self) -> float:
+        return self.beneath.running_since()
+
+    def close(self) -> None:
+        self.beneath.close()
+
+
+class TracedScheduler(SchedulerWrapper):
+    """Records one request and its responses in the request's trace.
+
+    The trace ends with the last response of the model, also where the caller has left before it.
+    """
+
+    def __init__(self, loaded: LoadedModel, trace: Trace) -> None:
+        super().__init__(loaded.scheduler)
+        self._trace = trace
+        self._version = loaded.version
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        trace = self._trace
+
+        def pass_on(response: ResponseCallback, final: bool) -> None:
+            # Before `respond`, which may mark later timestamps itself.
+            error = str(response) if isinstance(response, EdgeServerError) else ""
+            trace.responded(final=final, error=error)
+            respond(response, final)
+
+        trace.begin(self._version)
+        try:
+            self.beneath.submit(request, snapshot, pass_on)
+        except BaseException as error:
+            # Refused: there is no response.
+            trace.end(str(error))
+            raise
+
+
+def innermost(scheduler: Scheduler) -> Scheduler:
+    """The scheduler beneath the wrappers."""
+    while isinstance(scheduler, SchedulerWrapper):
+        scheduler = scheduler.beneath
+    return scheduler
+
 
 _WITH_NEWS = (ModelState.READY, ModelState.LOADING)
 
@@ -52,7 +446,7 @@ class ModelRegistry:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the current snapshot for reading; running a model takes a lease."""
+        """The current one, for reading; running a model takes a lease."""
         return self._current.snapshot
 
     def lease(self) -> Lease:
@@ -63,7 +457,6 @@ class ModelRegistry:
         return Lease(self, current, current.snapshot)
 
     def _keep(self, snapshot: Snapshot) -> Lease:
-        """Add a lease on a snapshot that is already leased."""
         with self._lock:
             pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
             pinned.leases += 1
@@ -81,13 +474,12 @@ class ModelRegistry:
                 self._release()
 
     def models_in_use(self) -> list[LoadedModel]:
-        """Return the models of the current snapshot and of superseded, still leased snapshots."""
+        """The models of the current snapshot and of superseded, still leased ones."""
         with self._lock:
             models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
         return list(models.values())
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
-        """Replace all entries of model `name` by `entries` in one step."""
         self.publish({name: entries})
 
     def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
@@ -120,8 +512,7 @@ class ModelRegistry:
     def clear(self, timeout_s: float | None = None) -> bool:
         """Remove every model; unleased models close before this returns, others with their lease.
 
-        Returns:
-            False where unleased models are still closing after `timeout_s`; they finish later.
+        Returns: False where unleased models are still closing after `timeout_s`.
         """
         with self._lock:
             self._leaving.clear()
@@ -213,13 +604,10 @@ class Lease(msgspec.Struct, eq=False):
         self._registry.end(self)
 
     def release(self) -> None:
-        """Release the snapshot; further calls have no effect on the snapshot's other leases."""
         self._registry.end(self)
 
 
 class _PinnedSnapshot:
-    """A snapshot and the number of its leases."""
-
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]

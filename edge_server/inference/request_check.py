@@ -40,11 +40,8 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
-    """Check the batch sizes of a request's inputs, by name, against each other and the model.
-
-    Raises:
-        InvalidRequest: they differ, or the model takes no batch of that size.
-    """
+    """Raises: InvalidRequest: the batch sizes of the inputs, by name, differ, or the model takes no
+    batch of that size."""
     if config.max_batch_size == 0 or not batch_sizes:
         return
     first = next(iter(batch_sizes.values()))
@@ -64,11 +61,7 @@ def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping
 def check_names(
     config: ModelConfig, request_id: str, inputs: Set[str], outputs: Collection[str]
 ) -> None:
-    """Check the names of a request's `inputs` and `outputs` against the model's.
-
-    Raises:
-        InvalidRequest: a name is missing, or unknown to the model.
-    """
+    """Raises: InvalidRequest: a name of an input is missing, or a name is unknown to the model."""
     if inputs == config.input_names and config.output_names.issuperset(outputs):
         return
     for name in outputs:

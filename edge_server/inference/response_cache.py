@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
+from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from edge_server.inference.snapshot import Scheduler, Snapshot
+    from edge_server.inference.registry import Scheduler, Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
@@ -29,10 +29,7 @@ _ELEMENT_BYTES = 41
 
 
 class ResponseCache:
-    """Keeps whole responses, up to `capacity_bytes`; every method may be called from any thread.
-
-    The cache holds copies of its own that are read-only.
-    """
+    """Keeps read-only copies of whole responses, up to `capacity_bytes`; for any thread."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -55,10 +52,8 @@ class ResponseCache:
             return entry[0]
 
     def put(self, owner: object, key: bytes, response: InferResponse) -> None:
-        """Store a copy of `response`, in place of the least recently used entries.
-
-        A response larger than the whole cache is not stored.
-        """
+        """Store a copy of `response` in place of the least recently used entries, unless it is
+        larger than the whole cache."""
         entry_bytes = _ENTRY_BYTES + sum(map(size_bytes, response.outputs.values()))
         if entry_bytes > self._capacity_bytes:
             return
@@ -72,7 +67,6 @@ class ResponseCache:
             self._used_bytes += entry_bytes
 
     def forget(self, owner: object) -> None:
-        """Drop all entries of `owner`."""
         with self._lock:
             for key in [key for key in self._entries if key[0] is owner]:
                 self._drop(key)

@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
-from edge_server.inference.instance_pool import InstancePool
-from edge_server.inference.instance_thread import InstanceThread
-from edge_server.inference.job import Job, stopping
-from edge_server.inference.line_watch import MOST_WAITING
-from edge_server.inference.schedulers import infer_by_submit
+from edge_server.inference.direct import InstancePool
+from edge_server.inference.execution import Job, stopping
+from edge_server.inference.line import MOST_WAITING
+from edge_server.inference.registry import infer_by_submit
 from edge_server.inference.sequence_book import (
     DirectStrategy,
     Head,
     OldestStrategy,
     SequenceBook,
+    SequenceControls,
+    SequenceStates,
 )
-from edge_server.inference.sequence_tensors import SequenceControls, SequenceStates
-from edge_server.inference.tensor_data import zeros
+from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, SequencePlace
-from edge_server.tensors import Tensor
+from edge_server.tensors import Tensor, zeros
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
     from edge_server.backends.contract import Model, Tensors
     from edge_server.errors import EdgeServerError
     from edge_server.inference.execution import Executor
-    from edge_server.inference.line_watch import LineWatch
+    from edge_server.inference.line import LineWatch
     from edge_server.inference.rate_limiter import RateLimiter
+    from edge_server.inference.registry import Snapshot
     from edge_server.inference.sequence_book import BookedSequence, WaitingRequest
-    from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
     from edge_server.requests import InferResponse, Respond
@@ -48,6 +48,78 @@ if TYPE_CHECKING:
     _Refused = list[tuple[Job, EdgeServerError]]
 
 log = logging.getLogger(__name__)
+
+# Pause after an unforeseen error, so that a repeating one does not fill the log.
+_REST_S = 0.1
+
+
+class InstanceThread:
+    """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
+
+    Args:
+        pool: holds the one instance.
+        tick: without work it waits on `wake`, a condition of `lock`, for a bounded time.
+    """
+
+    def __init__(
+        self, name: str, pool: InstancePool, tick: Callable[[float], None], lock: threading.Lock
+    ) -> None:
+        self.wake = threading.Condition(lock)
+        self._pool = pool
+        self._tick = tick
+        self._ident: int | None = None
+        self._closed = False
+        self._worker = Worker(name, self._note_and_tick, on_end=self._close)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def run(self, executor: Executor, jobs: Sequence[Job]) -> None:
+        instance = self._pool.take(urgent=False, deadline=None)
+        try:
+            executor.run(instance, jobs)
+        finally:
+            self._pool.give_back(instance)
+
+    def running_since(self) -> float:
+        return self._pool.running_since()
+
+    def ask_to_stop(self) -> None:
+        """Let the thread close the instance and end; returns at once."""
+        with self.wake:
+            self._worker.ask_to_stop()
+            self.wake.notify()
+
+    def stop(self) -> None:
+        """Return when the instance is closed, unless its run hangs.
+
+        The thread itself may call this too: the last response of a replaced model ends the lease
+        on that model. The current tick is then the last one.
+        """
+        if self._ident == threading.get_ident():
+            self._worker.ask_to_stop()
+            self._close()
+            return
+        self.ask_to_stop()
+        self._worker.stop()
+        if not self._worker.alive:
+            # The thread may never have been started.
+            self._close()
+
+    def _note_and_tick(self, now: float) -> None:
+        self._ident = threading.get_ident()
+        try:
+            self._tick(now)
+        except Exception:
+            # An instance without its thread would never run again.
+            log.exception("instance %s: a run went wrong", self._worker.name)
+            self._worker.wait(_REST_S)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.close()
+
 
 # An idle thread wakes now and then, so that its heartbeat shows waiting, not hanging.
 _LONGEST_WAIT_S = 5.0
@@ -159,7 +231,6 @@ class SequenceScheduler:
         return others_wait
 
     def pending(self) -> int:
-        """The number of waiting requests."""
         return self._book.waiting
 
     def running_since(self) -> float:
@@ -178,11 +249,7 @@ class SequenceScheduler:
             thread.stop()
 
     def _place(self, job: Job) -> SequencePlace:
-        """The position of the request in its sequence.
-
-        Raises:
-            InvalidRequest: the request fits no sequence.
-        """
+        """Raises: InvalidRequest: the request fits no sequence."""
         model, place = self._executor.config.name, job.request.sequence
         if job.batch_size > 1:
             raise InvalidRequest(
@@ -336,7 +403,6 @@ class SequenceScheduler:
         return frozenset((name, name in ragged or tensor.shape) for name, tensor in tensors)
 
     def _jobs(self, begun: Sequence[_Begun | None]) -> list[Job]:
-        """The rows' jobs, with the tensors that requests do not carry."""
         jobs = [None if each is None else self._job(*each) for each in begun]
         real = next(filter(None, jobs))
         return [self._padding_like(real) if job is None else job for job in jobs]

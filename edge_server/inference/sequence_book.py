@@ -1,4 +1,4 @@
-"""The book of sequences: slots, and which requests may run together; no threads and no clock."""
+"""What the sequence batcher keeps: slots, the order of requests, and the tensors that it adds."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from edge_server.model_config.files import INITIAL_STATE_DIRECTORY, reading
+from edge_server.model_config.scheduling import ControlKind
+from edge_server.tensors import DataType, Tensor, first_tensor, shape_fits, shape_text, zeros
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from pathlib import Path
 
     from edge_server.backends.contract import Tensors
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.scheduling import SequenceControl, SequenceState
     from edge_server.requests import SequencePlace
 
 T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """A slot; the lowest numbers are given out first, so that instances fill evenly."""
-
+    # The lowest numbers are given out first, so that instances fill evenly.
     number: int
     instance: int
 
 
 @dataclass(frozen=True)
 class WaitingRequest(Generic[T]):
-    """A request that has not begun."""
-
     item: T
     place: SequencePlace
 
@@ -45,8 +52,8 @@ class BookedSequence(Generic[T]):
         running: its first request has begun and is not over.
         open: more requests may come.
         generated: its id is the server's own, which no other request may join.
-        over_at: when its last request was over, in s.
-        expires_at: when the sequence gives up waiting for a slot, in s.
+        over_at: when its last request was over.
+        expires_at: when the sequence gives up waiting for a slot.
         states: state tensors that the scheduler carries from one request to the next.
     """
 
@@ -102,12 +109,8 @@ class SequenceBook(Generic[T]):
     def add(
         self, item: T, place: SequencePlace, now: float, timeout_s: float = inf
     ) -> BookedSequence[T]:
-        """Add a request to its sequence, or to a new one where none is live.
-
-        Args:
-            place: with START unless the id is live.
-            timeout_s: how long its sequence may wait for a slot.
-        """
+        """Add a request to its sequence, or, at START, to a new one, which may wait `timeout_s` for
+        a slot."""
         sequence = self._live.get(place.id)
         if sequence is None:
             sequence = BookedSequence(place.id, generated=place.generated)
@@ -141,7 +144,6 @@ class SequenceBook(Generic[T]):
         return sequence.waiting.popleft()
 
     def end(self, sequence: BookedSequence[T], now: float) -> None:
-        """End the running request of `sequence`."""
         sequence.running = False
         sequence.over_at = now
         self.next_expiry = min(self.next_expiry, now + self._max_idle_s)
@@ -158,7 +160,6 @@ class SequenceBook(Generic[T]):
         self._free_if_over(sequence)
 
     def waiting_in(self) -> list[BookedSequence[T]]:
-        """The sequences with a waiting request, whether they have a slot or not."""
         seated = (s for seats in self._seated for s in seats.values())
         return [s for s in (*seated, *self._backlog) if s.waiting]
 
@@ -227,7 +228,6 @@ class SequenceBook(Generic[T]):
         return sequence.over_at + self._max_idle_s
 
     def _shut(self, sequence: BookedSequence[T]) -> None:
-        """Close the sequence to new requests; its id may begin another."""
         if sequence.open:
             sequence.open = False
             del self._live[sequence.id]
@@ -264,13 +264,8 @@ class SequenceBook(Generic[T]):
 
 
 class Head(NamedTuple):
-    """The first request of a sequence that may run.
-
-    Attributes:
-        slot: the sequence's, within its instance.
-        came_at: in s.
-        form: equal for requests whose tensors can be joined.
-    """
+    """The first request of a sequence that may run; `form` is equal for requests whose tensors can
+    be joined."""
 
     slot: int
     came_at: float
@@ -278,12 +273,8 @@ class Head(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The decision of a strategy.
-
-    Attributes:
-        batch: by row; None is a row of padding. Empty: wait.
-        wait_s: how long to wait, if no further request comes.
-    """
+    """The rows of a batch, None for one of padding; or, without any, how long to wait if no further
+    request comes."""
 
     batch: Sequence[Head | None]
     wait_s: float = 0.0
@@ -307,7 +298,6 @@ class DirectStrategy:
     delay_s: float
 
     def choose(self, heads: Sequence[Head], now: float) -> Choice:
-        """Decide on `heads`, at least one, by slot number."""
         oldest = min(heads, key=lambda head: head.came_at)
         if len(heads) < self.min_utilization * self.rows:
             wait_s = oldest.came_at + self.delay_s - now
@@ -343,3 +333,130 @@ class OldestStrategy:
         if can_grow and wait_s > 0:
             return Choice((), wait_s)
         return Choice(batch)
+
+
+class SequenceControls:
+    """Makes a model's control tensors: of shape [1, 1] where it batches, [1] where it does not.
+
+    Attributes:
+        largest_id: the largest that INT64 and the model's CORRID input can hold.
+    """
+
+    def __init__(self, config: ModelConfig, controls: tuple[SequenceControl, ...]) -> None:
+        self._model = config.name
+        self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
+        self._flags = [
+            (
+                control.input_name,
+                control.kind,
+                [Tensor(np.full(self._shape, value, control.datatype.numpy)) for value in values],
+            )
+            for control in controls
+            if (values := control.false_true) is not None
+        ]
+        self._ids = [control for control in controls if control.kind is ControlKind.CORRID]
+        numbers = [each.datatype.numpy for each in self._ids if each.datatype is not DataType.BYTES]
+        self.largest_id = min([2**63 - 1, *(int(np.iinfo(each).max) for each in numbers)])
+
+    def check(self, sequence_id: int | str) -> None:
+        """Raises: InvalidRequest: the model's CORRID input cannot hold that id."""
+        for control in self._ids:
+            self._id_tensor(control, sequence_id)
+
+    def of(self, place: SequencePlace | None) -> dict[str, Tensor]:
+        """The control tensors of a request; None is a row without a request: nothing starts, is
+        ready or ends, and the id is 0 or empty."""
+        flags = {
+            ControlKind.START: place is not None and place.start,
+            ControlKind.READY: place is not None,
+            ControlKind.END: place is not None and place.end,
+        }
+        tensors = {name: values[flags[kind]] for name, kind, values in self._flags}
+        for control in self._ids:
+            tensors[control.input_name] = self._id_tensor(
+                control, None if place is None else place.id
+            )
+        return tensors
+
+    def _id_tensor(self, control: SequenceControl, sequence_id: int | str | None) -> Tensor:
+        dtype = control.datatype.numpy
+        if control.datatype is DataType.BYTES:
+            text = "" if sequence_id is None else str(sequence_id)
+            return Tensor(np.array([text.encode()], dtype).reshape(self._shape))
+        number = 0 if sequence_id is None else sequence_id
+        must = f"inference request for sequence {number} to model '{self._model}' must specify"
+        if isinstance(number, str):
+            raise InvalidRequest(
+                f"{must} an integer as correlation ID: its input '{control.input_name}' takes "
+                f"{control.datatype.value}"
+            )
+        limits = np.iinfo(dtype)
+        if not limits.min <= number <= limits.max:
+            raise InvalidRequest(
+                f"{must} a correlation ID that fits {control.datatype.value}, the type of its "
+                f"input '{control.input_name}'"
+            )
+        return Tensor(np.full(self._shape, number, dtype))
+
+
+class SequenceStates:
+    """The states of a model: output tensors of one request that are inputs of the next one.
+
+    Args:
+        directory: the model's; files of initial states are under its `initial_state/`.
+
+    Attributes:
+        initial: the inputs at START.
+
+    Raises:
+        ModelConfigError: an initial state cannot be read or does not fit its state.
+    """
+
+    def __init__(
+        self, config: ModelConfig, states: tuple[SequenceState, ...], directory: Path
+    ) -> None:
+        self._config = config
+        self._states = states
+        self._batch = (1,) if config.max_batch_size > 0 else ()
+        self.initial: Tensors = {
+            state.input_name: self._initial(state, directory) for state in states
+        }
+        self.output_names = frozenset(state.output_name for state in states)
+
+    def after(self, made: Tensors) -> Tensors:
+        """The states for the sequence's next request, from the outputs of this run.
+
+        Raises:
+            InternalError: a state is missing, or is not of the configured type and shape.
+        """
+        return {state.input_name: self._next(state, made) for state in self._states}
+
+    def _next(self, state: SequenceState, made: Tensors) -> Tensor:
+        where = f"model '{self._config.name}': state output '{state.output_name}'"
+        tensor = made.get(state.output_name)
+        if tensor is None:
+            raise InternalError(f"{where} is missing; it gave: {', '.join(made)}")
+        expected = (*self._batch, *state.shape)
+        if tensor.datatype is not state.datatype or not shape_fits(tensor.shape, expected):
+            raise InternalError(
+                f"{where} is {tensor.datatype.value} {shape_text(tensor.shape)}, expected "
+                f"{state.datatype.value} {shape_text(expected)}"
+            )
+        # A copy: a row of a batch would keep the whole batch alive as long as the sequence.
+        return Tensor(tensor.array.copy())
+
+    def _initial(self, state: SequenceState, directory: Path) -> Tensor:
+        shape = state.initial_shape
+        array = zeros(state.datatype, shape)
+        if state.initial_file is not None:
+            path = directory / INITIAL_STATE_DIRECTORY / state.initial_file
+            with reading(path):
+                raw = path.read_bytes()
+            data, expected = first_tensor(raw, state.datatype, shape)
+            if data is None or expected != len(raw):
+                raise ModelConfigError(
+                    f"{path}: holds {len(raw)} bytes, {state.datatype.config_name} "
+                    f"{shape_text(shape)} needs {expected}"
+                )
+            array = data
+        return Tensor(array.reshape((*self._batch, *shape)))

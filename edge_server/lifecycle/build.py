@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import LoadContext, interrupt, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no_progress
 from edge_server.board.kernel_files import read_number, read_text
 from edge_server.board.resources import control_groups, read_memory
 from edge_server.errors import EdgeServerError, ModelLoadError
-from edge_server.gpu.devices import Devices
-from edge_server.inference.warm_up import RUN_TIMEOUT_S
+from edge_server.gpu.device import Devices
+from edge_server.inference.scheduling import RUN_TIMEOUT_S
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
@@ -29,10 +28,9 @@ from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ProgressCallback, ServerContext
+    from edge_server.inference.registry import LoadedModel
     from edge_server.inference.scheduling import Scheduling
-    from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig

@@ -20,8 +20,8 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.inference.control import NO_FILES, NOT_ALLOWED
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.data_plane import NO_FILES, NOT_ALLOWED
+from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lifecycle.model_spec import Override, StagedFiles
 from edge_server.lifecycle.updates import Updates
 from edge_server.model_config.parse import parse_model_config_json

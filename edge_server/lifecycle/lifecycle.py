@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.build import Build
     from edge_server.lifecycle.fit import Fit, InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec

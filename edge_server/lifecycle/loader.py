@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
+from edge_server.inference.registry import ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
@@ -28,11 +28,11 @@ from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ServerContext
     from edge_server.errors import EdgeServerError
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.fit import InterfaceRule
     from edge_server.lifecycle.model_spec import Override

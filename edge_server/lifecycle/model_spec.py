@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.inference.canary_monitor import CanaryMonitor
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.scan import Fingerprint

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edge_server.backends.parameters import GOLDEN_MAX_LATENCY_MS
+from edge_server.backends.contract import GOLDEN_MAX_LATENCY_MS
 from edge_server.errors import (
     EdgeServerError,
     InternalError,
@@ -24,11 +24,9 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.dynamic_batch import DynamicBatchScheduler
+from edge_server.inference.registry import Snapshot, innermost
 from edge_server.inference.request_check import check_request
-from edge_server.inference.schedulers import innermost
-from edge_server.inference.snapshot import Snapshot
-from edge_server.inference.tensor_data import random_data, zeros
-from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
+from edge_server.inference.scheduling import RESPONSE_TIMEOUT_S
 from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.files import GOLDEN_DIRECTORY, reading
 from edge_server.model_config.scheduling import ControlKind
@@ -39,8 +37,10 @@ from edge_server.tensors import (
     as_floats,
     element_count,
     is_finite,
+    random_data,
     shape_fits,
     shape_text,
+    zeros,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import ResponseCallback
     from edge_server.tensors import TensorSpec

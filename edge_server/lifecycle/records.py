@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
 from edge_server.model_config.fields import without_effect
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.errors import EdgeServerError, ModelConfigError
-    from edge_server.inference.registry import ModelRegistry
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel, ModelRegistry
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 

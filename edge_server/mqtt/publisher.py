@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.mqtt import home_assistant, payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.feed import EventFeed, Feed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.board.update_record import UpdateRecord
     from edge_server.board.watch import BoardCondition
     from edge_server.cameras.calibration import Calibration
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.vehicle import VehicleInputs

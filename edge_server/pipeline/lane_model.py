@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.frame import Frame, UsefulSize
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import Snapshot
+    from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Trace
 

@@ -20,7 +20,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference.tracing import Tracer
 from edge_server.lanes.types import LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel, NoLanes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.tracing.spans import FrameTrace
+    from edge_server.inference.otlp import FrameTrace
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.

@@ -24,7 +24,7 @@ from google.protobuf import json_format
 from support.waiting import wait_until
 
 from edge_server.board.identity import Identity
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher

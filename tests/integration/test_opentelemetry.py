@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from edge_server.inference.tracing.otlp import library_exporter
+from edge_server.inference.otlp import library_exporter
 from edge_server.settings import TracingSection
 
 if TYPE_CHECKING:

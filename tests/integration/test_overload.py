@@ -20,9 +20,8 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Grpc
 

@@ -18,8 +18,8 @@ from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.listening import client_host, host_and_port
-from edge_server.inference.control import BoundedControl
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference.data_plane import BoundedControl
+from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.api.tokens import Tokens
     from edge_server.errors import EdgeServerError
-    from edge_server.inference.control import ModelControl
-    from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.data_plane import DataPlane, ModelControl
     from edge_server.settings import Grpc
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Unavailable, Unsupported
-from edge_server.inference.tracing.tracer import Tracer
+from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
 from edge_server.process.utf8 import as_utf8
 
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.headers import HeaderForwarding
     from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.control import ModelControl
-    from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.data_plane import DataPlane, ModelControl
 
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")

@@ -23,7 +23,7 @@ from edge_server.api.http.metric_table import histogram, info, many, one
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.api.statuses import http_status
 from edge_server.cameras.status import CameraState
-from edge_server.inference.snapshot import UNLOADED, ModelState
+from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_server.api.request_metrics import RequestMetrics
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.process.histogram import Distribution

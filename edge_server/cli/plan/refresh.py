@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.parameters import own_parameters
+from edge_server.backends.contract import own_parameters
 from edge_server.backends.tensorrt import backend
-from edge_server.backends.tensorrt.options import TensorRtParameters
-from edge_server.backends.tensorrt.plan_build.process import probe_device
-from edge_server.backends.tensorrt.source import PlanSource
+from edge_server.backends.tensorrt.model import PlanSource
+from edge_server.backends.tensorrt.plan_config import TensorRtParameters
+from edge_server.backends.tensorrt.plan_process import probe_device
 from edge_server.board.identity import Identity
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_spec import ModelSpec
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import DeviceFacts
     from edge_server.model_config.files import ModelFiles
     from edge_server.settings import Settings
 

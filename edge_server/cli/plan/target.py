@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import PLAN_NAME
+from edge_server.backends.tensorrt.plan_cache import PLAN_NAME
+from edge_server.backends.tensorrt.plan_options import BuildOptions, build_options_of
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.kernel_files import listed
-from edge_server.inference.snapshot import UNLOADED
+from edge_server.inference.registry import UNLOADED
 from edge_server.process.disk import states_here
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable

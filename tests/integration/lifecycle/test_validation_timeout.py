@@ -14,7 +14,7 @@ from support.waiting import wait_until
 from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.inference import warm_up
+from edge_server.inference import scheduling
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
@@ -119,7 +119,7 @@ def runs() -> list[str]:
 def test_a_run_of_onnxruntime_that_hangs_before_its_model_serves_is_ended(
     config: str, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "RUN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(scheduling, "RUN_TIMEOUT_S", 0.2)
     directory = write_model("m", config)
     write_endless_onnx(directory / "1" / "model.onnx", always=True)
     failure = Build(Scheduling(), timeout_s=0.2).model(ModelSpec.read(files_in(directory)))

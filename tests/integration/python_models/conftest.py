@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from edge_server.backends.python.model import PythonModel
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.backends.python.backend import PythonModel
+    from edge_server.inference.registry import ModelEntry
     from edge_server.requests import ResponseCallback
 
 TIMEOUT_S = 20.0

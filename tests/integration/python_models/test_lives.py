@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 from edge_server.backends.python import session
 from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 

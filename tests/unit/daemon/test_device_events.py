@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.device_events import DeviceEvents
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
 
 if TYPE_CHECKING:
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
 
 LIVE = CameraStatus(CameraState.LIVE)
 LOST = CameraStatus(CameraState.LOST, "refused", "nobody listens")

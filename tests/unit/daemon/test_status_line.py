@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status_line import LaneRate, StatusLine
-from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
 from edge_server.lanes.types import LaneFrame
 
 READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]

@@ -10,9 +10,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import Phases
-from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms
-from edge_server.inference.canary_window import WatchedScheduler
-from edge_server.inference.snapshot import LoadedModel, Snapshot
+from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, WatchedScheduler
+from edge_server.inference.registry import LoadedModel, Snapshot
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import (

@@ -15,10 +15,15 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import EdgeServerError
 from edge_server.inference.ensemble import EnsembleScheduler
-from edge_server.inference.ensemble_limits import StepThreads
-from edge_server.inference.schedulers import infer_by_submit
+from edge_server.inference.line import StepThreads
+from edge_server.inference.registry import (
+    LoadedModel,
+    ModelEntry,
+    ModelState,
+    Snapshot,
+    infer_by_submit,
+)
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.ensemble_graph import resolve_graph
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.contract import Run, Tensors
-    from edge_server.inference.snapshot import Scheduler
+    from edge_server.inference.registry import Scheduler
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 TIMEOUT_S = 10.0

@@ -14,8 +14,7 @@ from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import (
     InternalError,
 )
-from edge_server.inference.schedulers import ResponseFuture
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.inference.registry import ModelEntry, ModelState, ResponseFuture, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.contract import Tensors
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
 
 TIMEOUT_S = 10.0
 A_MINUTE = "max_sequence_idle_microseconds: 60000000"

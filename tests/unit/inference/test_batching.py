@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.inference.job import Job
-from edge_server.inference.policy_queue import BatchRule, OpenBatch
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.dynamic_batch import BatchRule, OpenBatch
+from edge_server.inference.execution import Job
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching
 from edge_server.requests import InferRequest

@@ -17,10 +17,14 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
-from edge_server.inference import replay as replay_module
-from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
-from edge_server.inference.canary_window import WatchedScheduler
-from edge_server.inference.snapshot import LoadedModel, Snapshot
+from edge_server.inference import mirror as mirror_module
+from edge_server.inference.canary_monitor import (
+    CanaryMonitor,
+    CanaryTerms,
+    WatchedScheduler,
+    recorded,
+)
+from edge_server.inference.registry import LoadedModel, Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.requests import (
     InferRequest,
@@ -193,7 +197,7 @@ def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
     def no_memory(tensor: Tensor) -> bool:
         raise MemoryError
 
-    monkeypatch.setattr(replay_module, "is_finite", no_memory)
+    monkeypatch.setattr(mirror_module, "is_finite", no_memory)
     canary = Canary()
     canary.send()
     assert "a response could not be checked" in caplog.text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InternalError, InvalidRequest
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.requests import (
     InferRequest,
 )

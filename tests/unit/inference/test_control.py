@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InvalidRequest, Unavailable
-from edge_server.inference.control import BoundedControl, LiveModels
+from edge_server.inference.data_plane import BoundedControl, LiveModels
 from edge_server.inference.registry import ModelRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
 
 
 class RecordingControl:

@@ -14,8 +14,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.inference.registry import (
+    LoadedModel,
+    ModelEntry,
+    ModelRegistry,
+    ModelState,
+    Snapshot,
+)
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.errors import InternalError
-from edge_server.inference.canary_window import WatchedScheduler
+from edge_server.inference.canary_monitor import WatchedScheduler
+from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.inference.snapshot import Snapshot
+    from edge_server.inference.registry import Snapshot
 
 VALUE = value(0, 1, 2)
 NO_COPIES = {"to_host": (0, 0), "to_device": (0, 0)}

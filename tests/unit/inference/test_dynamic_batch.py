@@ -24,14 +24,19 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.direct import InstancePool
 from edge_server.inference.dynamic_batch import DynamicBatchScheduler
 from edge_server.inference.execution import Executor
-from edge_server.inference.instance_pool import InstancePool
-from edge_server.inference.line_watch import LineWatch
+from edge_server.inference.line import LineWatch
 from edge_server.inference.rate_limiter import RateLimiter
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import (
+    LoadedModel,
+    ModelEntry,
+    ModelRegistry,
+    ModelState,
+    Snapshot,
+)
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.ensemble_limits import StepThreads
+from edge_server.inference.line import StepThreads
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferRequest, InferResponse, SequencePlace

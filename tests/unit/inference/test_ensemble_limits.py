@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.inference.ensemble_limits import StepThreads
+from edge_server.inference.line import StepThreads
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
-from edge_server.inference.ensemble_limits import StepThreads
+from edge_server.inference.line import StepThreads
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
@@ -41,8 +41,8 @@ from tests.unit.inference.threads import no_more_threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.inference.ensemble_limits import Task
-    from edge_server.inference.snapshot import Snapshot
+    from edge_server.inference.line import Task
+    from edge_server.inference.registry import Snapshot
     from edge_server.requests import Respond
 
 

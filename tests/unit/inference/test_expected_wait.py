@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import DeadlineExceeded, Unavailable
-from edge_server.inference.instance_pool import ExpectedWait
+from edge_server.inference.direct import ExpectedWait
 from edge_server.requests import InferRequest
 
 RUN_S = 0.010

@@ -20,8 +20,8 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.backends.contract import Instance, Phases
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.model_config.config import Placement
     from edge_server.requests import ResponseCallback
 

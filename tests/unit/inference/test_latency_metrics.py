@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.inference.latency_metrics import SlidingSummary
+from edge_server.inference.statistics import SlidingSummary
 from edge_server.process.histogram import Buckets
 
 SECOND_NS = 1_000_000_000

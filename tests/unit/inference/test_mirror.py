@@ -13,11 +13,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
-from edge_server.inference import replay as replay_module
-from edge_server.inference.mirror import Mirror
-from edge_server.inference.replay import Fault, ReplayTarget
+from edge_server.inference import mirror as mirror_module
+from edge_server.inference.mirror import Fault, Mirror, ReplayTarget
+from edge_server.inference.registry import LoadedModel, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import LoadedModel, Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse
@@ -236,7 +235,7 @@ def test_a_copy_for_which_there_is_no_memory_takes_no_room(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(replay_module, "Tensor", no_memory)
+        patched.setattr(mirror_module, "Tensor", no_memory)
         mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
     assert not mirror.step()
     mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
@@ -333,7 +332,7 @@ def test_a_predecessor_that_is_closed_already_is_not_used(old: Model) -> None:
 def test_a_replay_that_hangs_is_ended_where_its_model_can(
     old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_module, "MODEL_STUCK_S", 0.05)
+    monkeypatch.setattr(mirror_module, "MODEL_STUCK_S", 0.05)
 
     def interrupt(before: float) -> None:
         old.error = InternalError("the run hung and was ended")

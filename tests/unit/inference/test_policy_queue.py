@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
-from edge_server.inference.job import Job
-from edge_server.inference.policy_queue import PolicyQueue
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.dynamic_batch import PolicyQueue
+from edge_server.inference.execution import Job
+from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
 from edge_server.requests import InferRequest

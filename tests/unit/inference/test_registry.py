@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.inference.registry import (
+    LoadedModel,
+    ModelEntry,
+    ModelRegistry,
+    ModelState,
+    Snapshot,
+)
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from tests.unit.inference.threads import no_more_threads

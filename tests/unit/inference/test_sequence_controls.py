@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.sequence_tensors import SequenceControls
+from edge_server.inference.sequence_book import SequenceControls
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import ControlKind, SequenceControl
 from edge_server.requests import SequencePlace

@@ -17,9 +17,8 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 from tests.unit.inference.sequences import (

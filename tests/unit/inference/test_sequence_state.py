@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.inference.sequence_tensors import SequenceStates
+from edge_server.inference.sequence_book import SequenceStates
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import SequenceState
 from edge_server.tensors import DataType, Tensor

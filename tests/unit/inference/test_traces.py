@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
-from edge_server.inference.tracing.traced_request import Sampler, TracedRequest, TraceRule
+from edge_server.inference.tracing import Sampler, TracedRequest, TraceRule
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (

@@ -10,8 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
-from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.warm_up import read_samples
+from edge_server.inference.scheduling import Scheduling, read_samples
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.tensors import DataType
 

@@ -12,11 +12,9 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import InternalError, NotFound
-from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.canary_window import WatchedScheduler
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.canary_monitor import CanaryTerms, WatchedScheduler
+from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from support.model_folders import WriteModel
 
     from edge_server.inference.canary_monitor import CanaryMonitor
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
 

@@ -11,9 +11,8 @@ import pytest
 
 from edge_server.errors import NotFound
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelRegistry, ModelState, RefCount
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelState, RefCount
 from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from support.counted_backend import CountedBackend, Gate
     from support.model_folders import WriteModel
 
-    from edge_server.inference.snapshot import LoadedModel, Snapshot
+    from edge_server.inference.registry import LoadedModel, Snapshot
 
 ALL = "version_policy { all {} } "
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
 from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board

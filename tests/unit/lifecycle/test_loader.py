@@ -15,8 +15,7 @@ from edge_server.backends import BACKENDS
 from edge_server.backends.vision.identity import complete
 from edge_server.cli.models.push import write_manifest
 from edge_server.errors import InternalError
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.records import ModelTable

@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, TooLittleMemory
 from edge_server.lifecycle.records import ModelRecord, ModelTable
 from edge_server.model_config.config import ModelConfig

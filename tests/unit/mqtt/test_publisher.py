@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.broker import reason_of

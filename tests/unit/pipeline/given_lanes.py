@@ -12,9 +12,8 @@ from edge_server.backends.contract import TensorModel
 from edge_server.cameras.frame import Frame
 from edge_server.errors import InternalError
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.pixels import Image
 from edge_server.tensors import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.inference.snapshot import UNLOADED
+from edge_server.inference.registry import UNLOADED
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_server.api.http.sources import Sources
     from edge_server.board.identity import Identity
     from edge_server.board.watch import BoardWatch
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.events import Event
     from edge_server.pipeline.lane_pipeline import LanePipeline

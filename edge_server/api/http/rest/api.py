@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.call import HttpCall
     from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.control import ModelControl
-    from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.inference.data_plane import DataPlane, ModelControl
+    from edge_server.inference.tracing import Tracer
     from edge_server.process.logs import LogSwitches
 
 # Each inference holds a thread while it waits for an instance, and each load; the rest answer

@@ -18,7 +18,7 @@ from edge_server.api.http.rest.api import NOTHING, Answer, as_json
 from edge_server.api.model_info import server_extensions, statistics_message
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
-from edge_server.inference.control import path_in_model
+from edge_server.inference.data_plane import path_in_model
 from edge_server.model_config.parse import config_json
 from edge_server.process.utf8 import as_utf8
 

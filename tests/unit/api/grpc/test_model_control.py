@@ -13,7 +13,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Uns
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.inference.registry import ModelEntry
 
 
 class Notes:

@@ -18,9 +18,8 @@ from edge_server.api.grpc.triton import TritonServicer
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 
 if TYPE_CHECKING:

@@ -23,8 +23,13 @@ from edge_server.board.wall_clock import ClockWatch
 from edge_server.board.watch import BoardWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import UNLOADED, LoadedModel, ModelEntry, ModelState
+from edge_server.inference.registry import (
+    UNLOADED,
+    LoadedModel,
+    ModelEntry,
+    ModelRegistry,
+    ModelState,
+)
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.lane_pipeline import LanePipeline

@@ -13,8 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.backends.contract import ModelMetric, Phases
-from edge_server.inference.latency_metrics import LatencyMetrics
-from edge_server.inference.statistics import ModelStatistics
+from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
 
 
 def registry(**models: list[ModelMetric]) -> CollectorRegistry:

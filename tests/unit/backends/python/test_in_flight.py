@@ -26,7 +26,7 @@ from edge_server.backends.python.messages import (
     error_of,
 )
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, NotFound
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.registry import Snapshot
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from support.counted_backend import CountedBackend
     from support.model_folders import WriteModel
 
-    from edge_server.inference.control import ModelControl
+    from edge_server.inference.data_plane import ModelControl
 
 
 def test_without_explicit_control_everything_loads_and_nothing_may_be_requested(

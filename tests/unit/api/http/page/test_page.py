@@ -22,8 +22,7 @@ from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event

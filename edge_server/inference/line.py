@@ -1,0 +1,340 @@
+"""The watch over all waiting lines, and the threads and slots of ensembles' steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from edge_server.errors import Unavailable
+from edge_server.process.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+# While requests wait, every queue is searched this often, and when a time limit passes.
+PERIOD_S = 0.05
+# The shortest time between two searches.
+_LEAST_S = 0.001
+# The limit of a queue that no configuration bounds: more than all the calls that the gRPC server
+# admits together, so that only a model's own flood of responses reaches it.
+MOST_WAITING = 4096
+
+
+class WatchedLine(Protocol):
+    def drop_dead(self) -> bool:
+        """Refuse and remove the cancelled and overdue requests; True where others wait."""
+        ...
+
+
+class LineWatch:
+    """Searches all queues while a request waits in one of them, and when its time limit passes.
+
+    A queue removes such requests by itself when it moves. This thread covers the time in which a
+    queue stands still: every instance runs, or hangs, and callers come, give up and leave their
+    tensors behind.
+    """
+
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._lock = threading.Lock()
+        self._lines: tuple[WatchedLine, ...] = ()
+        self._changed = threading.Condition()
+        self._search_at = math.inf
+        self._worker = Worker("lines", self._tick, deadline_s=math.inf)
+        self._started = False
+
+    def add(self, line: WatchedLine) -> None:
+        with self._lock:
+            self._lines = (*self._lines, line)
+
+    def remove(self, line: WatchedLine) -> None:
+        with self._lock:
+            self._lines = tuple(each for each in self._lines if each is not line)
+
+    def note_waiting(self, limit_at: float = math.inf) -> None:
+        """Have the queues searched, as a request waits in one of them; returns at once.
+
+        Args:
+            limit_at: when the first time limit in that queue passes (`time.monotonic()`).
+        """
+        now = time.monotonic()
+        at = min(now + self._period_s, max(limit_at, now + _LEAST_S))
+        if at < self._search_at:
+            with self._changed:
+                self._search_at = min(at, self._search_at)
+                self._changed.notify()
+        if not self._started:
+            self._start()
+
+    def close(self) -> None:
+        self._worker.ask_to_stop()
+        with self._changed:
+            self._search_at = 0.0
+            self._changed.notify()
+        self._worker.stop(timeout_s=1.0)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            try:
+                self._worker.start()
+            except RuntimeError as error:
+                log.warning("requests whose callers have gone wait on for now: %s", error)
+                return
+            self._started = True
+
+    def _tick(self, _now: float) -> None:
+        with self._changed:
+            while (left_s := self._search_at - time.monotonic()) > 0:
+                self._changed.wait(None if left_s == math.inf else left_s)
+            # Before the search, so that a request that joins during this one has the next.
+            self._search_at = math.inf
+        for line in self._lines:
+            if _drop_dead(line):
+                self.note_waiting()
+
+
+def _drop_dead(line: WatchedLine) -> bool:
+    try:
+        return line.drop_dead()
+    except Exception:
+        log.exception("a line of requests could not be searched")
+        return True
+
+
+# Threads start on first use, and stay. They mostly wait for an instance, so they outnumber the
+# cores.
+LIMIT = 32
+
+
+class Task(Protocol):
+    """A step of one request that has all its tensors."""
+
+    def run(self) -> None: ...
+
+    def run_later(self) -> None:
+        """Run the step on a step thread, as a slot may be free; return at once."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether the request has ended; its caller then has its response."""
+        ...
+
+    def dropped(self) -> None:
+        """The task was over before it got a thread."""
+        ...
+
+
+class StepThreads:
+    """Runs tasks on a few threads of its own, shared by all ensembles.
+
+    No caller ever waits here for a thread: `try_run` refuses, `run` queues the task. The queue
+    holds one task for each step that a request in flight can run next, and no more.
+
+    Args:
+        limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
+        watch: drops ended tasks while every thread is busy; None without such a watch.
+    """
+
+    def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
+        self._limit = limit
+        self._watch = watch
+        self._changed = threading.Condition()
+        self._tasks: deque[Task] = deque()
+        self._threads: list[threading.Thread] = []
+        self._free = 0
+        self._closed = False
+
+    def try_run(self, task: Task) -> bool:
+        """Run `task` at once on an idle thread; False where there is none."""
+        with self._changed:
+            return self._offer(task)
+
+    def run(self, task: Task) -> None:
+        """Run `task` as soon as a thread is free, never on the caller's, unless it is over then.
+
+        Raises:
+            Unavailable: there is no thread, and the system gives none.
+        """
+        with self._changed:
+            if self._offer(task):
+                return
+            if not self._closed and (self._threads or not self._limit):
+                # Every thread has a task, or one queued before this, and then takes this one.
+                self._tasks.append(task)
+                if self._watch is not None:
+                    self._watch.note_waiting()
+                return
+        # A request that has outlived the server's stop, whose caller may still be there.
+        _started(threading.Thread(target=task.run, name="step-late", daemon=True))
+
+    def drop_dead(self) -> bool:
+        """See `WatchedLine.drop_dead`."""
+        for task in _drop_over(self._tasks, self._changed):
+            task.dropped()
+        return bool(self._tasks)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Refuse new tasks, wait `timeout_s` for the threads at most; queued tasks still run."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            threads = list(self._threads)
+        until = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _offer(self, task: Task) -> bool:
+        if self._closed:
+            return False
+        if self._free > len(self._tasks):
+            self._tasks.append(task)
+            self._changed.notify()
+            return True
+        if len(self._threads) >= self._limit:
+            return False
+        name = f"step-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            _started(thread)
+        except Unavailable:
+            return False
+        self._threads.append(thread)
+        self._tasks.append(task)
+        self._free += 1
+        return True
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._tasks:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                task = self._tasks.popleft()
+                self._free -= 1
+            try:
+                task.run()
+            except Exception:
+                log.exception("ensembles: a step raised")
+            del task
+            with self._changed:
+                self._free += 1
+
+
+class StepSlots:
+    """Limits how many requests one step of an ensemble has at its model, over all callers:
+    `max_inflight_requests`.
+
+    Only a request at the model holds a slot, so a caller that waits for a slot waits for models
+    only.
+
+    Args:
+        watch: drops the parked tasks of ended requests; None without such a watch.
+    """
+
+    def __init__(self, limit: int, watch: LineWatch | None = None) -> None:
+        self._limit = limit
+        self._watch = watch
+        self._taken = 0
+        self._parked: deque[Task] = deque()
+        self._held: list[Task] = []
+        self._changed = threading.Condition()
+
+    def take(self, task: Task, *, urgent: bool) -> bool:
+        """Take a slot; where none is left, `task` is run later once one may be free.
+
+        Raises:
+            Unavailable: the limit of parked tasks is reached.
+        """
+        with self._changed:
+            if self._taken < self._limit:
+                self._taken += 1
+                return True
+            if len(self._parked) >= MOST_WAITING:
+                raise Unavailable(
+                    f"Exceeds maximum queue size: {MOST_WAITING} requests wait for a step already"
+                )
+            (self._parked.appendleft if urgent else self._parked.append)(task)
+            if self._watch is not None:
+                self._watch.note_waiting()
+            return False
+
+    def wait(self, deadline: float | None, held: Task, given_up: Callable[[], bool]) -> bool:
+        """Wait for a slot and take it; False after `deadline`, or once `given_up` is true.
+
+        Args:
+            held: its `is_over` is called now and then, and makes `given_up` true.
+        """
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._changed:
+            self._held.append(held)
+            if self._watch is not None:
+                self._watch.note_waiting()
+            try:
+                free = self._changed.wait_for(
+                    lambda: given_up() or self._taken < self._limit, left_s
+                )
+            finally:
+                self._held.remove(held)
+            if not free or given_up():
+                return False
+            self._taken += 1
+            return True
+
+    def drop_dead(self) -> bool:
+        """Drop the tasks of ended requests; whether any others are parked or held."""
+        for task in tuple(self._held):
+            task.is_over()
+        _drop_over(self._parked, self._changed)
+        return bool(self._parked or self._held)
+
+    def give_back(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+        self.wake_next()
+
+    def wake_next(self) -> None:
+        """Wake one parked task where a slot is free that its intended taker did not take."""
+        with self._changed:
+            free = self._taken < self._limit
+            parked = self._parked.popleft() if free and self._parked else None
+        if parked is not None:
+            parked.run_later()
+
+    def look_again(self) -> None:
+        """Wake all waiting threads to check whether they have given up."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
+    """Remove the tasks of ended requests from `tasks`, and return them."""
+    with lock:
+        waiting = tuple(tasks)
+    # Outside the lock, because `is_over` may respond to a caller.
+    over = [task for task in waiting if task.is_over()]
+    dropped = []
+    with lock:
+        for task in over:
+            with suppress(ValueError):
+                tasks.remove(task)
+                dropped.append(task)
+    return dropped
+
+
+def _started(thread: threading.Thread) -> None:
+    """Raises: Unavailable: the system gives no thread."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Unavailable(f"no thread is left for a step of the ensemble: {error}") from error

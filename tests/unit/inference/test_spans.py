@@ -1,0 +1,222 @@
+"""Spans of what is over: each within its parent's trace, and in the places that it took."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import SettingsError
+from edge_server.inference import otlp
+from edge_server.inference.otlp import (
+    MOST_WAITING,
+    FrameTrace,
+    RequestSpans,
+    Span,
+    SpanContext,
+    SpanSender,
+    parent_of,
+)
+from edge_server.inference.tracing import TracedRequest, Tracer
+from edge_server.settings import TracingSection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ON = TracingSection(enabled=True)
+
+
+class Collected(list[Span]):
+    """A collector that takes all, or nothing."""
+
+    takes = True
+
+    def __call__(self, spans: Sequence[Span]) -> bool:
+        if self.takes:
+            self.extend(spans)
+        return self.takes
+
+    def by_name(self) -> dict[str, Span]:
+        return {span.name: span for span in self}
+
+
+@pytest.fixture
+def collected() -> Collected:
+    return Collected()
+
+
+def sender(collected: Collected, share: float = 1.0) -> SpanSender:
+    return SpanSender(ON, share, {}, collected)
+
+
+def request_of(tracer: Tracer, headers: Sequence[tuple[str, str]] = (), error: str = "") -> bool:
+    """One request of an ensemble with one step; whether it was traced."""
+    trace = tracer.sample("whole", "7", lambda: headers)
+    if trace is None:
+        return False
+    trace.begin(3)
+    step = trace.child("step", "7")
+    assert step is not None
+    step.begin(1)
+    for at_ns, name in enumerate(
+        ("QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+    ):
+        step.mark(name, 100 + 10 * at_ns)
+    step.responded(final=True)
+    trace.responded(final=True, error=error)
+    return True
+
+
+def test_a_request_has_its_steps_as_children_and_their_phases_below(collected: Collected) -> None:
+    spans = sender(collected)
+    assert request_of(Tracer(sender=spans))
+    spans.send()
+    found = collected.by_name()
+    parents = {
+        span.name: next(
+            (other.name for other in collected if span.parent and other.context == span.parent), ""
+        )
+        for span in collected
+    }
+    assert parents == {
+        "InferRequest": "",
+        "whole": "InferRequest",
+        "step": "whole",
+        "queue": "step",
+        "compute": "step",
+        "compute_input": "compute",
+        "compute_infer": "compute",
+        "compute_output": "compute",
+    }
+    assert len({span.context.trace_id for span in collected}) == 1
+    assert len({span.context.span_id for span in collected}) == len(collected)
+    assert found["InferRequest"].is_server
+    assert (found["queue"].begin_ns, found["queue"].end_ns) == (100, 110)
+    assert (found["compute_infer"].begin_ns, found["compute_infer"].end_ns) == (120, 130)
+    assert found["whole"].attributes["triton.model_version"] == 3
+    assert found["whole"].attributes["triton.request_id"] == "7"
+    assert spans.sent == len(collected) == 8
+
+
+def test_a_failed_request_says_why(collected: Collected) -> None:
+    spans = sender(collected)
+    request_of(Tracer(sender=spans), error="no memory")
+    spans.send()
+    assert collected.by_name()["InferRequest"].error == "no memory"
+    assert collected.by_name()["whole"].error == "no memory"
+    assert not collected.by_name()["step"].error
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_clients_flag_decides_over_the_share(collected: Collected, share: float) -> None:
+    spans = sender(collected, share)
+    tracer = Tracer(sender=spans)
+    assert not request_of(tracer, [("traceparent", TRACEPARENT[:-1] + "0")])
+    assert request_of(tracer, [("other", "x"), ("traceparent", TRACEPARENT)])
+    assert request_of(tracer, [("traceparent", "00-nonsense-01")]) is bool(share)
+    spans.send()
+    first = collected[0]
+    assert first.context.trace_id == TRACE_ID
+    assert first.parent is not None
+    assert first.parent.span_id == 0xB7AD6B7169203331
+
+
+def test_the_vendors_part_of_the_context_goes_on() -> None:
+    headers = [("traceparent", TRACEPARENT), ("tracestate", "vendor=x")]
+    parent = parent_of(lambda: headers)
+    assert parent == SpanContext(TRACE_ID, 0xB7AD6B7169203331, True, "vendor=x")
+    assert SpanContext.new(parent).state == "vendor=x"
+    assert parent_of(lambda: [("traceparent", b"\xff")]) is None
+
+
+def test_a_vendors_part_that_would_fill_the_queue_is_left_out() -> None:
+    long = ",".join(f"vendor{number}={'x' * 250}" for number in range(30))
+    parent = parent_of(lambda: [("traceparent", TRACEPARENT), ("tracestate", long)])
+    assert parent == SpanContext(TRACE_ID, 0xB7AD6B7169203331, True, "")
+
+
+def test_a_frames_stages_follow_one_another_and_its_request_lies_within(
+    collected: Collected,
+) -> None:
+    spans = sender(collected)
+    tracer = Tracer(sender=spans)
+    capture_ns = time.monotonic_ns() - 1_000_000
+    frame = tracer.frame("front", 7, capture_ns)
+    assert frame is not None
+    frame.begin("capture", capture_ns)
+    frame.begin("wait", capture_ns + 5)
+    request = tracer.of_frame("lanes", frame.begin("infer"))
+    assert request is not None
+    request.begin(1)
+    request.responded(final=True)
+    frame.begin("track")
+    frame.end("", **{"edge.lanes": 4})
+    frame.published()
+    spans.send()
+    found = collected.by_name()
+    names = ["capture", "wait", "infer", "track"]
+    assert found["frame"].attributes == {
+        "edge.camera": "front",
+        "edge.frame_id": 7,
+        "edge.lanes": 4,
+    }
+    assert found["frame"].begin_ns == capture_ns
+    for before, after in itertools.pairwise(names):
+        assert found[before].end_ns == found[after].begin_ns
+    assert all(found[name].parent == found["frame"].context for name in (*names, "publish"))
+    assert found["lanes"].parent == found["infer"].context
+    assert found["publish"].begin_ns == found["frame"].end_ns
+
+
+def test_without_a_sender_nothing_is_traced(collected: Collected) -> None:
+    tracer = Tracer()
+    assert not tracer.on
+    assert tracer.frame("front", 0, 0) is None
+    spans = sender(collected, 0.0)
+    assert Tracer(sender=spans).on
+    assert Tracer(sender=spans).frame("front", 0, 0) is None
+
+
+def test_what_the_collector_does_not_take_is_dropped_and_logged_once(
+    collected: Collected, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    collected.takes = False
+    spans = sender(collected)
+    tracer = Tracer(sender=spans)
+    for _ in range(2):
+        request_of(tracer)
+        spans.send()
+    assert spans.failing
+    assert (spans.sent, spans.dropped) == (0, 16)
+    assert caplog.text.count("takes no spans") == 1
+    collected.takes = True
+    request_of(tracer)
+    spans.send()
+    assert (spans.sent, spans.failing) == (8, False)
+    assert caplog.text.count("takes spans again") == 1
+
+
+def test_beyond_what_may_wait_spans_are_dropped(collected: Collected) -> None:
+    spans = sender(collected)
+    traced = FrameTrace(spans, 0, {})
+    for _ in range(MOST_WAITING + 3):
+        spans.put(traced)
+    assert spans.dropped == 3
+    spans.send()
+    assert len(collected) == spans.sent == MOST_WAITING
+
+
+def test_a_request_that_never_began_has_no_span() -> None:
+    request = TracedRequest(None, itertools.count(1), lambda _: None)
+    assert list(RequestSpans(request, None).spans()) == []
+
+
+def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "_PACKAGE", "opentelemetry.exporter.not_here.http")
+    with pytest.raises(SettingsError, match=r"tracing\.enabled: .*pip install 'edge-server\[trac"):
+        SpanSender(ON, 1.0, {})
