@@ -25,7 +25,7 @@ class InterfaceRule:
     A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
     manifest. Content that served before may always be loaded again, and so may the model on disk in
     place of a client's override. The model of a camera must stay a lane model that takes the
-    camera's images, whatever else is allowed. `fit` checks afterwards whether the ensembles that
+    camera's images in any case. `fit` checks afterwards whether the ensembles that
     use the model still fit.
 
     Args:

@@ -364,7 +364,7 @@ class ModelLifecycle:
     ) -> dict[str, LoadFailure]:
         """Publish the built models that fit, and the ensembles that waited for them.
 
-        What was unloaded meanwhile is closed, and its load has not failed.
+        A load whose model was unloaded before its end is closed, and has not failed.
 
         Returns:
             The failures of those `results` that were not published; the predecessor of each still
@@ -505,8 +505,8 @@ class ModelLifecycle:
     def _overtaken(
         self, model_spec: ModelSpec, result: LoadedVersions | LoadFailure
     ) -> dict[str, LoadFailure]:
-        """Return the failure of a load whose model was unloaded, or loaded again, meanwhile; a load
-        that was only to be closed has not failed."""
+        """Return the failure of a load whose model was unloaded, or loaded again, since it began; a
+        load that was only to be closed has not failed."""
         name = model_spec.name
         if model_spec not in self._unloaded:
             # Another call's models may have published a waiting ensemble already.

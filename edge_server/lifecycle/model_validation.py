@@ -373,7 +373,7 @@ class _Running:
             self.run(self._last)
 
     def _sequence(self) -> SequencePlace | None:
-        """Return the place of a request in a sequence of its own; None without sequences."""
+        """Return the place of a request that is a whole sequence; None without sequences."""
         batching = self.config.sequence_batching
         if batching is None:
             return None

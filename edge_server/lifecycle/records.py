@@ -306,13 +306,13 @@ class ModelRecord:
 
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Let the next load read `serving`, which has the content of `copy`."""
-        # A change that came meanwhile may have been accepted already.
+        # A later change may have been accepted already.
         if self.accepted is copy:
             self.accepted = serving
 
     def decline(self, update: Update) -> None:
         """Let the next load read the copy before that of `update`, which failed."""
-        # A change that came meanwhile may have been accepted already.
+        # A later change may have been accepted already.
         if self.accepted is update.copy:
             self.accepted = self.serving_copy or update.before
 
@@ -348,7 +348,7 @@ class ModelRecord:
         """Note that the store has committed `copy` as last known good."""
         was_late = self.not_kept is copy
         self.last_good, self.not_kept = copy, None
-        # What came meanwhile, and was refused, has a verdict of its own.
+        # A later delivery that was refused keeps its verdict.
         if not (was_late and self.digest != copy.digest):
             self.report(GOOD, copy.digest)
 

@@ -250,7 +250,7 @@ class Updates:
     retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet), whatever becomes of a later change until one serves.
+    raised, no GPU yet), until a version serves.
     """
 
     def __init__(
@@ -278,13 +278,15 @@ class Updates:
         with ExitStack() as loading:
             for copy in kept.values():
                 if copy not in suspects:
-                    self._accept(copy)
+                    with self._table.lock:
+                        self._table[copy.name].accept(copy)
                     loading.enter_context(self._store.loading(copy))
             self._loader.load_all(stop)
         for copy in suspects:
             if stop is not None and stop.is_set():
                 break
-            self._accept(copy)
+            with self._table.lock:
+                self._table[copy.name].accept(copy)
             with self._store.loading(copy):
                 self._loader.load(copy.name, stop=stop)
         if stop is not None and stop.is_set():
@@ -402,10 +404,6 @@ class Updates:
             self._closed = True
             for record in self._table:
                 record.update = record.refusal = None
-
-    def _accept(self, copy: StagedModel) -> None:
-        with self._table.lock:
-            self._table[copy.name].accept(copy)
 
     def _forget_staging(self, name: str) -> None:
         with self._table.lock:

@@ -136,7 +136,7 @@ def reading(
         try:
             piece = os.read(file, most)
         except OSError as error:
-            raise _unreadable(tree, seen.path, error) from error
+            raise cannot_be_read(tree.directory / seen.path, error) from error
         left -= len(piece)
         if left < 0:  # a file that keeps growing would fill the disk
             raise torn(tree, seen.path)
@@ -149,7 +149,7 @@ def reading(
             # No errno: `opened` raises so for a file that is no longer regular.
             if error.errno is None or error.errno in _GONE:
                 raise torn(tree, seen.path) from error
-            raise _unreadable(tree, seen.path, error) from error
+            raise cannot_be_read(tree.directory / seen.path, error) from error
         status = os.fstat(file)
         if SeenFile.of(seen.path, status) != seen:
             raise torn(tree, seen.path)
@@ -241,10 +241,6 @@ def _bytes(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:
-    return cannot_be_read(tree.directory / path, error)
 
 
 def _outwait(changed_ns: int) -> None:

@@ -191,7 +191,7 @@ class S3Store:
         self._bucket = bucket
         self._exceptions: Any = botocore.exceptions
         connect_s, read_s = _TIMEOUT_S
-        # `download` has retries of its own, which go on where the last one ended.
+        # `download` retries itself, from where the last attempt ended.
         config = botocore.config.Config(
             retries={"total_max_attempts": 2}, connect_timeout=connect_s, read_timeout=read_s
         )

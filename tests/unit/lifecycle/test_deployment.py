@@ -30,10 +30,10 @@ from edge_server.repository.store import ModelStore
 from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
-    import pytest
     import threading
     from pathlib import Path
 
+    import pytest
     from support.counted_backend import CountedBackend
     from support.model_folders import WriteModel
 
