@@ -7,6 +7,7 @@ test drives it beside `updates`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, REFUSED, ROLLED_BACK, WAITS
 
@@ -89,109 +90,39 @@ class Deployment:
     delivery: Delivery = Settled()
 
 
-# Events.
+EventKind = Literal[
+    "started",
+    "removed",
+    "changed",
+    "copied",
+    "not copied",
+    "held",
+    "loaded",
+    "not loaded",
+    "passed",
+    "worse",
+    "committed",
+    "not committed",
+    "released",
+    "due",
+]
 
 
 @dataclass(frozen=True)
-class Started:
-    """The daemon has loaded the last known good copy; empty without one."""
+class Event:
+    """What has happened to the model, or to its content `digest`.
 
-    digest: str
+    Attributes:
+        kind: `held` is content that is in quarantine; `due` is a retry after its pause, once the
+            board has what the last attempt lacked.
+        digest: of `started` the last known good copy, empty without one.
+        may_pass: the same files may be copied, or loaded, later.
+    """
 
-
-@dataclass(frozen=True)
-class Changed:
-    """The model's files have changed, and are complete."""
-
-
-@dataclass(frozen=True)
-class Removed:
-    """The model is gone from the repository."""
-
-
-@dataclass(frozen=True)
-class Copied:
-    digest: str
-
-
-@dataclass(frozen=True)
-class NotCopied:
-    """`passes`: the next attempt may succeed without a change of the files."""
-
-    reason: str
-    passes: bool
-
-
-@dataclass(frozen=True)
-class Held:
-    """The copied content is in quarantine."""
-
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Loaded:
-    digest: str
-
-
-@dataclass(frozen=True)
-class NotLoaded:
-    """`passes`: the board lacks something now, such as memory."""
-
-    digest: str
-    reason: str
-    passes: bool
-
-
-@dataclass(frozen=True)
-class Passed:
-    digest: str
-
-
-@dataclass(frozen=True)
-class Worse:
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Committed:
-    digest: str
-
-
-@dataclass(frozen=True)
-class NotCommitted:
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Released:
-    digest: str
-
-
-@dataclass(frozen=True)
-class Due:
-    """The pause of a retry is over, and the board has what the last attempt lacked."""
-
-
-Event = (
-    Started
-    | Changed
-    | Removed
-    | Copied
-    | NotCopied
-    | Held
-    | Loaded
-    | NotLoaded
-    | Passed
-    | Worse
-    | Committed
-    | NotCommitted
-    | Released
-    | Due
-)
+    kind: EventKind
+    digest: str = ""
+    reason: str = ""
+    may_pass: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,85 +146,74 @@ class Action:
 def step(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
     """Return the deployment after `event`, and what to do. An event that comes too late, about
     content that is no longer awaited, changes nothing."""
-    match event:
-        case Changed():
-            return _stage(now)
-        case Released(digest):
-            holds = isinstance(now.delivery, Quarantined) and now.delivery.digest == digest
-            return _stage(now) if holds else (now, ())
-        case Copied() | NotCopied() | Held():
-            return _staged(now, event) if isinstance(now.delivery, Staging) else (now, ())
-        case Loaded() | NotLoaded():
+    if event.kind in ("started", "removed", "passed", "worse", "committed", "not committed"):
+        return _served(now, event)
+    match event, now.delivery:
+        case Event("changed"), _:
+            return replace(now, delivery=Staging()), (Action("stage"),)
+        case Event("released", digest), Quarantined(held) if digest == held:
+            return replace(now, delivery=Staging()), (Action("stage"),)
+        case Event("copied" | "not copied" | "held"), Staging():
+            return _staged(now, event)
+        case Event("loaded" | "not loaded"), _:
             return _load_ended(now, event)
-        case Due():
-            return _retried(now)
-    return _served(now, event)
+    return _retried(now) if event.kind == "due" else (now, ())
 
 
-def _stage(now: Deployment) -> tuple[Deployment, tuple[Action, ...]]:
-    return replace(now, delivery=Staging()), (Action("stage"),)
-
-
-def _served(
-    now: Deployment, event: Started | Removed | Passed | Worse | Committed | NotCommitted
-) -> tuple[Deployment, tuple[Action, ...]]:
-    serves, actions = now.serves, list[Action]()
+def _served(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
+    serves, digest, reason, actions = now.serves, event.digest, event.reason, list[Action]()
     # Of a commit that succeeds or fails later, a newer delivery hides the news.
     is_news = isinstance(now.delivery, Settled) or not getattr(serves, "is_late", False)
-    match event, serves:
-        case Started(digest), _:
+    match event.kind, serves:
+        case "started", _:
             now = Deployment(Serving(digest) if digest else Absent())
             actions += [_report(GOOD, digest)] if digest else []
-        case Removed(), _:
+        case "removed", _:
             now = Deployment()
             actions += [Action("unload"), Action("forget")]
-        case Passed(digest), OnTrial(tried) if digest == tried:
+        case "passed", OnTrial(tried) if digest == tried:
             now = replace(now, serves=Serving(digest, is_kept=False))
             actions += [Action("commit", digest)]
-        case Worse(digest, reason), OnTrial(tried, before) if digest == tried:
+        case "worse", OnTrial(tried, before) if digest == tried:
             # First the quarantine: a process killed after it must not serve the content again.
             actions += [Action("quarantine", digest, reason), Action("publish", before.digest)]
             actions += [_report(ROLLED_BACK, digest, reason)]
             is_newest = isinstance(now.delivery, Settled)
             now = Deployment(before, Quarantined(digest, reason) if is_newest else now.delivery)
-        case Committed(digest), Serving(served, False) if digest == served:
+        case "committed", Serving(served, False) if digest == served:
             actions += [_report(GOOD, digest)] if is_news else []
             now = replace(now, serves=Serving(digest))
-        case NotCommitted(digest, reason), Serving(served, False) if digest == served:
+        case "not committed", Serving(served, False) if digest == served:
             text = f"a restart would not serve it: {reason}"
             actions += [_report(WAITS, digest, text)] if is_news else []
             now = replace(now, serves=replace(serves, is_late=True))
     return now, tuple(actions)
 
 
-def _staged(
-    now: Deployment, event: Copied | NotCopied | Held
-) -> tuple[Deployment, tuple[Action, ...]]:
-    match event:
-        case Copied(digest) if digest == now.serves.digest:
-            # Touched, moved or copied again: its verdict is reported again.
-            is_good = isinstance(now.serves, Serving) and now.serves.is_kept
-            outcome = GOOD if is_good else ON_TRIAL
-            return replace(now, delivery=Settled()), (_report(outcome, digest),)
-        case Copied(digest):
-            actions = _report(LOADING, digest), Action("load", digest)
-            return replace(now, delivery=Loading(digest)), actions
-        case Held(digest, reason):
-            held = Quarantined(digest, reason)
-            return replace(now, delivery=held), (_report(REFUSED, digest, reason),)
-        case NotCopied(reason, passes):
-            return _failed(now, "", reason, passes=passes)
-    return now, ()
+def _staged(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
+    digest = event.digest
+    if event.kind == "not copied":
+        return _failed(now, event)
+    if event.kind == "held":
+        held = Quarantined(digest, event.reason)
+        return replace(now, delivery=held), (_report(REFUSED, digest, event.reason),)
+    if digest == now.serves.digest:
+        # Touched, moved or copied again: its verdict is reported again.
+        is_good = isinstance(now.serves, Serving) and now.serves.is_kept
+        outcome = GOOD if is_good else ON_TRIAL
+        return replace(now, delivery=Settled()), (_report(outcome, digest),)
+    return replace(now, delivery=Loading(digest)), (
+        _report(LOADING, digest),
+        Action("load", digest),
+    )
 
 
-def _load_ended(
-    now: Deployment, event: Loaded | NotLoaded
-) -> tuple[Deployment, tuple[Action, ...]]:
+def _load_ended(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
     digest = event.digest
     if now.delivery != Loading(digest):
-        return now, (Action("discard", digest),) if isinstance(event, Loaded) else ()
-    if isinstance(event, NotLoaded):
-        return _failed(now, digest, event.reason, passes=event.passes)
+        return now, (Action("discard", digest),) if event.kind == "loaded" else ()
+    if event.kind == "not loaded":
+        return _failed(now, event)
     if isinstance(now.serves, Absent):
         first = Serving(digest, is_kept=False)
         return Deployment(first), (Action("publish", digest), Action("commit", digest))
@@ -306,11 +226,10 @@ def _load_ended(
     )
 
 
-def _failed(
-    now: Deployment, digest: str, reason: str, *, passes: bool
-) -> tuple[Deployment, tuple[Action, ...]]:
-    failed = Waiting(digest, reason) if passes else Failed(digest, reason)
-    outcome = WAITS if passes else REFUSED
+def _failed(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
+    digest, reason = event.digest, event.reason
+    failed = Waiting(digest, reason) if event.may_pass else Failed(digest, reason)
+    outcome = WAITS if event.may_pass else REFUSED
     return replace(now, delivery=failed), (_report(outcome, digest, reason),)
 
 

@@ -17,9 +17,17 @@ from hypothesis.stateful import (
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle import deployment as states
 from edge_server.lifecycle.build import MemoryBudget
-from edge_server.lifecycle.deployment import Absent, Action, Deployment, OnTrial, Serving, step
+from edge_server.lifecycle.deployment import (
+    Absent,
+    Action,
+    Deployment,
+    Event,
+    OnTrial,
+    Serving,
+    Waiting,
+    step,
+)
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -37,7 +45,6 @@ if TYPE_CHECKING:
     from support.counted_backend import CountedBackend
     from support.model_folders import WriteModel
 
-    from edge_server.lifecycle.deployment import Event
     from edge_server.repository.scan import ModelTree
     from edge_server.repository.store import StagedModel
 
@@ -134,24 +141,24 @@ class Machine(RuleBasedStateMachine):
             case "load":
                 return self.load(digest)
             case "commit" if self.board.store.cannot_commit:
-                return states.NotCommitted(digest, "the disk is full")
+                return Event("not committed", digest, "the disk is full")
             case "commit":
-                return states.Committed(digest)
+                return Event("committed", digest)
         return None
 
     def stage(self) -> Event:
         if self.board.store.is_full:
-            return states.NotCopied("the disk is full", passes=True)
+            return Event("not copied", "", "the disk is full", may_pass=True)
         if self.delivered in self.quarantined:
-            return states.Held(self.delivered, "rolled back")
-        return states.Copied(self.delivered)
+            return Event("held", self.delivered, "rolled back")
+        return Event("copied", self.delivered)
 
     def load(self, digest: str) -> Event:
         if self.contents[digest][1] == BROKEN:
-            return states.NotLoaded(digest, "broken", passes=False)
+            return Event("not loaded", digest, "broken", may_pass=False)
         if not self.has_memory:
-            return states.NotLoaded(digest, GIVEN_UP, passes=True)
-        return states.Loaded(digest)
+            return Event("not loaded", digest, GIVEN_UP, may_pass=True)
+        return Event("loaded", digest)
 
     # What happens to both.
 
@@ -162,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         self.delivered = content_of(tree).digest
         self.contents[self.delivered] = (number, config)
         self.board.carry_out(Change("m", tree))
-        self.happens(states.Changed())
+        self.happens(Event("changed"))
 
     @rule(config=st.sampled_from([CONFIG, CONFIG, BROKEN]))
     def deliver(self, config: str) -> None:
@@ -187,7 +194,7 @@ class Machine(RuleBasedStateMachine):
         self.board.store.release(digest)
         if getattr(self.now.delivery, "digest", "") == digest:
             self.board.carry_out(Change("m", look(self.board.repository, "m")))
-        self.happens(states.Released(digest))
+        self.happens(Event("released", digest))
 
     @rule(has_memory=st.booleans())
     def lend_memory(self, has_memory: bool) -> None:
@@ -204,11 +211,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def wait(self) -> None:
-        lacks_memory = isinstance(self.now.delivery, states.Waiting) and self.now.delivery.digest
+        lacks_memory = isinstance(self.now.delivery, Waiting) and self.now.delivery.digest
         if lacks_memory and not self.has_memory:
             return
         self.board.tick()
-        self.happens(states.Due())
+        self.happens(Event("due"))
 
     @precondition(lambda self: isinstance(self.now.serves, OnTrial))
     @rule(passes=st.booleans())
@@ -220,16 +227,16 @@ class Machine(RuleBasedStateMachine):
             with table.lock:
                 lifecycle._canary.forget(["m"])
             self.board.deployments.passed(spec)
-            self.happens(states.Passed(self.now.serves.digest))
+            self.happens(Event("passed", self.now.serves.digest))
         else:
             assert lifecycle.roll_back(spec, "worse")
-            self.happens(states.Worse(self.now.serves.digest, "worse"))
+            self.happens(Event("worse", self.now.serves.digest, "worse"))
 
     @rule()
     def remove(self) -> None:
         if self.delivered and not self.board.store.is_full:
             self.board.carry_out(Change("m", None))
-            self.happens(states.Removed())
+            self.happens(Event("removed"))
 
     @rule()
     def restart(self) -> None:
@@ -240,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             serves = serves.before
         kept = self.board.store.last_good()
         self.reported = ("", "")
-        self.happens(states.Started(kept["m"].digest if kept else ""))
+        self.happens(Event("started", kept["m"].digest if kept else ""))
 
     def teardown(self) -> None:
         self.board.close()
@@ -258,7 +265,7 @@ class Machine(RuleBasedStateMachine):
         if outcome[0]:
             assert outcome == self.reported
         assert (canary is not None) == isinstance(serves, OnTrial)
-        assert waits == isinstance(self.now.delivery, states.Waiting)
+        assert waits == isinstance(self.now.delivery, Waiting)
         if isinstance(serves, Serving) and serves.is_kept:
             assert last_good is not None
             assert last_good.digest == serves.digest
