@@ -174,7 +174,7 @@ class OciRepository(HttpsStore):
                 "credentials"
             )
         response = super()._get(url, headers)
-        if response.status_code == 403:  # the token may have expired
+        if response.status_code in (401, 403):  # the token may have expired
             headers, _ = self._auth.authenticate_request(response, headers, refresh=True)
             response = super()._get(url, headers)
         return response
