@@ -419,7 +419,6 @@ def _same_files(new: ModelSpec, old: ModelSpec, version: int) -> bool:
 
 
 def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
-    """Return the files of the version and the files that belong to all versions."""
     return frozenset(file for file in fingerprint if _counts(file[0], version))
 
 

@@ -138,7 +138,6 @@ class RepositoryControl:
 
     @property
     def loads_on_request(self) -> bool:
-        """See `ModelControl.loads_on_request`."""
         return self._explicit
 
     def load(
@@ -150,7 +149,6 @@ class RepositoryControl:
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> None:
-        """See `ModelControl.load`."""
         self._require_explicit()
         name = name.strip()
         if not name:
@@ -172,7 +170,6 @@ class RepositoryControl:
         self._loader.table.note_start(failed=False)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """See `ModelControl.unload`."""
         self._require_explicit()
         self._loader.lifecycle.unload(name.strip(), with_members=unload_dependents)
 
@@ -194,7 +191,6 @@ class RepositoryControl:
     def _override(
         self, name: str, config: str | None, files: Mapping[str, bytes]
     ) -> Override | None:
-        """Return what replaces the model on disk."""
         if config is None:
             if files:
                 text = "Load parameter 'config' must be specified for model file override"
@@ -306,10 +302,6 @@ class PollControl:
             complete, and never again.
         settle_s: the time, in seconds, that a model's files must be unchanged.
         exit_on_error: a model that fails to load before any model has served ends the daemon.
-
-    Attributes:
-        worker: the thread that follows the repositories.
-        updates: the changes that are carried out.
     """
 
     def __init__(
@@ -397,16 +389,13 @@ class PollControl:
 
     @property
     def loads_on_request(self) -> bool:
-        """See `ModelControl.loads_on_request`."""
         return False
 
     def load(self, name: str, **_: object) -> None:
-        """Refuse the request; see `ModelControl.load`."""
         del name
         raise Unavailable(NOT_ALLOWED)
 
     def unload(self, name: str, **_: object) -> None:
-        """Refuse the request; see `ModelControl.unload`."""
         del name
         raise Unavailable(NOT_ALLOWED)
 
@@ -419,7 +408,6 @@ class PollControl:
         return now - self._scanned_s
 
     def outcomes(self) -> dict[str, int]:
-        """Return the number of changes by outcome; see `OUTCOMES`."""
         return self._deployments.outcomes()
 
     def close(self, timeout_s: float) -> None:
@@ -463,7 +451,6 @@ class PollControl:
                     record.seen = record.seen.doubted()
 
     def _settling(self) -> list[str]:
-        """Return the models that may still be changing."""
         with self._table.lock:
             seen = self._table.seen()
         return sorted(name for name, files in seen.items() if files.candidate is not None)

@@ -25,7 +25,7 @@ class InterfaceRule:
     A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
     manifest. Content that served before may always be loaded again, and so may the model on disk in
     place of a client's override. The model of a camera must stay a lane model that takes the
-    camera's images, whatever else is allowed. `fit` checks afterwards whether the ensembles that
+    camera's images in any case. `fit` checks afterwards whether the ensembles that
     use the model still fit.
 
     Args:
@@ -86,7 +86,6 @@ def _pairs(
 
 
 def _allows(model_spec: ModelSpec) -> bool:
-    """Return whether the model allows a change of its interface."""
     value = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if value is not None and value not in ("true", "false"):
         raise ModelConfigError(
@@ -188,14 +187,12 @@ def _resolved(
 
 
 def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
-    """Resolve an ensemble with the configurations of its members."""
     find_member = partial(_find_member, model_spec, models, reasons)
     config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
     return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
 
 def _below(name: str, models: Mapping[str, Part]) -> set[str]:
-    """Return the members of an ensemble, direct and indirect."""
     found: set[str] = set()
     todo = [name]
     for each in todo:  # grows while it is walked

@@ -217,10 +217,8 @@ class RollbackSet:
     """The models to roll back.
 
     Attributes:
-        back: model name → its predecessor.
         not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
             of others.
-        reason: the reason of the rollback, for the log and the index.
     """
 
     back: Mapping[str, KeptPredecessor]
@@ -366,7 +364,7 @@ class ModelLifecycle:
     ) -> dict[str, LoadFailure]:
         """Publish the built models that fit, and the ensembles that waited for them.
 
-        What was unloaded meanwhile is closed, and its load has not failed.
+        A load whose model was unloaded before its end is closed, and has not failed.
 
         Returns:
             The failures of those `results` that were not published; the predecessor of each still
@@ -507,8 +505,8 @@ class ModelLifecycle:
     def _overtaken(
         self, model_spec: ModelSpec, result: LoadedVersions | LoadFailure
     ) -> dict[str, LoadFailure]:
-        """Return the failure of a load whose model was unloaded, or loaded again, meanwhile; a load
-        that was only to be closed has not failed."""
+        """Return the failure of a load whose model was unloaded, or loaded again, since it began; a
+        load that was only to be closed has not failed."""
         name = model_spec.name
         if model_spec not in self._unloaded:
             # Another call's models may have published a waiting ensemble already.
@@ -517,7 +515,6 @@ class ModelLifecycle:
         return {name: result} if isinstance(result, LoadFailure) else {}
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
-        """Return the failures of the offered models that the interface rule refuses."""
         broken = {}
         for name, built in offered.items():
             serving = self._table.get(name).serving
@@ -532,7 +529,6 @@ class ModelLifecycle:
         return broken
 
     def _former(self, found: Fit) -> dict[str, ModelSpec]:
-        """Return the serving specs of the ensembles that change."""
         names = found.ensembles.keys() | found.taken_down.keys()
         return {name: spec for name in names if (spec := self._table.get(name).spec) is not None}
 
@@ -551,7 +547,6 @@ class ModelLifecycle:
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
-        """Return `built` ready to publish, in a canary if the model or a member is new."""
         model_spec = built.model_spec
         if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)

@@ -56,7 +56,6 @@ class _Hold:
     """The names that one caller holds or waits for.
 
     Attributes:
-        names: the model names.
         within: the hold that cannot end before this hold has ended.
     """
 
@@ -187,13 +186,9 @@ class ModelSource(Protocol):
         """
         ...
 
-    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
-        """Return one model; None if there is no model of that name."""
-        ...
+    def find(self, name: str) -> ModelFiles | ModelConfigError | None: ...
 
-    def names(self) -> Mapping[str, int]:
-        """Return model name → number of places that hold the model."""
-        ...
+    def names(self) -> Mapping[str, int]: ...
 
     @property
     def where(self) -> str:

@@ -109,7 +109,6 @@ def _inside(key: str) -> PurePosixPath:
 
 
 def _wire(key: str) -> str:
-    """Return the parameter's name on the wire."""
     return f"file:{key}"
 
 
@@ -131,7 +130,6 @@ class ModelSpec:
     """One model, not yet loaded.
 
     Attributes:
-        files: the places of the model's files.
         config: the configuration; the backend still completes inputs and outputs, and the members
             of an ensemble supply the rest.
         versions: the versions that the version policy selects, ascending, at least one.
@@ -182,7 +180,6 @@ class ModelSpec:
 
     @property
     def message(self) -> Any:
-        """The completed `inference.ModelConfig`."""
         return self.config.message
 
     @property
@@ -191,7 +188,6 @@ class ModelSpec:
 
     @property
     def members(self) -> frozenset[str]:
-        """The models that an ensemble uses directly."""
         return frozenset(step.model_name for step in self.config.steps)
 
 
@@ -221,9 +217,6 @@ class LoadedVersions:
     The versions of an ensemble are made only after the ensemble fits its members.
 
     Attributes:
-        model_spec: the spec of the model.
-        models: the loaded versions.
-        took_s: the duration of the load in seconds.
         kept: the versions reused from the predecessor, apart from a change of instances.
     """
 
@@ -262,9 +255,7 @@ class LoadFailure:
     """The failure of one model's load.
 
     Attributes:
-        error: the error to report.
         version: the version that failed; 0 if the failure is of no single version.
-        model_spec: the spec; None if the spec could not be read.
         misfit: True if the model loaded but does not fit the ensembles.
     """
 
@@ -321,7 +312,6 @@ class KeptPredecessor:
         self.close_members()
 
     def close_members(self) -> None:
-        """Close only the members; used when `built` is published again."""
         LoadedVersions(self.built.model_spec, self.members).close()
 
 
@@ -329,10 +319,7 @@ class CanaryRun:
     """The canary of one model's new versions.
 
     Attributes:
-        model_spec: the spec of the new versions.
         before: the predecessor; None once another owner has taken it.
-        versions: the numbers of the new versions.
-        monitor: compares both; set right after construction.
     """
 
     monitor: CanaryMonitor

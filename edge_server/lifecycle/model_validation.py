@@ -81,7 +81,6 @@ class GoldenPair:
     """One file `golden/<any>.npz`, as `numpy.savez` writes it.
 
     Attributes:
-        path: the file.
         inputs: the arrays `input.<name>`, as a request carries them, batch dimension included.
         outputs: the arrays `output.<name>`; at least one, not necessarily all of the model.
         tolerances: the scalars `tolerance.<name>`: the largest allowed absolute difference of any
@@ -249,7 +248,6 @@ def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
 
 
 def _place(values: NDArray[Any]) -> tuple[int, ...]:
-    """Return the index of the largest value."""
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
 
 
@@ -262,7 +260,6 @@ class ValidationReport:
     """The result of the validation of a model version.
 
     Attributes:
-        golden: the number of golden pairs that the version reproduced.
         not_validated: the reason why the version could not be validated; empty if it was.
         latency_s: the median latency of a request through the scheduler, in seconds; None if no
             request ran.
@@ -355,7 +352,6 @@ class _Running:
         self._last: Mapping[str, Tensor] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Send `inputs` to the model and return every output."""
         self._last = inputs
         request = InferRequest(self.config.name, inputs, id="validation", sequence=self._sequence())
         check_request(self.config, request)
@@ -377,7 +373,7 @@ class _Running:
             self.run(self._last)
 
     def _sequence(self) -> SequencePlace | None:
-        """Return the place of a request in a sequence of its own; None without sequences."""
+        """Return the place of a request that is a whole sequence; None without sequences."""
         batching = self.config.sequence_batching
         if batching is None:
             return None

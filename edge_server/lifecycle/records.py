@@ -56,7 +56,6 @@ class Retry:
     Attributes:
         copy: the copy to load again; None for the staging of the model.
         needs_bytes: the memory that the last load lacked; 0 if it lacked none.
-        not_before: a time of `time.monotonic()`.
     """
 
     def __init__(self, now: float) -> None:
@@ -131,17 +130,14 @@ class ModelRecord:
 
     @property
     def spec(self) -> ModelSpec | None:
-        """The spec of the READY versions."""
         return None if self.serving is None else self.serving.model_spec
 
     @property
     def specs(self) -> list[ModelSpec]:
-        """The serving and the coming spec."""
         return [spec for spec in (self.spec, self.coming) if spec is not None]
 
     @property
     def is_loading(self) -> bool:
-        """Whether the index shows the model as LOADING."""
         return self.serving is None and self.state is ModelState.LOADING
 
     def changed_canary(self, model_spec: ModelSpec) -> CanaryRun | None:
@@ -166,7 +162,6 @@ class ModelRecord:
         return copy if isinstance(copy, StagedModel) else None
 
     def entries(self) -> list[ModelEntry]:
-        """Return the registry's entries of the model."""
         if self.serving is None:
             return [
                 ModelEntry(self.name, version, self.state, self.reason, may_pass=self.may_pass)
@@ -311,18 +306,17 @@ class ModelRecord:
 
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Let the next load read `serving`, which has the content of `copy`."""
-        # A change that came meanwhile may have been accepted already.
+        # A later change may have been accepted already.
         if self.accepted is copy:
             self.accepted = serving
 
     def decline(self, update: Update) -> None:
         """Let the next load read the copy before that of `update`, which failed."""
-        # A change that came meanwhile may have been accepted already.
+        # A later change may have been accepted already.
         if self.accepted is update.copy:
             self.accepted = self.serving_copy or update.before
 
     def report(self, outcome: str, digest: str, reason: str = "") -> None:
-        """Report `outcome` for the newest content, of `digest`."""
         self.outcome, self.digest, self.outcome_reason = outcome, digest, reason
         self.reported_ns = time.monotonic_ns()
 
@@ -354,19 +348,17 @@ class ModelRecord:
         """Note that the store has committed `copy` as last known good."""
         was_late = self.not_kept is copy
         self.last_good, self.not_kept = copy, None
-        # What came meanwhile, and was refused, has a verdict of its own.
+        # A later delivery that was refused keeps its verdict.
         if not (was_late and self.digest != copy.digest):
             self.report(GOOD, copy.digest)
 
     def rolled_back(self, copy: StagedModel, reason: str) -> None:
-        """Report the rollback of `copy`; the next load reads the copy that serves again."""
         # The rollback is the news, not that the copy before serves again.
         self.deployed = self.last_good or self.deployed
         self.decline(Update(copy))
         self.report(ROLLED_BACK, copy.digest, reason)
 
     def removed(self) -> None:
-        """Forget the deliveries before the removal from the repository."""
         self.deployed = self.last_good = self.not_kept = None
         self.retry = self.staging = None
         if self.is_gone:
@@ -374,7 +366,6 @@ class ModelRecord:
         self.outcome = ""
 
     def keep_retry(self, copy: StagedModel, needs_bytes: int, now: float) -> None:
-        """Keep a failed load of `copy` for a retry."""
         self.retry = self.retry or Retry(now)
         self.retry.copy, self.retry.needs_bytes = copy, needs_bytes
 
@@ -403,7 +394,6 @@ class ModelTable:
             return self.get(name).spec
 
     def serving(self, name: str) -> LoadedVersions | None:
-        """Return the serving versions of `name`, which the caller may share but never closes."""
         with self.lock:
             return self.get(name).serving
 
@@ -430,7 +420,6 @@ class ModelTable:
         return iter(list(self._records.values()))
 
     def publish(self, names: Iterable[str]) -> None:
-        """Show the records of `names` in the registry, in one step."""
         self.registry.publish({name: self.get(name).entries() for name in names})
 
     def seen(self) -> dict[str, SeenFiles]:
@@ -464,7 +453,6 @@ class ModelTable:
         ]
 
     def below(self, model_spec: ModelSpec) -> list[str]:
-        """Return the members of `model_spec`, direct and indirect."""
         found = sorted(model_spec.members)
         for name in found:  # grows while it is walked
             members = {m for spec in self.get(name).specs for m in spec.members}

@@ -68,12 +68,10 @@ class Deployments:
         self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
-        """See `ModelSource.all`."""
         found = {name: self.find(name) for name in self.names()}
         return {name: files for name, files in found.items() if files is not None}
 
     def find(self, name: str) -> ModelFiles | ModelConfigError | None:
-        """See `ModelSource.find`."""
         with self.table.lock:
             record = self.table.get(name)
             copy, shown = record.accepted, record.shown
@@ -86,18 +84,15 @@ class Deployments:
         return replace(files, holder=copy, shown=shown)
 
     def names(self) -> Mapping[str, int]:
-        """See `ModelSource.names`."""
         with self.table.lock:
             names = sorted(record.name for record in self.table if record.accepted is not None)
         return dict.fromkeys(names, 1)
 
     def count(self, outcome: str) -> None:
-        """Count one more change with `outcome`, one of `OUTCOMES`."""
         with self.table.lock:
             self._outcomes[outcome] += 1
 
     def outcomes(self) -> dict[str, int]:
-        """Return the number of changes by outcome."""
         with self.table.lock:
             return dict(self._outcomes)
 
@@ -180,7 +175,6 @@ class Deployments:
             self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
 
     def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        """Report the rollback of `model_spec`, whose content is in quarantine."""
         copy = model_spec.files.holder
         if not isinstance(copy, StagedModel):
             return
@@ -189,7 +183,6 @@ class Deployments:
             record.rolled_back(copy, reason)
 
     def has_served(self, model_spec: ModelSpec) -> bool:
-        """Return whether the store still holds the content as one that served under this name."""
         copy = model_spec.files.holder
         return isinstance(copy, StagedModel) and self.store.has_served(copy.name, copy.digest)
 
@@ -202,7 +195,6 @@ class Deployments:
         return refused | set(released.values())
 
     def removed(self, name: str) -> None:
-        """Forget `name`, which was removed from the repository."""
         self.count("removed")
         with self.reporting(name) as record:
             record.removed()
@@ -258,7 +250,7 @@ class Updates:
     retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
     a store that could not copy the model (a full disk, for example); and a model that served before
     the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet), whatever becomes of a later change until one serves.
+    raised, no GPU yet), until a version serves.
     """
 
     def __init__(
@@ -286,13 +278,15 @@ class Updates:
         with ExitStack() as loading:
             for copy in kept.values():
                 if copy not in suspects:
-                    self._accept(copy)
+                    with self._table.lock:
+                        self._table[copy.name].accept(copy)
                     loading.enter_context(self._store.loading(copy))
             self._loader.load_all(stop)
         for copy in suspects:
             if stop is not None and stop.is_set():
                 break
-            self._accept(copy)
+            with self._table.lock:
+                self._table[copy.name].accept(copy)
             with self._store.loading(copy):
                 self._loader.load(copy.name, stop=stop)
         if stop is not None and stop.is_set():
@@ -406,15 +400,10 @@ class Updates:
             )
 
     def close(self) -> None:
-        """Start no further update."""
         with self._table.lock:
             self._closed = True
             for record in self._table:
                 record.update = record.refusal = None
-
-    def _accept(self, copy: StagedModel) -> None:
-        with self._table.lock:
-            self._table[copy.name].accept(copy)
 
     def _forget_staging(self, name: str) -> None:
         with self._table.lock:

@@ -47,7 +47,6 @@ class RepositoryScan:
 
 
 def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
-    """Scan every model of every repository once."""
     models: dict[str, ModelTree] = {}
     unreadable: dict[Path, str] = {}
     for repository in repositories:
@@ -73,7 +72,6 @@ class Change:
     """A complete change of one model.
 
     Attributes:
-        name: the model.
         tree: the model's directory; None if it was removed; with a fault if it is unusable.
     """
 
@@ -171,7 +169,6 @@ class ChangeDetector:
         now: float,
         arrived: Collection[str] = (),
     ) -> tuple[dict[str, SeenFiles], list[Change]]:
-        """Return what has been seen after this scan, and the changes that are complete."""
         now_seen: dict[str, SeenFiles] = {}
         changes = []
         for name, tree in repository_scan.models.items():

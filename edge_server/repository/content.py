@@ -65,12 +65,7 @@ class TornModel(ModelLoadError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a model.
-
-    Attributes:
-        files: path relative to the model's directory → size and SHA-256.
-        empty: the empty directories, such as the versions of an ensemble, sorted.
-    """
+    """The content of a model."""
 
     files: dict[str, ManifestFile] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
@@ -88,7 +83,6 @@ class Content:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint by content, equal for two copies with equal files."""
         return frozenset(
             {(p, file.size, 0, int(file.sha256[:16], 16), 0) for p, file in self.files.items()}
             | {(path, 0, 0, 0, 0) for path in self.empty}
@@ -142,7 +136,7 @@ def reading(
         try:
             piece = os.read(file, most)
         except OSError as error:
-            raise _unreadable(tree, seen.path, error) from error
+            raise cannot_be_read(tree.directory / seen.path, error) from error
         left -= len(piece)
         if left < 0:  # a file that keeps growing would fill the disk
             raise torn(tree, seen.path)
@@ -155,7 +149,7 @@ def reading(
             # No errno: `opened` raises so for a file that is no longer regular.
             if error.errno is None or error.errno in _GONE:
                 raise torn(tree, seen.path) from error
-            raise _unreadable(tree, seen.path, error) from error
+            raise cannot_be_read(tree.directory / seen.path, error) from error
         status = os.fstat(file)
         if SeenFile.of(seen.path, status) != seen:
             raise torn(tree, seen.path)
@@ -249,10 +243,6 @@ def _bytes(path: Path) -> bytes | None:
         return None
 
 
-def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:
-    return cannot_be_read(tree.directory / path, error)
-
-
 def _outwait(changed_ns: int) -> None:
     """Wait until a further change gets a later timestamp than `changed_ns`."""
     age_ns = time.time_ns() - changed_ns
@@ -281,7 +271,6 @@ class PrivateDirectory:
         self._lock = -1
 
     def path(self) -> Path:
-        """Return the directory, created at the first call."""
         with self._mutex:
             if self._root is None:
                 parent, prefix = _parent(), f"edge-server-{os.geteuid()}-"
@@ -336,13 +325,7 @@ class PrivateCopies:
 
 
 class _Copy:
-    """A copy of a model's directory, removed when this object is no longer referenced.
-
-    Attributes:
-        tree: the tree that was copied.
-        directory: the model's directory in the copy.
-        fingerprint: the fingerprint by content.
-    """
+    """A copy of a model's directory, removed when this object is no longer referenced."""
 
     def __init__(self, tree: ModelTree, private: PrivateDirectory) -> None:
         self.tree = tree
@@ -389,10 +372,7 @@ class Inventory:
     """The complete inventory of one model of a repository.
 
     Attributes:
-        name: the model.
         content: its files and empty directories, the manifest and its signature included.
-        manifest: the exact bytes of the manifest; None if there is none.
-        signature: the exact bytes of the signature; None if there is none.
         has_previous: True if the repository holds a previous model for `rollback`.
         fault: the reason why the model is unusable or cannot be read; the other fields but
             `has_previous` are then empty.
@@ -407,7 +387,6 @@ class Inventory:
 
     @property
     def versions(self) -> list[int]:
-        """The version numbers, ascending."""
         paths = (*(path for path in self.content.files if "/" in path), *self.content.empty)
         first = {path.partition("/")[0] for path in paths}
         return sorted(int(each) for each in first if each.isdecimal() and each[0] != "0")
@@ -458,7 +437,6 @@ def usable_tree(repository: Path, name: str) -> ModelTree:
 
 
 def look_at(repository: Path, name: str) -> ModelTree:
-    """Scan model `name` of `repository`."""
     try:
         return look(repository, name)
     except OSError as error:
@@ -469,5 +447,4 @@ def look_at(repository: Path, name: str) -> ModelTree:
 
 
 def previous(name: str) -> str:
-    """Return the directory name of a model's previous content."""
     return f".previous-{name}"

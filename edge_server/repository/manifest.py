@@ -54,7 +54,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: the name that the directory must have.
         files: path relative to the model's directory → content.
-        format: the version of the format.
         created: the time of creation, RFC 3339, for information only.
         empty_directories: the empty directories, such as the versions of an ensemble; left out if
             there are none.
@@ -89,7 +88,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
-        """Return the manifest in `data`."""
         try:
             return msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -164,7 +162,6 @@ def allows_interface_change(path: Path) -> bool:
 
 
 def read_manifest(tree: ModelTree) -> Manifest:
-    """Return the manifest in `tree`."""
     data = read_about(tree, NAME) or b""
     if len(data) > MOST_MANIFEST_BYTES:
         raise ModelConfigError(f"{NAME}: more than {MOST_MANIFEST_BYTES >> 20} MiB")
@@ -259,8 +256,6 @@ class SignaturePolicy:
 
 
 class SigningKey:
-    """A private Ed25519 key."""
-
     def __init__(self, path: Path) -> None:
         """Read the key from the PEM file `path`.
 
@@ -295,7 +290,6 @@ class SigningKey:
         self._key: Any = key
 
     def sign(self, manifest: bytes) -> bytes:
-        """Return the signature of these bytes, always the same for the same bytes."""
         signature: bytes = self._key.sign(manifest)
         return signature
 

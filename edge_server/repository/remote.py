@@ -82,13 +82,7 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Origin:
-    """A model elsewhere.
-
-    Attributes:
-        name: the model, as the origin calls it.
-        files: all of it.
-        close: closes the connections.
-    """
+    """A model elsewhere."""
 
     name: str
     files: tuple[RemoteFile, ...]
@@ -144,7 +138,6 @@ def open_origin(url: str, sha256: str) -> Origin:
 
 
 def _artifact(repository: OciRepository, url: str, sha256: str) -> Origin:
-    """Return the layers of an artifact, as `oras push` and container builds make them."""
     data = _small_file(partial(repository.manifest, ", ".join(_IMAGE_MANIFESTS)), url)
     found = f"sha256:{hashlib.sha256(data).hexdigest()}"
     for wanted in (repository.digest, f"sha256:{sha256}" if sha256 else ""):

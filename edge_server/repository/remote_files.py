@@ -69,7 +69,6 @@ class RemoteFile:
         size: in bytes; None if not known before.
         open: requests the bytes from an offset on, of the content with a tag. Raises
             ConnectionCut, and EdgeServerError where another attempt does not help.
-        unpack: it is an archive.
     """
 
     path: str
@@ -138,10 +137,6 @@ class OciRepository(HttpsStore):
     oras parses the reference and logs in. Its own `pull` neither checks the digests of blobs nor
     resumes, so the blobs are fetched like any other file here.
 
-    Attributes:
-        name: the last part of the repository's name.
-        digest: the digest in the reference; empty without.
-
     Raises:
         ValueError: `reference` is none.
     """
@@ -179,7 +174,7 @@ class OciRepository(HttpsStore):
                 "credentials"
             )
         response = super()._get(url, headers)
-        if response.status_code == 403:  # the token may have expired
+        if response.status_code in (401, 403):  # the token may have expired
             headers, _ = self._auth.authenticate_request(response, headers, refresh=True)
             response = super()._get(url, headers)
         return response
@@ -196,7 +191,7 @@ class S3Store:
         self._bucket = bucket
         self._exceptions: Any = botocore.exceptions
         connect_s, read_s = _TIMEOUT_S
-        # `download` has retries of its own, which go on where the last one ended.
+        # `download` retries itself, from where the last attempt ended.
         config = botocore.config.Config(
             retries={"total_max_attempts": 2}, connect_timeout=connect_s, read_timeout=read_s
         )

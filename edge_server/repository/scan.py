@@ -128,7 +128,6 @@ class Repositories:
 
 
 def files_in(directory: Path) -> ModelFiles:
-    """Return the files of the model in `directory`, which is named after the model."""
     return ModelFiles(directory.name, directory, _versions(directory))
 
 
@@ -195,7 +194,6 @@ class SeenFile(NamedTuple):
 
     @staticmethod
     def of(path: str, status: os.stat_result) -> SeenFile:
-        """Return the file with that status at `path`, relative to the model's directory."""
         return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
@@ -212,13 +210,10 @@ class ModelTree:
     """One model's directory as scanned.
 
     Attributes:
-        name: the model.
-        repository: the parent directory.
         inode: device and inode number of the directory itself.
         files: the files sorted by path, without leftovers of editors, Python and unfinished copies.
         directories: the paths of the subdirectories, sorted, empty version directories included.
         fault: the reason why the model is unusable, with the remedy; empty if it is usable.
-        may_pass: True if that reason may pass without a change of the files.
         follows_links: True if links count as their targets.
     """
 
@@ -257,7 +252,6 @@ class ModelTree:
 
 
 def models_in(repository: Path) -> list[ModelTree]:
-    """Scan every model of one repository."""
     with _directory(repository) as descriptor:
         with os.scandir(descriptor) as entries:
             names = [
@@ -339,7 +333,6 @@ def is_left_behind(name: str) -> bool:
 
 @contextmanager
 def _directory(path: Path | str, below: int | None = None, flags: int = 0) -> Iterator[int]:
-    """Open the directory at `path`, relative to the open directory `below` if given."""
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=below)
     try:
@@ -384,7 +377,6 @@ class _Looking:
         self._bytes = 0
 
     def walk(self, descriptor: int, below: str, above: tuple[tuple[int, int], ...]) -> None:
-        """Scan the directory of `descriptor` and its subdirectories."""
         if len(above) > DEEPEST:
             raise _Unusable(f"directories deeper than {DEEPEST}; flatten them")
         with os.scandir(descriptor) as entries:

@@ -40,7 +40,6 @@ _REMOTE = re.compile(
 
 
 def repository_at(text: str, ssh: str) -> Path | RemoteRepository:
-    """Return the repository that `text` names: a directory, or [USER@]HOST:DIRECTORY as for scp."""
     match = _REMOTE.fullmatch(text)
     if match is None:
         return Path(text).expanduser()
@@ -51,8 +50,6 @@ def repository_at(text: str, ssh: str) -> Path | RemoteRepository:
 
 
 class RemoteRepository:
-    """A repository on a remote host, which needs ssh and edge-server."""
-
     def __init__(self, host: str, path: str, ssh: Sequence[str]) -> None:
         self._host = host
         self._ssh = ssh

@@ -54,7 +54,6 @@ class StagedModel:
     """A copy in the store; its files stay unchanged as long as this object is referenced.
 
     Attributes:
-        name: the model.
         digest: the SHA-256 of the content, in hex, without name, manifest and signature.
         directory: the model's directory in the store, named after the model; read-only.
         source: the files in the repository at the time of the copy.
@@ -67,12 +66,10 @@ class StagedModel:
 
     @property
     def key(self) -> str:
-        """The name of the copy's directory in the store."""
         return self.directory.parent.name
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint by content, equal for two copies with equal files."""
         try:
             tree = look(self.directory.parent, self.name)
         except OSError as error:
@@ -90,7 +87,6 @@ class Copies:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the directories below `directory`, and create them if missing."""
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         self._finished = directory / "copies"
         self._incoming = directory / "incoming"
@@ -147,13 +143,11 @@ class Copies:
         return (content.key(name), content.digest) == (kept.key, kept.digest)
 
     def begin(self, size_bytes: int) -> Path:
-        """Create a directory for a new copy of `size_bytes`."""
         place = Path(tempfile.mkdtemp(dir=self._incoming))
         self._sizes[place.name] = size_bytes
         return place
 
     def give_up(self, place: Path) -> None:
-        """Remove `place` and its contents, if any."""
         del self._sizes[place.name]
         remove(place)
 
@@ -183,7 +177,6 @@ class Copies:
                 log.warning("model store: copy %s cannot be removed: %s", key, error)
 
     def drop(self, key: str) -> None:
-        """Remove a copy."""
         aside = self._incoming / key
         remove(aside)
         # Renamed first, so that `copies` never holds a partial copy.
@@ -315,7 +308,6 @@ class ModelStore:
         return staged
 
     def has_served(self, name: str, digest: str) -> bool:
-        """Return whether the store still holds content `digest` as one that `name` served."""
         with self._lock:
             return any(kept.digest == digest for kept in self._state.models.get(name, ()))
 
@@ -383,7 +375,6 @@ class ModelStore:
             self._note(lambda state: state.ended(staged.name, loaded=loaded))
 
     def suspected(self, digest: str) -> bool:
-        """Return whether a process died while it loaded this content, which must load alone."""
         with self._lock:
             return digest in self._state.deaths
 
@@ -402,7 +393,6 @@ class ModelStore:
             return self._state.quarantined_as.get(digest, "")
 
     def release(self, digest: str) -> None:
-        """Release `digest` from quarantine and clear its recorded deaths."""
         self._note(lambda state: state.released(digest))
 
     def release_noted(self) -> dict[str, str]:

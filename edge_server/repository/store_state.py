@@ -50,9 +50,7 @@ class KeptCopy(msgspec.Struct, frozen=True):
     """A copy that served.
 
     Attributes:
-        digest: the digest of the content.
         key: the name of the copy's directory in the store.
-        source: the files in the repository at the time of the copy.
         turn: a number greater than that of every copy that served before; 0 until the copy serves.
     """
 
@@ -83,9 +81,7 @@ class StoreState(msgspec.Struct, frozen=True):
         models: name → the copies that served, newest first; the first is the last known good.
         quarantined: digest → the reason of its quarantine.
         quarantined_as: digest → the name of the model that had this content.
-        loading: name → its load, begun and not ended.
         deaths: digest → the deaths during its loads since the last successful load.
-        turn: the turn of the newest copy.
         repositories: the repositories of these models, sorted; empty if not known yet.
         elsewhere: the states for other sets of repositories, the last used first.
         unclaimed: the keys of copies that no state mentions, after a state could not be read.
@@ -146,7 +142,6 @@ class StoreState(msgspec.Struct, frozen=True):
         return replace(self, models={**self.models, name: history}, turn=newest.turn)
 
     def without(self, keys: Collection[str]) -> StoreState:
-        """Return the state without the copies at `keys`."""
         models = {
             name: tuple(kept for kept in history if kept.key not in keys)
             for name, history in self.models.items()

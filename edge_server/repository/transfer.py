@@ -78,11 +78,7 @@ class Entry:
     """A directory or a file of a model.
 
     Attributes:
-        path: the path relative to the model's directory.
         read: returns the next bytes of the file, at most so many; None for a directory.
-        size: the size of the file in bytes.
-        mtime_ns: its modification time.
-        executable: True if the file may be executed.
     """
 
     path: str
@@ -93,7 +89,6 @@ class Entry:
 
     @staticmethod
     def of(path: str, data: bytes, mtime_ns: int = 0) -> Entry:
-        """Return the file with content `data` at `path`."""
         return Entry(path, io.BytesIO(data).read, len(data), mtime_ns)
 
     def pieces(self) -> Iterator[bytes]:
@@ -300,9 +295,7 @@ class Delivery:
     """The result of a transfer.
 
     Attributes:
-        name: the model.
         outcome: what became of the directory with its name.
-        content: the model's content after the transfer.
         placed_ns: time just before the rename, `time.monotonic_ns()`; 0 if unchanged.
         note: a remark for the user; usually empty.
     """
@@ -359,7 +352,6 @@ class Incoming:
     """A model's directory that is filled under a dot name, which no scan reads."""
 
     def __init__(self, repository: Path, name: str) -> None:
-        """Create the directory in `repository`."""
         _require_name(name)
         self._repository = repository
         self._name = name

@@ -72,7 +72,6 @@ class Report(NamedTuple):
     Attributes:
         runs: True if the daemon still runs.
         repositories: the resolved paths of the repositories that the daemon watches.
-        models: model name → its verdict.
     """
 
     runs: bool
@@ -85,9 +84,6 @@ class VerdictFile:
 
     The verdicts need not be durable, because a restart writes them again. A failed write is logged
     once and has no other effect.
-
-    Attributes:
-        failed: the last write failed, for example on a full disk.
     """
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
@@ -154,15 +150,12 @@ class QuarantineReleases:
         self._directory = store / "releases"
 
     def make(self) -> None:
-        """Create the directory of the notes."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def leave(self, digest: str) -> None:
-        """Leave a note for `digest`."""
         (self._directory / digest).touch(mode=0o600)
 
     def is_left(self, digest: str) -> bool:
-        """Return whether the note for `digest` is still pending."""
         return (self._directory / digest).exists()
 
     def take(self) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
 import urllib3
 
 from edge_server.errors import Unavailable
-from edge_server.repository.remote_files import HttpsStore
+from edge_server.repository.remote_files import HttpsStore, OciRepository
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Response = tuple[int, dict[str, str], bytes]
 
@@ -21,11 +24,13 @@ class Server(requests.adapters.BaseAdapter):  # type: ignore[misc]  # requests i
     def __init__(self, *responses: Response) -> None:
         super().__init__()
         self.urls: list[str] = []
+        self.logins: list[str | None] = []
         self._responses = iter(responses)
 
     def send(self, request: Any, **how: Any) -> requests.Response:
         del how
         self.urls.append(request.url)
+        self.logins.append(request.headers.get("Authorization"))
         status, headers, data = next(self._responses)
         response = requests.Response()
         response.status_code, response.url, response.request = status, request.url, request
@@ -78,3 +83,42 @@ def test_a_file_that_became_shorter_begins_anew() -> None:
 def test_a_length_of_many_digits_is_none() -> None:
     server = Server((200, {"Content-Length": "9" * 5000}, b""))
     assert store(server).open("net.tar.gz", 0, "").size is None
+
+
+def registry(server: Server, monkeypatch: pytest.MonkeyPatch, home: Path) -> OciRepository:
+    monkeypatch.setenv("HOME", str(home))
+    found = OciRepository("registry.example/fleet/net:1")
+    session = found.close.__self__  # type: ignore[attr-defined]  # of a bound method
+    session.mount("https://", server)
+    return found
+
+
+WANTED = {"Www-Authenticate": 'Bearer realm="https://login.example/token",service="r",scope="pull"'}
+
+
+def test_a_registry_gets_a_token_once_it_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Server(
+        (401, WANTED, b""),
+        (200, {}, b'{"token": "one"}'),
+        (200, {"Content-Length": "2"}, b"{}"),
+        (403, WANTED, b""),
+        (401, WANTED, b""),
+        (200, {}, b'{"token": "two"}'),
+        (200, {"Content-Length": "3"}, b"abc"),
+    )
+    found = registry(server, monkeypatch, tmp_path)
+    assert b"".join(found.manifest("x").pieces) == b"{}"
+    assert server.logins == [None, None, "Bearer one"]
+    blob = found.blob("sha256:0", 0, "")
+    assert (b"".join(blob.pieces), blob.tag) == (b"abc", "sha256:0")
+    assert server.logins[-1] == "Bearer two"
+
+
+def test_a_registry_that_names_no_login_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = registry(Server((401, {}, b"")), monkeypatch, tmp_path)
+    with pytest.raises(Unavailable, match="`docker login` stores credentials"):
+        found.manifest("x")
