@@ -384,7 +384,7 @@ class DirectScheduler:
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
             return infer_by_submit(self, request, snapshot)
-        job = Job(self._executor.config, request, snapshot)
+        job = Job(self._executor, request, snapshot)
         try:
             instance = self._take(job)
         except EdgeServerError as error:
@@ -396,7 +396,7 @@ class DirectScheduler:
             self._expected_wait.ran(self._pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         try:
             instance = self._take(job)
         except EdgeServerError as error:

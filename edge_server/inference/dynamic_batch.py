@@ -340,7 +340,7 @@ class DynamicBatchScheduler:
         return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         with self._work:
             refusal = self._enqueue(job)
             refused = self._queue.take_refused()

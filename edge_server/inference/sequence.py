@@ -187,7 +187,7 @@ class SequenceScheduler:
         return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         job.outputs |= self._states.output_names
         job.iterative = self._iterative
         place = self._place(job)
@@ -413,13 +413,13 @@ class SequenceScheduler:
         job = waiting.item
         job.inputs = {**job.request.inputs, **sequence.states, **self._controls.of(waiting.place)}
         if self._states.output_names:
-            job.made = partial(self._keep, sequence)
+            job.on_outputs = partial(self._keep, sequence)
         return job
 
     def _padding_like(self, job: Job) -> Job:
         inputs = {name: Tensor(zeros(t.datatype, t.shape)) for name, t in job.inputs.items()}
         request = InferRequest(self._executor.config.name, inputs | self._controls.of(None))
-        padding = Job(self._executor.config, request, job.snapshot)
+        padding = Job(self._executor, request, job.snapshot)
         padding.outputs = job.outputs
         padding.padding = True
         return padding

@@ -321,11 +321,20 @@ class ModelStatistics:
             counts.padding += padding
             counts.batches[batch_size].add(phases)
 
-    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
+    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases, alone: int = 0) -> None:
+        """Count a request that got its last response.
+
+        Args:
+            alone: the batch size of the request's run, where that is to be counted here, too.
+        """
         with self._lock:
             counts = self._counts
+            if alone:
+                counts.last_inference_ns = time.time_ns()
+                counts.batches[alone].add(phases)
             counts.add(phases)
-            counts.success.add(total_ns)
+            counts.success.count += 1
+            counts.success.ns += total_ns
             counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
             if self._summaries is not None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.inference.dynamic_batch import BatchRule, OpenBatch
-from edge_server.inference.execution import Job
+from edge_server.inference.execution import Executor, Job
 from edge_server.inference.registry import Snapshot
+from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching
 from edge_server.requests import InferRequest
@@ -44,7 +45,8 @@ def job(
 ) -> Job:
     tensor = Tensor(np.zeros((rows, columns), np.float32))
     inputs = {"a": tensor, "b": tensor} if with_b else {"a": tensor}
-    made = Job(config(max_batch_size), InferRequest("m", inputs), Snapshot({}), lambda a, f: None)
+    executor = Executor(config(max_batch_size), 1, ModelStatistics())
+    made = Job(executor, InferRequest("m", inputs), Snapshot({}))
     made.queued_at_ns = NOW_NS - age_us * US
     return made
 

@@ -10,8 +10,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
 from edge_server.inference.dynamic_batch import PolicyQueue
-from edge_server.inference.execution import Job
+from edge_server.inference.execution import Executor, Job
 from edge_server.inference.registry import Snapshot
+from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
 from edge_server.requests import InferRequest
@@ -26,7 +27,7 @@ class Ticket(Job):
     """A job that is dead once the test says so."""
 
     def __init__(self, request: InferRequest) -> None:
-        super().__init__(CONFIG, request, Snapshot({}))
+        super().__init__(Executor(CONFIG, 1, ModelStatistics()), request, Snapshot({}))
         self.dead: list[EdgeServerError] = []
 
     def death(self) -> EdgeServerError | None:
