@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_server.backends.contract import interrupt
 from edge_server.errors import InvalidRequest, Unavailable
 from edge_server.inference.registry import UNLOADED, ModelState
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         InferRequest,
         InferResponse,
         Respond,
-        ResponseCallback,
     )
 
 log = logging.getLogger(__name__)
@@ -78,16 +78,8 @@ class DataPlane:
         """
         lease = lease or self.lease()
 
-        def pass_on(response: ResponseCallback, final: bool) -> None:
-            if final:
-                lease.release()
-            try:
-                respond(response, final)
-            except Exception:
-                log.exception("model %s: a response could not be given", request.model_name)
-
         try:
-            lease.snapshot.submit(request, pass_on)
+            lease.snapshot.submit(request, Reply(lease, respond))
         except BaseException:
             lease.release()
             raise

@@ -10,13 +10,13 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import (
-    Cancelled,
     DeadlineExceeded,
     EdgeServerError,
     ModelConfigError,
     Unavailable,
 )
 from edge_server.inference.execution import Job
+from edge_server.inference.line import Waiter
 from edge_server.inference.registry import infer_by_submit
 from edge_server.process.threads import side_by_side
 
@@ -39,6 +39,7 @@ _FORESEEN = 0.75
 # After so many urgent callers in a row one of the others is next: cameras that keep a model busy
 # leave a quarter of its runs to clients.
 _URGENT_IN_A_ROW = 3
+_TOO_LATE = "the request's deadline passed before an instance was idle"
 
 
 class InstancePool:
@@ -146,11 +147,15 @@ class InstancePool:
         """
         now = time.monotonic()
         if deadline is not None and now >= deadline:
-            raise _too_late()
-        instance: Instance | None = None
+            raise DeadlineExceeded(_TOO_LATE)
         with self._lock:
-            if self._idle and self._may_take(urgent):
-                instance = self._pop_idle(urgent)
+            instance: Instance | None = None
+            if self._idle:
+                if not self._waiting:
+                    self._urgent_in_a_row = 0
+                    instance = self._idle.pop()
+                elif self._may_take(urgent):
+                    instance = self._pop_idle(urgent)
         if instance is None:
             instance = self._wait_for_idle(urgent, deadline, cancellation)
             now = time.monotonic()
@@ -165,35 +170,30 @@ class InstancePool:
         ran_s = time.monotonic() - self._started_at.pop(id(instance))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
-        self._make_idle(instance)
+        with self._lock:
+            self._idle.append(instance)
+            if self._waiting:
+                self._wake_next()
         return ran_s
 
     def _wait_for_idle(
         self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
     ) -> Instance:
-        waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
-        if cancellation is not None:
-            cancellation.when_cancelled(waiter)
+        waiter = Waiter(self._for_urgent if urgent else self._for_others, cancellation)
         with self._lock:
             self._urgent_waiting += urgent
             self._others_waiting += not urgent
             self._waiting += 1
             try:
-                may_take = waiter.turn.wait_for(
-                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent)),
-                    _left_s(deadline),
-                )
+                served = waiter.wait(lambda: self._idle and self._may_take(urgent), deadline)
             finally:
-                waiter.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
                 self._others_waiting -= not urgent
-            if waiter.cancelled or not may_take or _left_s(deadline) == 0.0:
+            if not served or (deadline is not None and time.monotonic() >= deadline):
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
-                if waiter.cancelled:
-                    raise Cancelled("the caller cancelled the request")
-                raise _too_late()
+                raise waiter.refusal(_TOO_LATE)
             return self._pop_idle(urgent)
 
     def _pop_idle(self, urgent: bool) -> Instance:
@@ -228,39 +228,18 @@ class InstancePool:
             share = limiter.take(tuple(self._instance_of), deadline, cancellation)
             return self._instance_of[share]
         except BaseException:
-            self._make_idle(right)
+            with self._lock:
+                self._idle.append(right)
+                self._wake_next()
             raise
         finally:
             with self._lock:
                 self._waiting -= 1
 
-    def _make_idle(self, instance: Instance) -> None:
-        with self._lock:
-            self._idle.append(instance)
-            if self._waiting:
-                self._wake_next()
-
     def _wake_next(self) -> None:
         if self._idle and self._waiting:
             is_urgent_next = self._urgent_waiting and not self._others_first
             (self._for_urgent if is_urgent_next else self._for_others).notify()
-
-
-class _CancelWaiter:
-    __slots__ = ("_lock", "cancelled", "turn", "waits")
-
-    def __init__(self, lock: threading.Lock, turn: threading.Condition) -> None:
-        self._lock = lock
-        self.turn = turn
-        self.waits = True
-        self.cancelled = False
-
-    def __call__(self) -> None:
-        # Also called after a call with a response, when no caller waits any more.
-        with self._lock:
-            if self.waits:
-                self.cancelled = True
-                self.turn.notify_all()
 
 
 class _Made(NamedTuple):
@@ -305,14 +284,6 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool
         limiter,
         [each.share for each in (*running, *passive) if each.share is not None],
     )
-
-
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's deadline passed before an instance was idle")
-
-
-def _left_s(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class ExpectedWait:

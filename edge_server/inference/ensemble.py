@@ -12,6 +12,7 @@ from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.inference.ensemble_steps import DataFlow, EnsembleCall, plan_of
 from edge_server.inference.line import StepSlots
 from edge_server.inference.registry import infer_by_submit
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -298,7 +299,7 @@ class StepTask:
             (slots.give_back if self.has_slot else slots.wake_next)()
 
 
-class _StepCall:
+class _StepCall(Reply["InferResponse"]):
     """A submitted step; its model calls this as `respond`.
 
     The step keeps the snapshot's models open until its last response.
@@ -308,14 +309,13 @@ class _StepCall:
         thread: that thread, while it submits; else 0.
     """
 
-    __slots__ = ("_lease", "_over", "_run", "ready", "task", "thread")
+    __slots__ = ("_run", "ready", "task", "thread")
 
     def __init__(
         self, run: EnsembleRun, task: StepTask, snapshot: Snapshot, ready: deque[StepTask]
     ) -> None:
+        super().__init__(snapshot.retain())
         self._run = run
-        self._lease = snapshot.retain()
-        self._over = False
         self.task = task
         self.ready = ready
         self.thread = threading.get_ident()
@@ -324,16 +324,8 @@ class _StepCall:
         """Whether this thread submits the step, and will run the tasks in `ready`."""
         return self.thread == threading.get_ident()
 
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        # An error that a scheduler raises after the last response must not free a second slot.
-        if self._over:
-            return
-        self._over = final
-        try:
-            self._run.responded(self, response, final=final)
-        finally:
-            if final and self._lease is not None:
-                self._lease.release()
+    def _take(self, response: ResponseCallback, final: bool) -> None:
+        self._run.responded(self, response, final=final)
 
 
 # The number of cached plans; a client may request any subset of the outputs.

@@ -10,11 +10,14 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.errors import Unavailable
+from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from edge_server.errors import EdgeServerError
+    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,46 @@ _LEAST_S = 0.001
 # The limit of a queue that no configuration bounds: more than all the calls that the gRPC server
 # admits together, so that only a model's own flood of responses reaches it.
 MOST_WAITING = 4096
+
+
+class Waiter:
+    """A thread that waits for its turn until its deadline, or until its caller cancels.
+
+    Args:
+        turn: notified when it may be this thread's turn.
+    """
+
+    __slots__ = ("_cancelled", "_waits", "turn")
+
+    def __init__(self, turn: threading.Condition, cancellation: Cancellation | None = None) -> None:
+        self.turn = turn
+        self._waits = True
+        self._cancelled = False
+        if cancellation is not None:
+            cancellation.when_cancelled(self._cancel)
+
+    def wait(self, ready: Callable[[], object], deadline: float | None) -> bool:
+        """Wait, in possession of the lock of `turn`, until `ready`; False where it is not."""
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return bool(self.turn.wait_for(lambda: self._cancelled or ready(), left_s)) and (
+                not self._cancelled
+            )
+        finally:
+            self._waits = False
+
+    def refusal(self, too_late: str) -> EdgeServerError:
+        """Why the wait ended early: `too_late`, or the caller's cancellation."""
+        if self._cancelled:
+            return Cancelled("the caller cancelled the request")
+        return DeadlineExceeded(too_late)
+
+    def _cancel(self) -> None:
+        # Also called after a call with a response, when no caller waits any more.
+        with self.turn:
+            if self._waits:
+                self._cancelled = True
+                self.turn.notify_all()
 
 
 class WatchedLine(Protocol):
@@ -274,15 +317,13 @@ class StepSlots:
         Args:
             held: its `is_over` is called now and then, and makes `given_up` true.
         """
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        waiter = Waiter(self._changed)
         with self._changed:
             self._held.append(held)
             if self._watch is not None:
                 self._watch.note_waiting()
             try:
-                free = self._changed.wait_for(
-                    lambda: given_up() or self._taken < self._limit, left_s
-                )
+                free = waiter.wait(lambda: given_up() or self._taken < self._limit, deadline)
             finally:
                 self._held.remove(held)
             if not free or given_up():

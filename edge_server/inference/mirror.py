@@ -26,7 +26,6 @@ from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.inference.registry import (
     ModelEntry,
     ModelState,
-    ResponseFuture,
     Snapshot,
     innermost,
 )
@@ -34,7 +33,7 @@ from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import size_bytes
 from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.interface import interface_break
-from edge_server.requests import InferResponse
+from edge_server.requests import InferResponse, Reply
 from edge_server.tensors import Tensor, is_finite
 
 if TYPE_CHECKING:
@@ -123,12 +122,12 @@ class ReplayTarget:
         watch.daemon = True
         with suppress(RuntimeError):  # the system has no thread left
             watch.start()
-        future = ResponseFuture()
+        reply: Reply[InferResponse] = Reply()
         queued = replace(request, deadline=time.monotonic() + _DEADLINE_S)
         try:
             check_request(predecessor.config, queued)
-            innermost(predecessor.scheduler).submit(queued, self._snapshot, future)
-            return future.wait(request)
+            innermost(predecessor.scheduler).submit(queued, self._snapshot, reply)
+            return reply.wait(request)
         except EdgeServerError as error:
             return error
         finally:

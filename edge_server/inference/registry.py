@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
     EdgeServerError,
-    InternalError,
     NotFound,
     Unavailable,
 )
 from edge_server.inference.request_check import check_request, parse_version
 from edge_server.process.threads import side_by_side, start_thread
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +27,14 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback, Trace
+    from edge_server.requests import (
+        InferRequest,
+        InferResponse,
+        Respond,
+        ResponseCallback,
+        RetainedSnapshot,
+        Trace,
+    )
 
     Entries = Mapping[tuple[str, int], "ModelEntry"]
 
@@ -198,12 +202,6 @@ class ModelEntry:
     may_pass: bool = False
 
 
-class RetainedSnapshot(Protocol):
-    """The right to use the models of a snapshot until `release`, which is called once."""
-
-    def release(self) -> None: ...
-
-
 class Snapshot:
     """All model entries at one moment. Immutable; safe to read from any thread.
 
@@ -306,53 +304,13 @@ def infer_by_submit(
     Raises:
         EdgeServerError: see `Scheduler.infer`.
     """
-    future = ResponseFuture(snapshot.retain())
+    reply: Reply[InferResponse] = Reply(snapshot.retain())
     try:
-        scheduler.submit(request, snapshot, future)
+        scheduler.submit(request, snapshot, reply)
     except BaseException:
-        future.end()
+        reply(None, True)
         raise
-    return future.wait(request)
-
-
-class ResponseFuture:
-    """A `Respond` that keeps the last response, and a thread that waits for it."""
-
-    __slots__ = ("_lease", "_over", "_response")
-
-    def __init__(self, lease: RetainedSnapshot | None = None) -> None:
-        self._lease = lease
-        self._response: ResponseCallback = None
-        self._over = threading.Event()
-
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        if response is not None:
-            self._response = response
-        if final:
-            self.end()
-
-    def end(self) -> None:
-        """Release the lease and end the wait: no response comes any more."""
-        if self._lease is not None:
-            self._lease.release()
-        self._over.set()
-
-    def wait(self, request: InferRequest) -> InferResponse:
-        """Return the response to `request`; raise as `Scheduler.infer`."""
-        if request.cancellation is not None and not self._over.is_set():
-            # Also called once the request has its response, and then without effect.
-            request.cancellation.when_cancelled(self._over.set)
-        left_s = None if request.deadline is None else request.deadline - time.monotonic()
-        if not self._over.wait(left_s):
-            raise DeadlineExceeded("the request's deadline passed before its response")
-        response = self._response
-        if isinstance(response, EdgeServerError):
-            raise response
-        if response is not None:
-            return response
-        if request.cancelled:
-            raise Cancelled("the caller cancelled the request")
-        raise InternalError(f"model '{request.model_name}' ended without a response")
+    return reply.wait(request)
 
 
 class SchedulerWrapper:

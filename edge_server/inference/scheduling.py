@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from edge_server.inference.sequence import SequenceScheduler
 from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
 from edge_server.model_config.files import WARMUP_DIRECTORY, reading
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
-from edge_server.requests import NO_PARAMETERS, InferRequest
+from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor, first_tensor, random_data, shape_fits, shape_text, zeros
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import Scheduler
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.scheduling import Warmup, WarmupInput
-    from edge_server.requests import Parameters
 
 log = logging.getLogger(__name__)
 
@@ -160,25 +158,13 @@ class _WarmingModel:
 
 
 def _run(config: ModelConfig, instance: Instance, inputs: Mapping[str, Tensor]) -> None:
-    over = threading.Event()
-    errors: list[EdgeServerError] = []
-
-    def respond(
-        answer: Tensors | EdgeServerError | None,
-        final: bool,
-        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG001 - not needed
-    ) -> None:
-        if isinstance(answer, EdgeServerError):
-            errors.append(answer)
-        if final:
-            over.set()
-
+    reply: Reply[Tensors] = Reply()
     request, others = InferRequest(config.name, inputs), Snapshot({})
-    instance.execute([ExecuteRequest(inputs, config.output_names, respond, request, others)])
-    if not over.wait(RESPONSE_TIMEOUT_S if config.decoupled else 0.0):
+    instance.execute([ExecuteRequest(inputs, config.output_names, reply, request, others)])
+    if not reply.is_over(RESPONSE_TIMEOUT_S if config.decoupled else 0.0):
         raise InternalError("it ended without a response")
-    if errors:
-        raise errors[0]
+    if isinstance(reply.response, EdgeServerError):
+        raise reply.response
 
 
 def _inputs(config: ModelConfig, warmup: Warmup, folder: Path) -> dict[str, Tensor]:
