@@ -300,15 +300,15 @@ class ExpectedWait:
     Args:
         instances: number of concurrent runs.
         together: maximum number of requests per run.
+
+    Attributes:
+        runs_s: the durations of the last runs.
     """
 
     def __init__(self, instances: int, together: int = 1) -> None:
         self._instances = max(1, instances)
         self._together = max(1, together)
-        self._runs_s: deque[float] = deque(maxlen=_RUNS)
-
-    def ran(self, run_s: float) -> None:
-        self._runs_s.append(run_s)
+        self.runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
         """Return where `request` may join the queue, raise otherwise.
@@ -327,7 +327,7 @@ class ExpectedWait:
         left_s = request.deadline - now
         if left_s <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was begun")
-        runs_s = sorted(self._runs_s)
+        runs_s = sorted(self.runs_s)
         if not runs_s or request.urgent or not (ahead or running_s):
             return
         run_s = runs_s[len(runs_s) // 2]
@@ -364,7 +364,7 @@ class DirectScheduler:
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._expected_wait.ran(self._pool.give_back(instance))
+            self._expected_wait.runs_s.append(self._pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor, request, snapshot, respond)
@@ -376,7 +376,7 @@ class DirectScheduler:
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._expected_wait.ran(self._pool.give_back(instance))
+            self._expected_wait.runs_s.append(self._pool.give_back(instance))
 
     def pending(self) -> int:
         return self._pool.waiting()

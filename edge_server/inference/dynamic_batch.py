@@ -453,7 +453,7 @@ class DynamicBatchScheduler:
             if jobs:
                 began = time.monotonic()
                 self._executor.run(instance, jobs)
-                self._expected_wait.ran(time.monotonic() - began)
+                self._expected_wait.runs_s.append(time.monotonic() - began)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)

@@ -97,7 +97,9 @@ class Job:
         self.inputs: Tensors = request.inputs
         config = executor.config
         self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        self.batch_size = batch_size_of(config, request) if config.max_batch_size else 0
+        self.batch_size = 0
+        if config.max_batch_size and self.inputs:
+            self.batch_size = next(iter(self.inputs.values())).array.shape[0]
         self.queued_at_ns = self.turn_ns = time.monotonic_ns()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", self.queued_at_ns)
@@ -302,8 +304,12 @@ class Executor:
             if alone and not job.request.replayed:
                 self.statistics.executed(alone, phases)
             self.count_failure(job, response)
-        else:
-            self._count_success(job, phases, alone)
+        elif not job.request.replayed:
+            total_ns, queue_ns = (
+                time.monotonic_ns() - job.queued_at_ns,
+                job.began_ns - job.queued_at_ns,
+            )
+            self.statistics.succeeded(total_ns, queue_ns, phases, alone)
         return response
 
     def pass_on(
@@ -340,8 +346,9 @@ class Executor:
             job.ended = True
             self.refuse(job, response)
             return
-        if final:
-            self._count_success(job, phases)
+        if final and not job.request.replayed:
+            total_ns = time.monotonic_ns() - job.queued_at_ns
+            self.statistics.succeeded(total_ns, job.began_ns - job.queued_at_ns, phases)
         self.respond(job, response, final=final)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
@@ -361,11 +368,6 @@ class Executor:
             job.respond(response, final)
         except Exception:
             log.exception("model %s: a response could not be given", self.config.name)
-
-    def _count_success(self, job: Job, phases: Phases, alone: int = 0) -> None:
-        if not job.request.replayed:
-            total_ns = time.monotonic_ns() - job.queued_at_ns
-            self.statistics.succeeded(total_ns, job.began_ns - job.queued_at_ns, phases, alone)
 
     def count_failure(self, job: Job, error: EdgeServerError) -> None:
         if not job.request.replayed:

@@ -558,11 +558,11 @@ class Lease(msgspec.Struct, eq=False):
     def __enter__(self) -> Snapshot:
         return self.snapshot
 
-    def __exit__(self, *_: object) -> None:
+    def release(self, *_: object) -> None:
+        """Further calls have no effect."""
         self._registry.end(self)
 
-    def release(self) -> None:
-        self._registry.end(self)
+    __exit__ = release
 
 
 class _PinnedSnapshot:

@@ -87,9 +87,8 @@ def test_the_wait_ends_at_the_deadline() -> None:
 def test_the_wait_ends_with_the_cancellation_and_the_lease_with_the_last_response() -> None:
     lease, caller = Lease(), Caller()
     reply: Reply[InferResponse] = Reply(lease)
-    caller.cancel()
     request = InferRequest("m", {}, cancellation=caller, deadline=time.monotonic() + 30)
-    threading.Timer(0.01, lambda: caller.callback()).start()
+    threading.Timer(0.05, caller.cancel).start()
     with pytest.raises(Cancelled):
         reply.wait(request)
     assert lease.released == 0
