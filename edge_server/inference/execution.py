@@ -305,10 +305,8 @@ class Executor:
                 self.statistics.executed(alone, phases)
             self.count_failure(job, response)
         elif not job.request.replayed:
-            total_ns, queue_ns = (
-                time.monotonic_ns() - job.queued_at_ns,
-                job.began_ns - job.queued_at_ns,
-            )
+            total_ns = time.monotonic_ns() - job.queued_at_ns
+            queue_ns = job.began_ns - job.queued_at_ns
             self.statistics.succeeded(total_ns, queue_ns, phases, alone)
         return response
 
