@@ -6,15 +6,13 @@ import errno
 import logging
 import os
 import stat
-import threading
-from collections import deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from edge_server.inference.tracing import TraceQueue
 from edge_server.process.disk import error_of_place
-from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +27,7 @@ MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 4096
 # The limit of traces that wait to be written: requests beyond it are dropped and counted.
 MOST_WAITING = 10_000
-# Traces within that time are written together; a crash costs as many.
 _GATHER_S = 0.1
-# An idle worker wakes this often, so that its heartbeat moves.
-_LOOK_S = 5.0
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD, _BETWEEN, _TAIL = b"[\n", b",\n", b"\n]\n"
@@ -184,22 +179,13 @@ def _on_disk(size: int) -> int:
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-class TraceWriter:
-    """Takes finished traced requests from any thread and writes them in their order.
-
-    No request waits for a disk. The worker has no supervisor: a disk that hangs costs traces and
-    nothing else.
-    """
+class TraceWriter(TraceQueue["TracedRequest"]):
+    """Takes finished traced requests from any thread and writes them in their order."""
 
     def __init__(self, file: TraceFile) -> None:
+        super().__init__("trace", _GATHER_S)
         self._file = file
-        self._news = threading.Condition()
-        self._waiting: deque[TracedRequest] = deque()
-        self._waiting_traces = 0
-        self._closed = False
         self._written = 0
-        self._dropped = 0
-        self._worker = Worker("trace", self._tick, on_end=self._write_waiting)
 
     @property
     def file_name(self) -> str:
@@ -210,50 +196,30 @@ class TraceWriter:
         """Whether writing has ended: the writer is stopped or the trace files are full."""
         return self._closed or self._file.full
 
-    @property
-    def dropped(self) -> int:
-        return self._dropped
-
-    def start(self) -> None:
-        self._worker.start()
-
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Write the queued traces, accept no more."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-        self._worker.stop(timeout_s)
-        if self._written or self._dropped:
+        super().stop(timeout_s)
+        if self._written or self.dropped:
             log.info(
                 "trace %s: %d requests written, %d dropped",
                 self._file.path,
                 self._written,
-                self._dropped,
+                self.dropped,
             )
 
     def put(self, request: TracedRequest) -> None:
         """Queue `request` for writing and return at once."""
-        with self._news:
-            if self._closed or self._waiting_traces + len(request) > MOST_WAITING:
-                self._dropped += 1
-                return
-            self._waiting_traces += len(request)
-            self._waiting.append(request)
-            self._news.notify()
+        if not self._enqueue(request, len(request), MOST_WAITING):
+            with self._news:
+                self.dropped += 1
 
-    def _tick(self, _now: float) -> None:
-        with self._news:
-            if self._news.wait_for(lambda: self._waiting or self._closed, _LOOK_S):
-                self._news.wait_for(lambda: self._closed, _GATHER_S)
-        self._write_waiting()
+    def write(self, now: float) -> None:
+        del now
+        self.end()
 
-    def _write_waiting(self) -> None:
-        with self._news:
-            requests, self._waiting = self._waiting, deque()
-            self._waiting_traces = 0
-        for request in requests:
+    def end(self) -> None:
+        while (request := self._next()) is not None:
             sampler = request.sampler
             written = sampler is not None and self._file.write(sampler, request.written())
             with self._news:
                 self._written += written
-                self._dropped += not written
+                self.dropped += not written

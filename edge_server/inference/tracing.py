@@ -4,25 +4,106 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.otlp import FrameTrace, RequestSpans
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from edge_server.inference.otlp import Headers, SpanContext, SpanSender
+    from edge_server.inference.otlp import FrameTrace, Parent, SpanSender
     from edge_server.inference.trace_file import TraceWriter
+
+    # The metadata of a call, or the headers of an HTTP request; read only where they are needed.
+    Headers = Callable[[], Iterable[tuple[str, str | bytes]]]
+
+T = TypeVar("T")
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
 # Limit of a traced request id, which may otherwise be as long as a message.
 _LONGEST_ID = 1024
+
+
+class TraceQueue(Generic[T]):
+    """Traces that wait, up to a limit, to be exported on a thread of their own.
+
+    No request waits for a disk or a collector. The worker has no supervisor: one that hangs costs
+    traces and nothing else.
+
+    Args:
+        name: of the thread.
+        gather_s: what comes within that time is exported together; a crash costs as much.
+
+    Attributes:
+        dropped: the number of traces that were not exported.
+    """
+
+    def __init__(self, name: str, gather_s: float) -> None:
+        self.dropped = 0
+        self._gather_s = gather_s
+        self._news = threading.Condition()
+        self._waiting: deque[tuple[int, T]] = deque()
+        self._waiting_size = 0
+        self._closed = False
+        self._worker = Worker(name, self._tick, deadline_s=math.inf, on_end=self.end)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Export what waits, as far as there is time; accept no more."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._worker.stop(timeout_s)
+
+    def write(self, now: float) -> None:
+        """Export what waits at `now` (`time.monotonic()`), or wait a bounded time."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Export what waits, for the last time."""
+        raise NotImplementedError
+
+    def _enqueue(self, item: T, size: int, most: int) -> bool:
+        """Queue `item` and return at once; False where more than `most` would wait."""
+        with self._news:
+            if self._closed or self._waiting_size + size > most:
+                return False
+            self._waiting_size += size
+            self._waiting.append((size, item))
+            if len(self._waiting) == 1:
+                self._news.notify()
+            return True
+
+    def _next(self) -> T | None:
+        with self._news:
+            if not self._waiting:
+                return None
+            size, item = self._waiting.popleft()
+            self._waiting_size -= size
+            return item
+
+    def _clear(self) -> int:
+        """Drop what waits; return its size."""
+        with self._news:
+            size, self._waiting_size = self._waiting_size, 0
+            self._waiting.clear()
+            return size
+
+    def _tick(self, now: float) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._waiting or self._closed)
+            self._news.wait_for(lambda: self._closed, self._gather_s)
+        self.write(now)
 
 
 @dataclass(frozen=True)
@@ -288,28 +369,26 @@ class Tracer:
         sampler = self.sampler(model_name)
         return sampler if sampler.take() else None
 
-    def _report(self, parent: SpanContext | None, request: TracedRequest) -> None:
+    def _report(self, parent: Parent | None, request: TracedRequest) -> None:
         if request.sampler is not None and self._writer is not None:
             self._writer.put(request)
         if self._sender is not None:
-            self._sender.put(RequestSpans(request, parent))
+            self._sender.put_request(request, parent)
 
     def frame(self, camera: str, frame_id: int, capture_ns: int) -> FrameTrace | None:
         """The trace of this frame; None where it is not traced."""
         if self._sender is None or not self._sender.choose(None)[0]:
             return None
         about: dict[str, str | int] = {"edge.camera": camera, "edge.frame_id": frame_id}
-        return FrameTrace(self._sender, capture_ns, about)
+        return self._sender.frame(capture_ns, about)
 
-    def of_frame(self, model_name: str, parent: SpanContext) -> ModelTrace | None:
+    def of_frame(self, model_name: str, parent: Parent) -> ModelTrace | None:
         """The trace of a traced frame's request; `parent` is the stage that it belongs to."""
         sender = self._sender
         if sender is None:
             return None
 
-        def report(request: TracedRequest) -> None:
-            sender.put(RequestSpans(request, parent, is_server=False))
-
+        report = partial(sender.put_request, parent=parent, is_server=False)
         return TracedRequest(None, self._ids, report).trace(model_name, "")
 
     def begin_anew(self, rule: TraceRule) -> None:
