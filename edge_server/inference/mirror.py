@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from edge_server.backends.contract import interrupt, not_counted, on_host
+from edge_server.backends.contract import Interruptible, interrupt, not_counted, on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -33,6 +33,7 @@ from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import size_bytes
 from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.interface import interface_break
+from edge_server.process.worker import Worker
 from edge_server.requests import InferResponse, Reply
 from edge_server.tensors import Tensor, is_finite
 
@@ -53,6 +54,8 @@ _CALCULATE = FRAMEWORK_BACKENDS | {
 }
 # The deadline of a replay in the predecessor's queue.
 _DEADLINE_S = 10.0
+# How often a thread looks for a replay that hangs, where its model can be ended.
+_LOOK_S = 1.0
 
 
 class Fault(Enum):
@@ -106,6 +109,8 @@ class ReplayTarget:
         self._snapshot = _MembersOnly(models[1:])
         self.calculates = False
         self.batch_size = 1
+        self._watch: Worker | None = None
+        self._began_s = math.inf
 
     @property
     def others_used(self) -> bool:
@@ -118,10 +123,11 @@ class ReplayTarget:
         """Run a copied request. A model is closed after its runs, so one that hangs is waited for;
         it is ended where its backend can do that."""
         predecessor = self._models[0]
-        watch = threading.Timer(MODEL_STUCK_S, self._end_runs, [time.monotonic()])
-        watch.daemon = True
-        with suppress(RuntimeError):  # the system has no thread left
-            watch.start()
+        if self._watch is None and any(isinstance(m.model, Interruptible) for m in self._models):
+            self._watch = Worker("replays", self._end_hanging, deadline_s=math.inf)
+            with suppress(RuntimeError):  # the system has no thread left
+                self._watch.start()
+        self._began_s = time.monotonic()
         reply: Reply[InferResponse] = Reply()
         queued = replace(request, deadline=time.monotonic() + _DEADLINE_S)
         try:
@@ -131,13 +137,19 @@ class ReplayTarget:
         except EdgeServerError as error:
             return error
         finally:
-            watch.cancel()
+            self._began_s = math.inf
 
-    def _end_runs(self, began: float) -> None:
-        for model in self._models:
-            interrupt(model.model, began + ENDS_S)
+    def _end_hanging(self, now: float) -> None:
+        began_s = self._began_s
+        if now - began_s > MODEL_STUCK_S:
+            for model in self._models:
+                interrupt(model.model, began_s + ENDS_S)
+        if self._watch is not None:
+            self._watch.wait(_LOOK_S)
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.ask_to_stop()
         for model in self._models:
             try:
                 model.close()

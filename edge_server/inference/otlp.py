@@ -315,7 +315,8 @@ class SpanSender(TraceQueue[HasSpans]):
         self._share = share
         given = dict(each.split("=", 1) for each in settings.resource)
         self._make = MakeSpan({"host.name": socket.gethostname(), **resource, **given})
-        self._exporter = None if export is not None else exporter(settings)
+        # The library has no type for `shutdown`.
+        self._exporter: Any = None if export is not None else exporter(settings)
         self._give = export
         self._backoff = Backoff(*_RETRY_S)
         self._retry_at = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -277,7 +277,7 @@ class ModelStatistics:
 
     def _begin(self) -> None:
         self._counts = Counts()
-        self._latencies = Latencies()
+        self._latencies = Buckets(_BOUNDS_NS)
         self._summaries = RequestSummaries() if self.kept.summaries else None
         self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
 
@@ -285,8 +285,10 @@ class ModelStatistics:
         """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
         `least` requests."""
         with self._lock:
-            enough = self._latencies.count >= least
-            return self._latencies.quantile_ns(0.99) if enough else 0
+            bounds_ns, at_most, _ = self._latencies.now()
+        if at_most[-1] < max(1, least):
+            return 0
+        return round(bounds_ns[bisect_left(at_most, 0.99 * at_most[-1])])
 
     def counts(self) -> Counts:
         with self._lock:
@@ -386,24 +388,3 @@ class ModelStatistics:
             response.compute_infer.add(ns)
             response.compute_output.add(0)
             (response.fail if failed else response.success).add(ns)
-
-
-class Latencies:
-    """Counts of durations in ns, in buckets a quarter wide; the caller locks."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._buckets = [0] * len(_BOUNDS_NS)
-
-    def add(self, ns: int) -> None:
-        self.count += 1
-        self._buckets[bisect(_BOUNDS_NS, ns)] += 1
-
-    def quantile_ns(self, share: float) -> int:
-        """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
-        above = self.count * (1 - share)
-        for count, bound_ns in zip(reversed(self._buckets), reversed(_BOUNDS_NS), strict=True):
-            above -= count
-            if above < 0:
-                return bound_ns
-        return 0
