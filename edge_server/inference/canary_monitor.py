@@ -25,7 +25,7 @@ from edge_server.inference.mirror import (
     all_finite,
     has_non_finite,
 )
-from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
+from edge_server.inference.registry import SchedulerWrapper
 from edge_server.inference.statistics import FailureReason
 from edge_server.process.awake_time import AwakeTime
 from edge_server.process.worker import Worker
@@ -131,7 +131,7 @@ class WatchedScheduler(SchedulerWrapper):
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._ended:
             return self.beneath.infer(request, snapshot)
-        return infer_by_submit(self, request, snapshot)
+        return super().infer(request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if self._ended:

@@ -17,7 +17,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.execution import Job
 from edge_server.inference.line import Waiter
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class ExpectedWait:
             )
 
 
-class DirectScheduler:
+class DirectScheduler(Submits):
     """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop.
 
     Where every instance is busy the caller waits for one until its deadline; a request whose
@@ -354,7 +354,7 @@ class DirectScheduler:
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
-            return infer_by_submit(self, request, snapshot)
+            return super().infer(request, snapshot)
         job = Job(self._executor, request, snapshot)
         try:
             instance = self._take(job)

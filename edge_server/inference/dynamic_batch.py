@@ -15,7 +15,7 @@ from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError,
 from edge_server.inference.direct import DirectScheduler, ExpectedWait
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
     # A job that left the queue without a run, and its error.
     RefusedJob = tuple[Job, EdgeServerError]
@@ -290,7 +290,7 @@ _LOOK_S = 5.0
 _STOP_S = 5.0
 
 
-class DynamicBatchScheduler:
+class DynamicBatchScheduler(Submits):
     """A queue of requests, and as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
@@ -335,9 +335,6 @@ class DynamicBatchScheduler:
         except RuntimeError as error:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor, request, snapshot, respond)

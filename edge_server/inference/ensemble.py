@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.inference.ensemble_steps import DataFlow, EnsembleCall, plan_of
 from edge_server.inference.line import StepSlots
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from edge_server.inference.ensemble_steps import DataSet, Plan, PlannedStep
-    from edge_server.inference.line import LineWatch, StepThreads
+    from edge_server.inference.line import StepThreads
     from edge_server.inference.registry import Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
@@ -332,15 +332,12 @@ class _StepCall(Reply["InferResponse"]):
 _PLANS = 64
 
 
-class EnsembleScheduler:
+class EnsembleScheduler(Submits):
     """Runs the steps that the requested outputs need, each as soon as its tensors are there.
 
     The graph is resolved before the scheduler is made, so an order exists. Steps run in the
     snapshot that the request's lease pins, so no request sees two versions of one member. With a
     decoupled step the ensemble responds once for each response of that step, in their order.
-
-    Args:
-        watch: drops the ended tasks that wait for a slot of a step; None without such a watch.
     """
 
     def __init__(
@@ -349,24 +346,22 @@ class EnsembleScheduler:
         version: int,
         statistics: ModelStatistics,
         threads: StepThreads,
-        watch: LineWatch | None = None,
     ) -> None:
         self._call = partial(EnsembleCall, config, str(version), statistics)
         self._threads = threads
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._plan = lru_cache(_PLANS)(partial(plan_of, config))
         limit = config.max_inflight_requests
-        self._slots = [StepSlots(limit, watch) for _ in config.steps] if limit else []
-        self._watch = watch
-        if watch is not None:
-            for slots in self._slots:
-                watch.add(slots)
+        self._watch = threads.watch
+        self._slots = [StepSlots(limit, self._watch) for _ in config.steps] if limit else []
+        for slots in self._slots:
+            self._watch.add(slots)
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         names = request.outputs or self._output_names
         plan = self._plan(frozenset(names))
         if not plan.is_chain or self._slots:
-            return infer_by_submit(self, request, snapshot)
+            return super().infer(request, snapshot)
         call = self._call(request, names)
         try:
             response = _run_chain(plan, call, snapshot)
@@ -390,9 +385,8 @@ class EnsembleScheduler:
         return inf
 
     def close(self) -> None:
-        if self._watch is not None:
-            for slots in self._slots:
-                self._watch.remove(slots)
+        for slots in self._slots:
+            self._watch.remove(slots)
 
 
 def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferResponse:

@@ -184,12 +184,12 @@ class StepThreads:
 
     Args:
         limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
-        watch: drops ended tasks while every thread is busy; None without such a watch.
+        watch: drops ended tasks while every thread is busy.
     """
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
         self._limit = limit
-        self._watch = watch
+        self.watch = watch or LineWatch()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._threads: list[threading.Thread] = []
@@ -213,8 +213,7 @@ class StepThreads:
             if not self._closed and (self._threads or not self._limit):
                 # Every thread has a task, or one queued before this, and then takes this one.
                 self._tasks.append(task)
-                if self._watch is not None:
-                    self._watch.note_waiting()
+                self.watch.note_waiting()
                 return
         # A request that has outlived the server's stop, whose caller may still be there.
         _started(threading.Thread(target=task.run, name="step-late", daemon=True))
@@ -281,10 +280,10 @@ class StepSlots:
     only.
 
     Args:
-        watch: drops the parked tasks of ended requests; None without such a watch.
+        watch: drops the parked tasks of ended requests.
     """
 
-    def __init__(self, limit: int, watch: LineWatch | None = None) -> None:
+    def __init__(self, limit: int, watch: LineWatch) -> None:
         self._limit = limit
         self._watch = watch
         self._taken = 0
@@ -307,8 +306,7 @@ class StepSlots:
                     f"Exceeds maximum queue size: {MOST_WAITING} requests wait for a step already"
                 )
             (self._parked.appendleft if urgent else self._parked.append)(task)
-            if self._watch is not None:
-                self._watch.note_waiting()
+            self._watch.note_waiting()
             return False
 
     def wait(self, deadline: float | None, held: Task, given_up: Callable[[], bool]) -> bool:
@@ -320,8 +318,7 @@ class StepSlots:
         waiter = Waiter(self._changed)
         with self._changed:
             self._held.append(held)
-            if self._watch is not None:
-                self._watch.note_waiting()
+            self._watch.note_waiting()
             try:
                 free = waiter.wait(lambda: given_up() or self._taken < self._limit, deadline)
             finally:

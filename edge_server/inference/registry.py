@@ -293,34 +293,33 @@ class Snapshot:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 
 
-def infer_by_submit(
-    scheduler: Scheduler, request: InferRequest, snapshot: Snapshot
-) -> InferResponse:
-    """`Scheduler.infer` for a scheduler that queues: submit `request` and wait for its response.
+class Submits:
+    """A scheduler whose `infer` submits the request and waits for its response."""
 
-    A caller that leaves early, at its deadline or cancelled, leaves the request in the queue, or
-    running: the snapshot stays leased until the final response.
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        """See `Scheduler.infer`.
 
-    Raises:
-        EdgeServerError: see `Scheduler.infer`.
-    """
-    reply: Reply[InferResponse] = Reply(snapshot.retain())
-    try:
-        scheduler.submit(request, snapshot, reply)
-    except BaseException:
-        reply(None, True)
-        raise
-    return reply.wait(request)
+        A caller that leaves early, at its deadline or cancelled, leaves the request in the queue,
+        or running: the snapshot stays leased until the final response.
+        """
+        reply: Reply[InferResponse] = Reply(snapshot.retain())
+        try:
+            self.submit(request, snapshot, reply)
+        except BaseException:
+            reply(None, True)
+            raise
+        return reply.wait(request)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        """See `Scheduler.submit`."""
+        raise NotImplementedError
 
 
-class SchedulerWrapper:
+class SchedulerWrapper(Submits):
     """A scheduler that does something before or after the one `beneath` it, which it closes."""
 
     def __init__(self, beneath: Scheduler) -> None:
         self.beneath = beneath
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return self.beneath.infer(request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self.beneath.submit(request, snapshot, respond)
@@ -345,9 +344,6 @@ class TracedScheduler(SchedulerWrapper):
         super().__init__(loaded.scheduler)
         self._trace = trace
         self._version = loaded.version
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         trace = self._trace

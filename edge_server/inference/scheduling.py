@@ -20,7 +20,7 @@ from edge_server.inference.line import LineWatch, StepThreads
 from edge_server.inference.registry import LoadedModel, RefCount, Snapshot
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.sequence import SequenceScheduler
-from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
+from edge_server.inference.statistics import COUNTERS_ONLY, LatencyMetrics, ModelStatistics
 from edge_server.model_config.files import WARMUP_DIRECTORY, reading
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.requests import InferRequest, Reply
@@ -216,7 +216,6 @@ def _array(data: WarmupInput, folder: Path) -> NDArray[Any]:
 
 
 _NO_EFFECT = "model %s: field '%s' has no effect here: the server runs without %s"
-_COUNTERS_ONLY = LatencyMetrics()
 
 
 class Scheduling:
@@ -234,7 +233,7 @@ class Scheduling:
         self,
         limiter: RateLimiter | None = None,
         cache_bytes: int = 0,
-        latency_metrics: LatencyMetrics = _COUNTERS_ONLY,
+        latency_metrics: LatencyMetrics = COUNTERS_ONLY,
     ) -> None:
         self._limiter = limiter
         self._latency_metrics = latency_metrics
@@ -249,7 +248,7 @@ class Scheduling:
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
         statistics = self._statistics(config)
-        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
+        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads)
         scheduler = self._cached(config, ensemble, statistics)
         return LoadedModel(config, version, scheduler, statistics)
 

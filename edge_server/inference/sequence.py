@@ -16,7 +16,7 @@ from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavail
 from edge_server.inference.direct import InstancePool
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.inference.sequence_book import (
     DirectStrategy,
     Head,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edge_server.inference.sequence_book import BookedSequence, WaitingRequest
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
-    from edge_server.requests import InferResponse, Respond
+    from edge_server.requests import Respond
 
     _Begun = tuple[BookedSequence[Job], WaitingRequest[Job]]
     _Refused = list[tuple[Job, EdgeServerError]]
@@ -125,7 +125,7 @@ class InstanceThread:
 _LONGEST_WAIT_S = 5.0
 
 
-class SequenceScheduler:
+class SequenceScheduler(Submits):
     """Runs each sequence in order on one instance, several sequences as one batch.
 
     A cancelled or overdue request does not run, at whatever position, and ends its sequence: the
@@ -182,9 +182,6 @@ class SequenceScheduler:
         except RuntimeError as error:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor, request, snapshot, respond)

@@ -122,7 +122,7 @@ _MOST_RESPONSES = 1000
 _BOUNDS_NS = [(5 + quarter) << octave >> 2 for octave in range(10, 64) for quarter in range(4)]
 
 
-_COUNTERS_ONLY = LatencyMetrics()
+COUNTERS_ONLY = LatencyMetrics()
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -262,7 +262,7 @@ class ModelStatistics:
 
     def __init__(
         self,
-        kept: LatencyMetrics = _COUNTERS_ONLY,
+        kept: LatencyMetrics = COUNTERS_ONLY,
         first_response_bounds_ms: Sequence[float] = (),
         tags: Mapping[str, str] = NO_TAGS,
         *,
