@@ -81,9 +81,7 @@ class WatchedScheduler(SchedulerWrapper):
     the request, and with it its sequence, held finite numbers alone.
 
     Args:
-        window: how many requests `recent` covers.
         most: counting ends by itself after so many requests; None is unlimited.
-        wake: called after each request with a fault.
     """
 
     def __init__(
@@ -197,8 +195,6 @@ class WatchedScheduler(SchedulerWrapper):
 
 
 class _SpoiltSequences:
-    """Sequences that got non-finite inputs: a model's state may keep such numbers for good."""
-
     def __init__(self) -> None:
         self._ids: set[int | str] = set()
 
@@ -280,7 +276,6 @@ class WatchedVersion(NamedTuple):
         return ""
 
     def slower(self) -> str:
-        """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
         times = mirror.times() if mirror is not None and mirror.timed else []
         if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
@@ -296,11 +291,7 @@ class WatchedVersion(NamedTuple):
         )
 
     def hang(self, awake: AwakeTime) -> str:
-        """The run that hangs; on the monitor's thread, which replays the request at once.
-
-        Args:
-            awake: of the monitor, which has just looked.
-        """
+        """The run that hangs; on the monitor's thread, which replays the request at once."""
         run_s = awake.since(self.scheduler.running_since())
         if run_s < HANGS_S:
             return ""
@@ -412,9 +403,7 @@ class CanaryMonitor:
     away.
 
     Args:
-        name: the model's name.
         on_failed: called with the reason, at most once, on the thread of this monitor.
-        on_passed: likewise; never both.
         on_over: called last, whatever the verdict.
         on_news: called whenever the news of a serving version changes; empty where there is none
             any more.
@@ -525,13 +514,11 @@ class CanaryMonitor:
         return False
 
     def fault(self) -> str:
-        """The fault that makes a version worse, from the responses so far; empty where none is."""
         found = ((each.model.version, each.fault()) for each in self.watched)
         return next((f"version {version}: {text}" for version, text in found if text), "")
 
     @property
     def is_comparing(self) -> bool:
-        """Whether requests with a fault still wait for their replay."""
         mirrors = [each.mirror for each in self.watched]
         return not self._over and any(m is not None and m.is_comparing for m in mirrors)
 

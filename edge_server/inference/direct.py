@@ -48,9 +48,7 @@ class InstancePool:
     Urgent callers go before the others, but every fourth run is one of the others' who wait.
 
     Args:
-        passive: instances that stay loaded and never run.
         limiter: decides which of `instances` may run, and when; None where all may.
-        shares: those of `instances` and `passive` in the limiter, in order.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class InstancePool:
         )
 
     def running_s(self, now: float) -> float:
-        """The age of the oldest unfinished run at `now`; 0 where an instance is idle."""
         return 0.0 if self._idle else max(0.0, now - self.running_since())
 
     def close(self) -> None:
@@ -298,11 +295,7 @@ class ExpectedWait:
     never refused, so that quick runs correct what slow runs have taught. No lock is needed.
 
     Args:
-        instances: number of concurrent runs.
         together: maximum number of requests per run.
-
-    Attributes:
-        runs_s: the durations of the last runs.
     """
 
     def __init__(self, instances: int, together: int = 1) -> None:
@@ -315,8 +308,6 @@ class ExpectedWait:
 
         Args:
             ahead: number of requests served before it.
-            running_s: age of the oldest run; 0 where an instance is idle.
-            now: `time.monotonic()`.
 
         Raises:
             DeadlineExceeded: the deadline has passed already.

@@ -68,8 +68,7 @@ class PolicyQueue:
     def add(self, job: Job, now_ns: int) -> None:
         """Append `job` to its level.
 
-        Raises:
-            Unavailable: that level is full (Triton's text).
+        Raises: Unavailable: that level is full (Triton's text).
         """
         request = job.request
         level = self._level_of(request)
@@ -111,7 +110,6 @@ class PolicyQueue:
         self._forget_empty()
 
     def drop_dead(self, now_ns: int) -> None:
-        """Drop all jobs dead by `now_ns`, at any position."""
         for level in self._levels.values():
             level.search(now_ns, self._refused)
         self._forget_empty()
@@ -246,7 +244,6 @@ class BatchRule:
         )
 
     def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
-        """The batch at the head of `line` at `now_ns` (`time.monotonic_ns()`)."""
         first: Job | None = None
         count = size = preferred_count = 0
         oldest_ns = now_ns
@@ -300,11 +297,7 @@ class DynamicBatchScheduler(Submits):
 
     The workers have no supervisor: a model that hangs shows in `running_since`.
 
-    Args:
-        watch: applies the time limits of the queue, also while every worker runs a model.
-
-    Raises:
-        InternalError: the system gives no thread; the pool is closed.
+    Raises: InternalError: the system gives no thread; the pool is closed.
     """
 
     def __init__(
@@ -351,7 +344,6 @@ class DynamicBatchScheduler(Submits):
         return DirectScheduler(self._executor, self._pool)
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`; the queue's time limits count here, too."""
         with self._work:
             self._queue.drop_dead(time.monotonic_ns())
             refused = self._queue.take_refused()
@@ -405,13 +397,11 @@ class DynamicBatchScheduler(Submits):
         return None
 
     def _check_wait(self, request: InferRequest) -> None:
-        """Raises: DeadlineExceeded, Unavailable: the run would start too late."""
         now = time.monotonic()
         ahead, running_s = self._queue.ahead_of(request), self._pool.running_s(now)
         self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
-        """Run one batch, or wait a bounded time for requests; False ends the worker."""
         if self._begin_gathering():
             try:
                 self._run_batch()
@@ -502,11 +492,7 @@ class OrderedResponses:
     def place(
         self, respond: Respond, gone: Callable[[], EdgeServerError | None] = lambda: None
     ) -> Respond:
-        """Return a callback that replaces `respond` and passes its responses on in order.
-
-        Args:
-            gone: the error of a cancelled or overdue request; None while its caller waits.
-        """
+        """Return a callback that replaces `respond` and passes its responses on in order."""
         place = _Place(respond, gone)
         with self._lock:
             self._places.append(place)

@@ -155,7 +155,6 @@ class EnsembleRun:
             return None
 
     def _submit(self, task: StepTask, ready: deque[StepTask]) -> None:
-        """Submit `task` to its model; `ready` gets the tasks that a response here makes ready."""
         step, slots = task.step, self.slots_of(task.step)
         if slots is not None and not task.has_slot:
             try:
@@ -185,8 +184,7 @@ class EnsembleRun:
     def _take(self, task: StepTask, response: ResponseCallback, *, final: bool) -> list[StepTask]:
         """Store a step's response unless the run is over; return the steps it makes ready.
 
-        Raises:
-            EdgeServerError: the response is an error, or lacks what other steps wait for.
+        Raises: EdgeServerError: the response is an error, or lacks what other steps wait for.
         """
         step = task.step
         if isinstance(response, EdgeServerError):
@@ -305,7 +303,6 @@ class _StepCall(Reply["InferResponse"]):
     The step keeps the snapshot's models open until its last response.
 
     Attributes:
-        ready: the tasks of the submitting thread.
         thread: that thread, while it submits; else 0.
     """
 
@@ -390,11 +387,7 @@ class EnsembleScheduler(Submits):
 
 
 def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferResponse:
-    """Run steps that wait for each other one after the other, on this very thread.
-
-    Raises:
-        EdgeServerError: a step failed, or was not begun.
-    """
+    """Run steps that wait for each other one after the other, on this very thread."""
     tensors: dict[str, Tensor | None] = dict(call.inputs())
     timings: list[StepTiming] = []
     for step in plan.steps:

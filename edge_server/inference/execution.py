@@ -116,7 +116,6 @@ class Job:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """See `RespondTensors`."""
         if self.ended:
             if not self.padding:
                 log.warning("model %s: a response after the last one", self.executor.config.name)
@@ -162,7 +161,6 @@ class Job:
 
 
 def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
-    """The number of rows of a checked request; 0 where the model does not batch."""
     batched = config.max_batch_size > 0 and request.inputs
     return next(iter(request.inputs.values())).shape[0] if batched else 0
 
@@ -263,7 +261,6 @@ class Executor:
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
     def _request(self, job: Job) -> ExecuteRequest:
-        """`job` as its instance takes it, with the inputs in the model's own shapes."""
         inputs = job.inputs
         if shapes := self._model_shapes:
             inputs = {
@@ -318,7 +315,6 @@ class Executor:
         *,
         final: bool,
     ) -> None:
-        """Pass a response of a decoupled model on to the caller, and count it."""
         if job.padding:
             return
         now_ns = time.monotonic_ns()

@@ -159,8 +159,6 @@ LIMIT = 32
 
 
 class Task(Protocol):
-    """A step of one request that has all its tensors."""
-
     def run(self) -> None: ...
 
     def run_later(self) -> None:
@@ -184,7 +182,6 @@ class StepThreads:
 
     Args:
         limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
-        watch: drops ended tasks while every thread is busy.
     """
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
@@ -204,8 +201,7 @@ class StepThreads:
     def run(self, task: Task) -> None:
         """Run `task` as soon as a thread is free, never on the caller's, unless it is over then.
 
-        Raises:
-            Unavailable: there is no thread, and the system gives none.
+        Raises: Unavailable: there is no thread, and the system gives none.
         """
         with self._changed:
             if self._offer(task):
@@ -219,7 +215,6 @@ class StepThreads:
         _started(threading.Thread(target=task.run, name="step-late", daemon=True))
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`."""
         for task in _drop_over(self._tasks, self._changed):
             task.dropped()
         return bool(self._tasks)
@@ -278,9 +273,6 @@ class StepSlots:
 
     Only a request at the model holds a slot, so a caller that waits for a slot waits for models
     only.
-
-    Args:
-        watch: drops the parked tasks of ended requests.
     """
 
     def __init__(self, limit: int, watch: LineWatch) -> None:
@@ -294,8 +286,7 @@ class StepSlots:
     def take(self, task: Task, *, urgent: bool) -> bool:
         """Take a slot; where none is left, `task` is run later once one may be free.
 
-        Raises:
-            Unavailable: the limit of parked tasks is reached.
+        Raises: Unavailable: the limit of parked tasks is reached.
         """
         with self._changed:
             if self._taken < self._limit:
@@ -350,13 +341,11 @@ class StepSlots:
             parked.run_later()
 
     def look_again(self) -> None:
-        """Wake all waiting threads to check whether they have given up."""
         with self._changed:
             self._changed.notify_all()
 
 
 def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
-    """Remove the tasks of ended requests from `tasks`, and return them."""
     with lock:
         waiting = tuple(tasks)
     # Outside the lock, because `is_over` may respond to a caller.
@@ -371,7 +360,6 @@ def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
 
 
 def _started(thread: threading.Thread) -> None:
-    """Raises: Unavailable: the system gives no thread."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -187,8 +187,7 @@ def copied(request: InferRequest) -> InferRequest:
     """The request to run again, without the caller's deadline and cancellation; its inputs stay
     constant after the caller gets the response.
 
-    Raises:
-        EdgeServerError: the device that holds an input failed.
+    Raises: EdgeServerError: the device that holds an input failed.
     """
     return replace(
         request,
@@ -248,10 +247,6 @@ class Mirror:
 
     Any thread may call any method but `step` and `time_s`, which have one thread.
 
-    Args:
-        target: the predecessor; closed by the thread that calls `step`.
-        wake: called when there is something to replay.
-
     Attributes:
         comparable: whether the predecessor's responses are known.
         shared_failures: number of requests that both versions failed at, and neither refused.
@@ -275,7 +270,6 @@ class Mirror:
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
-        """Whether the next request is to be replayed as a sample."""
         may = self.target.calculates and not self._has_sample
         return may and time.monotonic() >= self._samples_from_s
 
@@ -296,7 +290,6 @@ class Mirror:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether replays of requests with a fault are queued or running."""
         with self._lock:
             replays = (self._running, *self._waiting)
         return any(replay is not None and replay.fault is not None for replay in replays)
@@ -326,11 +319,9 @@ class Mirror:
         return [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
 
     def wait_s(self, now: float) -> float:
-        """How long to wait before `step`; infinity where the queue is empty."""
         return max(0.0, self._rests_till_s - now) if self._waiting else math.inf
 
     def step(self) -> bool:
-        """Replay the first queued request; False where the queue is empty."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -413,8 +404,6 @@ class Mirror:
 
 
 class _Replay(NamedTuple):
-    """Without `fault` a sample."""
-
     request: InferRequest
     fault: Fault | None
     work_ns: int

@@ -88,9 +88,6 @@ class MakeSpan:
     """Makes spans of monotonic times.
 
     These become epoch times as late as here: a step of the clock moves all spans.
-
-    Args:
-        resource: what the spans' resource says.
     """
 
     def __init__(self, resource: Mapping[str, str]) -> None:
@@ -128,23 +125,18 @@ class MakeSpan:
 
 
 class HasSpans(Protocol):
-    """Something traced that is over."""
-
     @property
     def most_spans(self) -> int:
         """No fewer than `spans` yields."""
         ...
 
-    def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]:
-        """Yield the spans; called once."""
-        ...
+    def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]: ...
 
 
 class RequestSpans(NamedTuple):
     """The spans of a client's request: `InferRequest` (Triton's name) and below it its models.
 
     Attributes:
-        request: one that is over.
         parent: of the client; None begins a trace.
         is_server: False for a frame's request, which lies within the frame's own span.
     """
@@ -226,9 +218,7 @@ class FrameTrace:
     Its stages follow one another; one thread at a time calls it.
 
     Args:
-        sender: gets the spans.
         capture_ns: `time.monotonic_ns` of the capture.
-        attributes: of the frame.
     """
 
     def __init__(
@@ -253,7 +243,6 @@ class FrameTrace:
         return context
 
     def end(self, error: str = "", **attributes: str | int) -> None:
-        """End the last stage and the frame."""
         self._end_ns = time.monotonic_ns()
         self._error = error
         self._attributes = {**self._attributes, **attributes}
@@ -291,14 +280,8 @@ class SpanSender(TraceQueue[HasSpans]):
     once, and when it takes them again; the next attempt comes after a growing time.
 
     Args:
-        settings: where to send spans.
         share: of the requests and frames that are traced, 0..1.
         resource: what the spans' resource says beside the settings: name, version and so on.
-        export: for tests; the library's exporter by default.
-
-    Attributes:
-        sent: number of spans that the collector took.
-        failing: the collector did not take the last spans.
     """
 
     def __init__(
@@ -329,7 +312,6 @@ class SpanSender(TraceQueue[HasSpans]):
         return random.random() < self._share, None  # noqa: S311 - a sample, not a secret
 
     def put(self, traced: HasSpans) -> None:
-        """Queue the spans of `traced` and return at once."""
         spans = traced.most_spans
         if not self._enqueue(traced, spans, MOST_WAITING):
             self.dropped += spans
@@ -337,11 +319,9 @@ class SpanSender(TraceQueue[HasSpans]):
     def put_request(
         self, request: TracedRequest, parent: SpanContext | None, *, is_server: bool = True
     ) -> None:
-        """Queue the spans of `request`, which is over; see `RequestSpans`."""
         self.put(RequestSpans(request, parent, is_server))
 
     def frame(self, capture_ns: int, attributes: Mapping[str, str | int]) -> FrameTrace:
-        """The trace of a frame."""
         return FrameTrace(self, capture_ns, attributes)
 
     def start(self) -> None:
@@ -369,7 +349,6 @@ class SpanSender(TraceQueue[HasSpans]):
         self.dropped += self._clear()
 
     def send(self) -> None:
-        """Send what waits; on the sender's thread."""
         self._make.epoch_ns = time.time_ns() - time.monotonic_ns()
         while spans := self._take():
             try:
@@ -410,7 +389,6 @@ class SpanSender(TraceQueue[HasSpans]):
 
 
 def exporter(settings: TracingSection) -> OTLPSpanExporter:
-    """The library's exporter to the collector of `settings`."""
     # It logs each attempt; `SpanSender` logs what changes.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return OTLPSpanExporter(

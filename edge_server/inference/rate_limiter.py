@@ -81,8 +81,7 @@ class RateLimiter:
     def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
         """Make a share for each instance of `groups`, in order; passive ones hold theirs from now.
 
-        Raises:
-            ModelConfigError: a resource has less than the instances need (Triton's texts).
+        Raises: ModelConfigError: a resource has less than the instances need (Triton's texts).
         """
         joining = [Share(group, place.gpu) for group in groups for place in group.placements]
         with self._lock:
@@ -174,8 +173,7 @@ class RateLimiter:
     def _totals_for(self, shares: Sequence[Share]) -> dict[Resource, int]:
         """The amount of each resource.
 
-        Raises:
-            ModelConfigError: too little for one of `shares`, or one name is used in two ways.
+        Raises: ModelConfigError: too little for one of `shares`, or one name is used in two ways.
         """
         needed = _largest_needs(shares)
         for name in sorted({resource.name for resource in needed}):

@@ -104,14 +104,11 @@ class Scheduler(Protocol):
         Args:
             snapshot: the snapshot that the request's lease pins until the final response.
 
-        Raises:
-            InvalidRequest: the scheduler refuses the request; `respond` is not called.
+        Raises: InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
         ...
 
-    def pending(self) -> int:
-        """The number of requests that wait for an instance."""
-        ...
+    def pending(self) -> int: ...
 
     def running_since(self) -> float:
         """When the oldest unfinished run began (`time.monotonic()`); infinity where nothing runs.
@@ -128,7 +125,6 @@ class LoadedModel:
     """One model version that can respond to requests.
 
     Attributes:
-        model: the model of the scheduler's instances; an ensemble has none.
         after_close: called once everything the version holds is released.
         scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
     """
@@ -203,11 +199,7 @@ class ModelEntry:
 
 
 class Snapshot:
-    """All model entries at one moment. Immutable; safe to read from any thread.
-
-    Args:
-        keep: takes another lease on this snapshot; None where its models are never closed.
-    """
+    """All model entries at one moment. Immutable; safe to read from any thread."""
 
     def __init__(
         self,
@@ -281,8 +273,7 @@ class Snapshot:
     def model_ready(self, name: str, version: str) -> bool:
         """Whether the model can respond; an unknown model is not ready, and no error.
 
-        Raises:
-            InvalidRequest: `version` is not a version number.
+        Raises: InvalidRequest: `version` is not a version number.
         """
         try:
             return not self.find(name, version).not_ready_reason()
@@ -311,7 +302,6 @@ class Submits:
         return reply.wait(request)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """See `Scheduler.submit`."""
         raise NotImplementedError
 
 
@@ -364,7 +354,6 @@ class TracedScheduler(SchedulerWrapper):
 
 
 def innermost(scheduler: Scheduler) -> Scheduler:
-    """The scheduler beneath the wrappers."""
     while isinstance(scheduler, SchedulerWrapper):
         scheduler = scheduler.beneath
     return scheduler
@@ -555,7 +544,6 @@ class Lease(msgspec.Struct, eq=False):
         return self.snapshot
 
     def release(self, *_: object) -> None:
-        """Further calls have no effect."""
         self._registry.end(self)
 
     __exit__ = release

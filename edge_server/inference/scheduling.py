@@ -92,7 +92,6 @@ class _WarmingModel:
         self._samples = samples
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
-        """Raises: ModelConfigError: a sample failed; names model, sample and remedy."""
         instance = self._model.make_instance(name, placement)
         try:
             if isinstance(self._model, Interruptible):
@@ -225,8 +224,6 @@ class Scheduling:
 
     Args:
         limiter: decides which instances of all models run at once; None lets all run.
-        cache_bytes: size of the response cache for models that allow it; 0 is no cache.
-        latency_metrics: the distributions of latencies that the statistics keep.
     """
 
     def __init__(

@@ -57,7 +57,6 @@ class InstanceThread:
     """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
 
     Args:
-        pool: holds the one instance.
         tick: without work it waits on `wake`, a condition of `lock`, for a bounded time.
     """
 
@@ -137,10 +136,7 @@ class SequenceScheduler(Submits):
     until the request is over.
 
     Args:
-        model: each of its instances gets a thread.
-        directory: the model's, for files of initial states.
         watch: drops cancelled and overdue requests while every instance runs.
-        limiter: see `InstancePool`.
 
     Raises:
         ModelConfigError: an initial state is wrong.
@@ -379,7 +375,6 @@ class SequenceScheduler(Submits):
         return refused
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
-        """The rows of the next batch, or how long in s to wait for one."""
         ready = self._book.ready(index)
         if not ready:
             return (), _LONGEST_WAIT_S
@@ -432,7 +427,6 @@ class SequenceScheduler(Submits):
 def _strategy(
     config: ModelConfig, batching: SequenceBatching
 ) -> tuple[int, DirectStrategy | OldestStrategy]:
-    """The number of sequences per instance, and how their requests become batches."""
     max_batch, delay_s = max(1, config.max_batch_size), batching.max_queue_delay_us / 1e6
     candidates = batching.max_candidate_sequences
     if candidates:

@@ -40,12 +40,7 @@ class TraceFile:
     the unwritten traces. Files of an earlier run stay until the first trace for the same file.
     They all count towards the limit. Not thread-safe.
 
-    Args:
-        path: the file; its directory must exist.
-        most_bytes: limit of all files together.
-
-    Raises:
-        Unavailable: `path` is not writable; the text names the path and the remedy.
+    Raises: Unavailable: `path` is not writable; the text names the path and the remedy.
     """
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
@@ -207,7 +202,6 @@ class TraceWriter(TraceQueue["TracedRequest"]):
             )
 
     def put(self, request: TracedRequest) -> None:
-        """Queue `request` for writing and return at once."""
         if not self._enqueue(request, len(request), MOST_WAITING):
             with self._news:
                 self.dropped += 1

@@ -39,7 +39,6 @@ class TraceQueue(Generic[T]):
     traces and nothing else.
 
     Args:
-        name: of the thread.
         gather_s: what comes within that time is exported together; a crash costs as much.
 
     Attributes:
@@ -70,7 +69,6 @@ class TraceQueue(Generic[T]):
         raise NotImplementedError
 
     def end(self) -> None:
-        """Export what waits, for the last time."""
         raise NotImplementedError
 
     def _enqueue(self, item: T, size: int, most: int) -> bool:
@@ -93,7 +91,6 @@ class TraceQueue(Generic[T]):
             return item
 
     def _clear(self) -> int:
-        """Drop what waits; return its size."""
         with self._news:
             size, self._waiting_size = self._waiting_size, 0
             self._waiting.clear()
@@ -155,7 +152,6 @@ class TracedRequest:
 
     Args:
         sampler: the sampler that chose the request for the trace file; None where none did.
-        ids: gives each trace its number.
         when_over: called with this request, on the thread that ended the last trace.
     """
 
@@ -205,7 +201,6 @@ class TracedRequest:
         self._when_over(self)
 
     def written(self) -> bytes:
-        """The elements of Triton's JSON array, one per line."""
         lines = [line for trace in self._traces for line in trace.written()]
         return ",\n".join(lines).encode()
 
@@ -214,11 +209,8 @@ class ModelTrace:
     """See `edge_server.requests.Trace`.
 
     Attributes:
-        request: the traced request around this trace.
-        id: counts the traces of this process.
         parent_id: of the trace around it; 0 for the first of a request.
         moments: name and `time.monotonic_ns`, in the order in which they were recorded.
-        error: why the request failed; empty where it did not.
     """
 
     def __init__(
@@ -262,7 +254,6 @@ class ModelTrace:
         return self.request.trace(model_name, request_id, self.id)
 
     def written(self) -> tuple[str, str]:
-        """The trace's identity, and its timestamps in order, as JSON."""
         about: dict[str, object] = {
             "id": self.id,
             "model_name": self.model_name,
@@ -283,8 +274,6 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """The settings given for all models, or for one."""
-
     given: Mapping[str, Any]
     sampler: Sampler
 
@@ -297,7 +286,6 @@ class Tracer:
     counts its requests anew. Every method may be called from any thread.
 
     Args:
-        at_start: the rule of all models until it is changed.
         writer: None keeps and reports the rules, and writes no traces.
         sender: sends spans of requests, which it chooses itself, and of frames; None sends none.
 
@@ -376,7 +364,6 @@ class Tracer:
             self._sender.put_request(request, parent)
 
     def frame(self, camera: str, frame_id: int, capture_ns: int) -> FrameTrace | None:
-        """The trace of this frame; None where it is not traced."""
         if self._sender is None or not self._sender.choose(None)[0]:
             return None
         about: dict[str, str | int] = {"edge.camera": camera, "edge.frame_id": frame_id}
@@ -392,11 +379,7 @@ class Tracer:
         return TracedRequest(None, self._ids, report).trace(model_name, "")
 
     def begin_anew(self, rule: TraceRule) -> None:
-        """Apply `rule` as if it were that of the start: clients' settings are gone.
-
-        Args:
-            rule: one that requests can be traced with.
-        """
+        """Apply `rule` as if it were that of the start: clients' settings are gone."""
         with self._lock:
             self._at_start = rule
             self._of_all = _Group({}, Sampler(rule))
@@ -410,8 +393,7 @@ class Tracer:
             model_name: empty is all models.
             changes: by the names of `TraceRule`; None removes the setting.
 
-        Raises:
-            InvalidRequest: no request can be traced with these settings (Triton's text).
+        Raises: InvalidRequest: no request can be traced with these settings (Triton's text).
         """
         with self._lock:
             of_all, of_models = self._of_all, dict(self._of_models)
@@ -430,11 +412,7 @@ class Tracer:
 
 
 def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any]) -> _Group:
-    """`group` after `changes`, with the settings of `below` where `group` has none.
-
-    Raises:
-        InvalidRequest: see `Tracer.change`.
-    """
+    """`group` after `changes`, with the settings of `below` where `group` has none."""
     given = {} if group is None else dict(group.given)
     if group is not None and "count" in given:
         given["count"] = group.sampler.rule_now.count
