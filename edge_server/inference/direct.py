@@ -7,7 +7,7 @@ import time
 from collections import deque
 from itertools import zip_longest
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge_server.errors import (
     DeadlineExceeded,
@@ -23,11 +23,11 @@ from edge_server.process.threads import side_by_side
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.backends.contract import Instance, Model
+    from edge_server.backends.contract import Instance
     from edge_server.inference.execution import Executor
     from edge_server.inference.rate_limiter import RateLimiter, Share
     from edge_server.inference.registry import Snapshot
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.requests import Cancellation, InferRequest, InferResponse, Respond
 
 # A typical run is the median of so many: one run that hangs does not close the queue.
@@ -78,7 +78,9 @@ class InstancePool:
         self._waiting = 0
 
     @staticmethod
-    def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
+    def of(
+        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
+    ) -> InstancePool:
         """Create all instances of the configuration.
 
         Raises:
@@ -89,7 +91,7 @@ class InstancePool:
 
     @staticmethod
     def each_of(
-        config: ModelConfig, model: Model, limiter: RateLimiter | None = None
+        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
         """Create one pool per running instance; passive instances are closed with the first pool.
 
@@ -239,13 +241,19 @@ class InstancePool:
             (self._for_urgent if is_urgent_next else self._for_others).notify()
 
 
+class MakesInstances(Protocol):
+    """A model, or what warms its instances up."""
+
+    def make_instance(self, name: str, placement: Placement) -> Instance: ...
+
+
 class _Made(NamedTuple):
     instance: Instance
     passive: bool
     share: Share | None
 
 
-def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> list[_Made]:
+def _make(config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None) -> list[_Made]:
     groups = config.instance_groups
     if groups and all(group.passive for group in groups):
         raise ModelConfigError(

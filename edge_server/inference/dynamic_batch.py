@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A level of this length is searched for cancelled and overdue jobs, and again when it has doubled:
-# such jobs do not pile up behind a model that hangs, whatever limit the level has.
-_SEARCHED_FROM = 64
 # So many empty levels are kept: making them anew takes time.
 _EMPTY_LEVELS = 8
 # The urgent level comes before the first.
@@ -75,8 +72,6 @@ class PolicyQueue:
         if level.full:
             # Dead jobs at the head make room; those further in wait for the queue to move.
             level.settle(now_ns, self._refused)
-        elif len(level) >= level.searched_from:
-            level.search(now_ns, self._refused)
         if level.full:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         level.add(job, now_ns)
@@ -111,7 +106,8 @@ class PolicyQueue:
 
     def drop_dead(self, now_ns: int) -> None:
         for level in self._levels.values():
-            level.search(now_ns, self._refused)
+            for _ in level.walk(now_ns, self._refused):
+                pass
         self._forget_empty()
 
     def next_limit_at(self) -> float:
@@ -150,13 +146,12 @@ class PolicyQueue:
 class _Level:
     """One level: `_line` in order of arrival, then `_late`, the expired jobs (DELAY)."""
 
-    __slots__ = ("_late", "_line", "_policy", "searched_from")
+    __slots__ = ("_late", "_line", "_policy")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
         self._line: deque[tuple[Job, int | None]] = deque()
         self._late: deque[Job] = deque()
-        self.searched_from = _SEARCHED_FROM
 
     def __len__(self) -> int:
         return len(self._line) + len(self._late)
@@ -181,10 +176,6 @@ class _Level:
 
     def settle(self, now_ns: int, refused: list[RefusedJob]) -> None:
         next(self.walk(now_ns, refused), None)
-
-    def search(self, now_ns: int, refused: list[RefusedJob]) -> None:
-        left = sum(1 for _ in self.walk(now_ns, refused))
-        self.searched_from = max(_SEARCHED_FROM, 2 * left)
 
     def walk(self, now_ns: int, refused: list[RefusedJob]) -> Iterator[Job]:
         at = 0
@@ -386,7 +377,9 @@ class DynamicBatchScheduler(Submits):
         if self._closed:
             return stopping(job.request)
         try:
-            self._check_wait(job.request)
+            now = time.monotonic()
+            ahead, running_s = self._queue.ahead_of(job.request), self._pool.running_s(now)
+            self._expected_wait.check(job.request, ahead=ahead, running_s=running_s, now=now)
             self._queue.add(job, job.queued_at_ns)
         except (DeadlineExceeded, Unavailable) as error:
             return error
@@ -395,11 +388,6 @@ class DynamicBatchScheduler(Submits):
         self._watch.note_waiting(self._queue.next_limit_at())
         (self._company if self._gathering else self._work).notify()
         return None
-
-    def _check_wait(self, request: InferRequest) -> None:
-        now = time.monotonic()
-        ahead, running_s = self._queue.ahead_of(request), self._pool.running_s(now)
-        self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
         if self._begin_gathering():
@@ -435,7 +423,10 @@ class DynamicBatchScheduler(Submits):
             except DeadlineExceeded:
                 return
             finally:
-                self._end_gathering()
+                with self._work:
+                    self._gathering = False
+                    if self._queue:
+                        self._work.notify()
             self._refuse(refused)
             if jobs:
                 began = time.monotonic()
@@ -466,12 +457,6 @@ class DynamicBatchScheduler(Submits):
             self._queue.settle(now_ns)
             batch = self._rule.batch(self._queue.in_order(now_ns), now_ns)
             return self._queue.take(batch.count), self._queue.take_refused()
-
-    def _end_gathering(self) -> None:
-        with self._work:
-            self._gathering = False
-            if self._queue:
-                self._work.notify()
 
     def _refuse(self, refused: Iterable[RefusedJob]) -> None:
         for job, error in refused:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from edge_server.backends.contract import Phases, all_on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 from edge_server.inference.execution import batch_size_of, in_rank, in_shape
@@ -314,24 +316,17 @@ class EnsembleCall:
                 name: in_rank(tensor, shapes[name]) if name in shapes else tensor
                 for name, tensor in inputs.items()
             }
-        return InferRequest(
-            step.model_name,
-            inputs,
-            step.version,
-            step.wanted,
-            request.id,
-            request.deadline,
-            request.urgent,
-            request.priority,
-            request.timeout_us,
-            request.sequence,
-            request.parameters,
-            request.cancellation,
-            None if request.trace is None else request.trace.child(step.model_name, request.id),
+        trace = request.trace
+        return replace(
+            request,
+            model_name=step.model_name,
+            inputs=inputs,
+            model_version=step.version,
+            outputs=step.wanted,
+            trace=None if trace is None else trace.child(step.model_name, request.id),
             # The model itself copies outputs that only the response reads: it may have a faster
             # way to the host.
             on_device=request.on_device or step.hands_on,
-            replayed=request.replayed,
         )
 
     def step_failure(self, step: PlannedStep, error: Exception) -> InternalError:

@@ -27,11 +27,12 @@ from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor, first_tensor, random_data, shape_fits, shape_text, zeros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, Model, ModelMetric, Tensors
+    from edge_server.backends.contract import Instance, Model, Tensors
+    from edge_server.inference.direct import MakesInstances
     from edge_server.inference.rate_limiter import RateLimiter
     from edge_server.inference.registry import Scheduler
     from edge_server.model_config.config import ModelConfig, Placement
@@ -47,7 +48,7 @@ RUN_TIMEOUT_S = 90.0
 _BUILDING_TIMEOUT_S = 600.0
 
 
-def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
+def warmed_up(config: ModelConfig, model: Model, directory: Path) -> MakesInstances:
     """Wrap `model` so that each new instance runs the configuration's samples first.
 
     Raises: as `read_samples`.
@@ -78,7 +79,7 @@ def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mappin
 
 
 class _WarmingModel:
-    """A `Model` whose instances have run the samples, which no statistics count.
+    """Makes instances of a model that have run the samples, which no statistics count.
 
     The samples run in an empty snapshot; a Python model finds the models that serve already. A run
     that hangs is ended where the backend can do that.
@@ -102,15 +103,6 @@ class _WarmingModel:
             instance.close()
             raise
         return instance
-
-    def not_ready_reason(self) -> str:
-        return self._model.not_ready_reason()
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return self._model.metrics()
-
-    def close(self) -> None:
-        self._model.close()
 
     def _run_bounded(self, model: Interruptible, instance: Instance) -> None:
         """Raises: ModelLoadError: a run hung, and was ended; GivenUp: see `require_wanted`."""
@@ -325,7 +317,7 @@ class Scheduling:
             return scheduler
         return CachingScheduler(scheduler, self._cache, config, statistics)
 
-    def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
+    def _scheduler(self, executor: Executor, model: MakesInstances, directory: Path) -> Scheduler:
         config = executor.config
         if config.sequence_batching is not None:
             return SequenceScheduler(

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
-    from edge_server.backends.contract import Model, Tensors
+    from edge_server.backends.contract import Tensors
     from edge_server.errors import EdgeServerError
+    from edge_server.inference.direct import MakesInstances
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import LineWatch
     from edge_server.inference.rate_limiter import RateLimiter
@@ -147,7 +148,7 @@ class SequenceScheduler(Submits):
         self,
         executor: Executor,
         batching: SequenceBatching,
-        model: Model,
+        model: MakesInstances,
         directory: Path,
         *,
         watch: LineWatch,
