@@ -42,7 +42,7 @@ from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.cli.models.push import pack
-from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer import receive
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

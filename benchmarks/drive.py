@@ -24,7 +24,7 @@ from edge_server.cameras.synthetic.road_drive import SPEED_MPS, Drive, Truth
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.cameras.synthetic.road_variants import VARIANTS, varied
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.road_geometry import road_of

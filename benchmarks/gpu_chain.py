@@ -21,13 +21,12 @@ from gpu_timing import host_ms
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
-from edge_server.gpu.device_array import CudaArray
-from edge_server.gpu.memory import BufferPool
+from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.gpu.device import Device
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Device, Devices
     from edge_server.model_config.config import Placement
 
 MODELS = Path(__file__).parent.parent / "models"

@@ -26,8 +26,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.devices import Devices
-from edge_server.gpu.libcuda import version_text
+from edge_server.gpu.device import Devices, version_text
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 
 NOT_POSSIBLE = 69
 

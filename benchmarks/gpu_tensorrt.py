@@ -28,21 +28,20 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
-from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import make_plan
-from edge_server.backends.tensorrt.plan_build.process import build
-from edge_server.backends.tensorrt.plan_build.side_car import version_of
+from edge_server.backends.tensorrt.plan_cache import make_plan
+from edge_server.backends.tensorrt.plan_options import build_options_of, version_of
+from edge_server.backends.tensorrt.plan_process import build
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.parse import read_model_config
 from edge_server.repository.scan import Repositories
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.gpu.device_array import CudaArray
+    from edge_server.gpu.memory import CudaArray
 
 RTX_AS_TENSORRT = Path(__file__).parent.parent / "tests" / "rtx_as_tensorrt"
 CHAIN = "lane_detection"

@@ -38,7 +38,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind, SourceOptions
 from edge_server.cameras.synthetic.road_renderer import synthetic_road
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.fair_shares import FairShares

@@ -25,22 +25,21 @@ from gpu_section import run_section
 from gpu_timing import GpuClock, host_ms
 
 from edge_server.backends.vision.preprocess_cpu import scale_frame
-from edge_server.gpu.kernels import kernel_image
-from edge_server.gpu.kernels.preprocess import (
+from edge_server.gpu.memory import DeviceMemory, MappedMemory
+from edge_server.gpu.preprocess_kernel import (
     MAX_FRAMES,
     FrameLayout,
     FramePreprocess,
     PreprocessArgs,
+    kernel_image,
 )
-from edge_server.gpu.memory import DeviceMemory, MappedMemory
 from edge_server.gpu.stream import Module
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.gpu.device import Device
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Device, Devices
 
 WIDTH, HEIGHT = 1920, 1080
 OUT_WIDTH, OUT_HEIGHT = 640, 360

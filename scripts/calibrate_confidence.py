@@ -46,7 +46,7 @@ from lane_training.material import Material, MaterialError
 from lane_training.tusimple import MATCH_ACCURACY, line_threshold_px
 
 from edge_server.errors import EdgeServerError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.lanes.decode import calibrated_confidence
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -36,11 +36,11 @@ from lane_training.tusimple import (
 )
 
 from edge_server.errors import EdgeServerError, ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest

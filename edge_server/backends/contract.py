@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    NotFound,
+    Unavailable,
+)
+from edge_server.model_config.interface import ALLOW_INTERFACE_CHANGE
+from edge_server.model_config.ragged import BatchInputKind
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
-from edge_server.tensors import Tensor
+from edge_server.settings.mistakes import value_mistake
+from edge_server.tensors import Tensor, element_count, shape_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from edge_server.backends.server_context import ModelResolver, ServerContext
-    from edge_server.gpu.devices import Devices
+    from numpy.typing import NDArray
+
+    from edge_server.gpu.device import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
+    from edge_server.model_config.ragged import BatchInput, RaggedBatching
+    from edge_server.requests import InferRequest, Respond
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
@@ -356,3 +370,257 @@ class TensorModel:
 
     def close(self) -> None:
         """Do nothing: the model owns no resources."""
+
+
+class ModelResolver(Protocol):
+    """The other loaded models, as one request may use them."""
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Submit a request to another model; `respond` is called before or after this returns.
+
+        Raises:
+            EdgeServerError: the request is refused; `respond` is not called.
+        """
+        ...
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Return whether that version of the model is ready.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        ...
+
+
+class ServerContext(Protocol):
+    """The other models, including those that a request does not pin, and the means to load them."""
+
+    @property
+    def models(self) -> ModelResolver:
+        """The models as they are at the moment of each call."""
+        ...
+
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> None:
+        """Load or reload model `name`; return when the load is complete.
+
+        Args:
+            name: the model to load.
+            config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
+            files: `file:<version>/<name>` → content, instead of the model's directory.
+            within: the calling model, which may itself be loading.
+
+        Raises:
+            EdgeServerError: the load failed; the text is Triton's where Triton has one.
+        """
+        ...
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Stop new requests to model `name`; return at once.
+
+        Args:
+            name: the model to unload.
+            unload_dependents: also unload the models that `name` depends on.
+
+        Raises:
+            EdgeServerError: the control mode does not allow unloading.
+        """
+        ...
+
+
+class Alone:
+    """A ServerContext with no other models, in which no model can be loaded."""
+
+    @property
+    def models(self) -> Alone:
+        return self
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        del respond
+        raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+
+    def model_ready(self, name: str, version: str) -> bool:
+        del name, version
+        return False
+
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> None:
+        del config, files, within
+        raise Unavailable(f"model '{name}': there is no server here that could load it")
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        del unload_dependents
+        raise Unavailable(f"model '{name}': there is no server here that could unload it")
+
+
+STANDALONE = Alone()
+
+# Valid for every model, whatever its backend: the limit on the median latency of the model's golden
+# requests; a slower version is not published.
+GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
+
+OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
+
+
+class BackendParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The names, types and defaults of a backend's parameters."""
+
+
+P = TypeVar("P", bound=BackendParameters)
+
+
+def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendParameters]) -> None:
+    """Check the configuration's parameters against `kind`, so that `read_parameters` succeeds.
+
+    Raises:
+        ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
+            the file.
+    """
+    try:
+        read_parameters(config, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_encode_fields__) or "none"
+        mistake = value_mistake(str(error), config.parameters)
+        raise ModelConfigError(
+            f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
+        ) from error
+
+
+def ours(config: ModelConfig, kind: type[BackendParameters]) -> ModelConfig:
+    """Return the configuration without the parameters of others, which `kind` does not know: other
+    backends, the plan builder, clients."""
+    known = kind.__struct_encode_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
+
+
+def read_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
+    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
+    return msgspec.convert(own, kind, strict=False)
+
+
+def own_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """Return the parameters that `kind` knows; all others belong to somebody else."""
+    return read_parameters(ours(config, kind), kind)
+
+
+class RaggedInstance:
+    """An `Instance` over a function from tensors to tensors.
+
+    A ragged input is one list of the elements of all requests, in order; other inputs are joined
+    along the batch dimension. A batch of one request is made in the same way. Batch inputs are made
+    from the requests' shapes. Of a batch output each request gets as many elements as the shape of
+    its source input says, of other outputs its rows.
+
+    Args:
+        config: of a model with ragged batching.
+    """
+
+    def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
+        self._run = run
+        self._batches = config.max_batch_size > 0
+        self._ragged = ragged
+        shapes = {spec.name: config.model_shape(spec) for spec in config.outputs}
+        batch = (-1,) if self._batches else ()
+        # Batch output → the shape of a request's part, and the input that its free sizes are of.
+        self._scattered = {
+            name: ((*batch, *shapes[name]), output.source)
+            for output in ragged.batch_outputs
+            for name in output.names
+        }
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
+        def split(made: Tensors, inputs: Sequence[Tensors]) -> list[Tensors]:
+            return [
+                {name: part[name] for name in request.outputs if name in part}
+                for request, part in zip(requests, self._parts(made, inputs), strict=True)
+            ]
+
+        return run_joined(self._run, requests, self._joined, split)
+
+    def close(self) -> None:
+        """Do nothing: the instance owns no resources."""
+
+    def _joined(self, inputs: Sequence[Tensors]) -> dict[str, Tensor]:
+        joined: dict[str, Tensor] = {}
+        for name in inputs[0]:
+            arrays = [each[name].array for each in inputs]
+            if name in self._ragged.inputs:
+                arrays = [array.reshape(-1) for array in arrays]
+            joined[name] = Tensor(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        for each in self._ragged.batch_inputs:
+            shapes = [tensors[each.source].shape for tensors in inputs if each.source in tensors]
+            tensor = Tensor(_batch_input(each, shapes))
+            joined |= dict.fromkeys(each.names, tensor)
+        return joined
+
+    def _parts(self, made: Tensors, inputs: Sequence[Tensors]) -> list[dict[str, Tensor]]:
+        """Return each request's part of the batch's outputs.
+
+        Raises:
+            InternalError: an output has other elements or rows than the requests ask for.
+        """
+        parts: list[dict[str, Tensor]] = [{} for _ in inputs]
+        for name, tensor in made.items():
+            arrays = self._scatter(name, tensor, inputs) if name in self._scattered else None
+            if arrays is None:
+                arrays = self._rows(name, tensor, inputs)
+            for part, array in zip(parts, arrays, strict=True):
+                part[name] = Tensor(array)
+        return parts
+
+    def _scatter(
+        self, name: str, tensor: Tensor, inputs: Sequence[Tensors]
+    ) -> list[NDArray[Any]] | None:
+        shape, source = self._scattered[name]
+        flat = tensor.array.reshape(-1)
+        shapes = [_sized(name, shape, each[source].shape) for each in inputs if source in each]
+        ends = np.cumsum([0, *map(element_count, shapes)]).tolist()
+        if len(shapes) < len(inputs) or ends[-1] != flat.size:
+            raise InternalError(
+                f"output '{name}' has {flat.size} elements; the shapes of '{source}' ask for "
+                f"{ends[-1]}"
+            )
+        return [
+            flat[begin:end].reshape(each)
+            for each, (begin, end) in zip(shapes, pairwise(ends), strict=True)
+        ]
+
+    def _rows(self, name: str, tensor: Tensor, inputs: Sequence[Tensors]) -> list[NDArray[Any]]:
+        if not self._batches:
+            return [tensor.array]
+        ends = np.cumsum([0, *(next(iter(each.values())).shape[0] for each in inputs)]).tolist()
+        if not tensor.shape or tensor.shape[0] != ends[-1]:
+            raise InternalError(
+                f"output '{name}' has shape {shape_text(tensor.shape)} for a batch of {ends[-1]}"
+            )
+        return [tensor.array[begin:end] for begin, end in pairwise(ends)]
+
+
+def _sized(name: str, shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
+    """`shape` with its free sizes taken from the same places of `source`."""
+    if any(size == -1 for size in shape[len(source) :]):
+        raise InternalError(
+            f"output '{name}' has more dimensions than its source input has: {shape_text(source)}"
+        )
+    return tuple(source[place] if size == -1 else size for place, size in enumerate(shape))
+
+
+def _batch_input(made: BatchInput, shapes: Sequence[tuple[int, ...]]) -> NDArray[Any]:
+    """Return the batch input for requests whose source inputs have these shapes."""
+    counts = [element_count(shape) for shape in shapes]
+    kind, dtype = made.kind, made.datatype.numpy
+    if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+        # The shape is the message; Triton leaves the elements as they are.
+        return np.zeros(max(counts, default=0), dtype)
+    values: Mapping[BatchInputKind, Any] = {
+        BatchInputKind.ELEMENT_COUNT: counts,
+        BatchInputKind.ACCUMULATED_ELEMENT_COUNT: np.cumsum(counts),
+        BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: np.cumsum([0, *counts]),
+    }
+    if kind in values:
+        return np.array(values[kind], dtype)
+    items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])], dtype)
+    return items.reshape(-1) if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else items

@@ -39,7 +39,7 @@ from edge_server.errors import (
     Unavailable,
     may_pass,
 )
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing import TraceFile

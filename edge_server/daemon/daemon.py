@@ -45,11 +45,11 @@ from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, 
 from edge_server.daemon.status import LOOK_S, StatusReport
 from edge_server.daemon.status_line import LaneRate, StatusLine
 from edge_server.errors import EdgeServerError, StageStuck
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, BoundedControl, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing import TraceFile, Tracer, TraceWriter
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.control import PollControl
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.picture_feed import PictureFeed

@@ -13,27 +13,26 @@ from edge_server.inference.data_plane import BoundedControl, LiveModels
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
-from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.control import RepositoryControl
-from edge_server.lifecycle.deployments import Deployments
+from edge_server.lifecycle.build import MemoryBudget
+from edge_server.lifecycle.control import PollControl, RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.updates import Deployments
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_tensors import check_replacement
 from edge_server.process.disk import state_directory
 from edge_server.process.utf8 import is_utf8, shown
-from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.repository.content import PrivateCopies, PrivateDirectory
+from edge_server.repository.manifest import SignaturePolicy
 from edge_server.repository.scan import Repositories
-from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.store import ModelStore
 from edge_server.settings import Metrics, Python
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.registry import ModelRegistry
     from edge_server.settings import Repository, Serving, Settings
 

@@ -11,7 +11,7 @@ from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.daemon.device_events import DeviceEvents
 from edge_server.inference.registry import UNLOADED, ModelState
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.control import PollControl
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker

@@ -1,4 +1,4 @@
-"""Builds loaded, validated models from a spec, outside the registry."""
+"""Builds loaded, validated models from a spec, outside the registry, within the memory budget."""
 
 from __future__ import annotations
 
@@ -6,40 +6,184 @@ import time
 from dataclasses import replace
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import LoadContext, interrupt, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no_progress
+from edge_server.board.kernel_files import read_number, read_text
+from edge_server.board.resources import control_groups, read_memory
 from edge_server.errors import EdgeServerError, ModelLoadError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S
-from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
-from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY
+from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY, reading
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.registry import LoadedModel
     from edge_server.inference.scheduling import Scheduling
     from edge_server.inference.statistics import ModelStatistics
-    from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig
-    from edge_server.repository.tree import Fingerprint
+    from edge_server.repository.scan import Fingerprint
 
+_MIB = 1 << 20
+DEFAULT_RESERVE_BYTES = 256 * _MIB
 # A model of these backends consists of its instances only, each with its whole configuration.
 _ONLY_INSTANCES = PROCESS_BACKENDS
 # Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
+
+
+class _Cost(NamedTuple):
+    """The cost of a load: bytes per byte of weights, plus a constant, once or per instance."""
+
+    factor: float
+    beside_bytes: int = 0
+    each_instance: bool = False
+
+
+# Costs at the peak of a load. ONNX Runtime: 2.3 measured at 103 MiB of weights, for the file while
+# it is read and the session. TensorRT: the plan, the engine made from it (in the same memory on a
+# Jetson) and the contexts. Python: a process with numpy, and the weights, which most frameworks
+# hold twice while they read them.
+_COSTS = {
+    "onnxruntime": _Cost(2.5),
+    "tensorrt": _Cost(2.5),
+    "python": _Cost(2.0, 64 * _MIB, each_instance=True),
+    "openvino": _Cost(2.0, 160 * _MIB, each_instance=True),
+    "pytorch": _Cost(2.0, 320 * _MIB, each_instance=True),
+    "paddle": _Cost(2.0, 320 * _MIB, each_instance=True),
+    "tensorflow": _Cost(2.0, 640 * _MIB, each_instance=True),
+}
+_OTHERS = _Cost(1.0)
+
+
+class MemoryBudget:
+    """Refuses a load for which the board lacks memory, before the kernel kills a running process.
+
+    Args:
+        reserve_bytes: the memory that must stay free.
+        root: the root of the file system with /proc and /sys; see `available_bytes`.
+    """
+
+    def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._root = root
+
+    def check(self, model_spec: ModelSpec, versions: Collection[int]) -> None:
+        """Check that there is enough memory to load `versions` of `model_spec` now.
+
+        Raises:
+            TooLittleMemory: the text names the need and the remedy.
+            ModelConfigError: the model's files cannot be read.
+        """
+        needed = needed_bytes(model_spec, versions)
+        if reason := self._shortage(needed):
+            raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
+
+    def has(self, needed_bytes: int) -> bool:
+        """Return whether `needed_bytes` are available at this moment."""
+        return not self._shortage(needed_bytes)
+
+    def _shortage(self, needed_bytes: int) -> str:
+        available = available_bytes(self._root)
+        return "" if available is None else shortage(needed_bytes, available, self._reserve_bytes)
+
+
+def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str:
+    """Return the reason to refuse a load of `needed_bytes`, or "" if there is enough memory."""
+    if needed_bytes <= max(0, available_bytes - reserve_bytes):
+        return ""
+    needed, available, reserve = (
+        f"{count / _MIB:.0f} MiB" for count in (needed_bytes, available_bytes, reserve_bytes)
+    )
+    return (
+        f"too little memory: loading it needs about {needed}, {available} are available and "
+        f"{reserve} of them stay in reserve; unload another model, load fewer instances, or "
+        "raise the daemon's limit where it has one (systemd: MemoryMax=)"
+    )
+
+
+def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
+    """Estimate the additional memory for a load of these versions, in bytes."""
+    cost = _COSTS.get(model_spec.config.backend, _OTHERS)
+    instances = sum(group.count for group in model_spec.config.instance_groups)
+    total = 0
+    for version in versions:
+        weights = _weights_bytes(model_spec.files.versions[version], model_spec.config)
+        each = int(weights * cost.factor) + cost.beside_bytes
+        total += each * (instances if cost.each_instance else 1)
+    return total
+
+
+def _weights_bytes(directory: Path, config: ModelConfig) -> int:
+    """Return the size of the largest file, or of all files if the model itself is a directory."""
+    with reading(directory):
+        model = directory / config.default_model_filename
+        if config.default_model_filename and model.is_dir():
+            return sum(_sizes(model))
+        return max(_sizes(directory), default=0)
+
+
+def _sizes(directory: Path) -> list[int]:
+    return [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
+
+
+class _Names(NamedTuple):
+    """The relevant files of a control group, and the mount point of such groups."""
+
+    mount: str
+    limits: tuple[str, ...]
+    usage: str
+    cache: str
+
+
+# Beyond memory.high a group is slowed down until it uses less.
+_V2 = _Names("", ("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1 = _Names("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the available memory in bytes; None if the system reports neither of its sources.
+
+    The result is the minimum of the memory that the kernel can allocate without swapping and of the
+    remainder in each control group of this process and its parents.
+    """
+    return min(_limits(root), default=None)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    board_bytes = read_memory(root).available_bytes
+    if board_bytes is not None:
+        yield board_bytes
+    for controllers, group in control_groups(root):
+        names = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
+        if names is not None:
+            yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
+
+
+def _left(group: Path, names: _Names) -> Iterator[int]:
+    used = read_number(group / names.usage)
+    # `max` means no limit and does not parse as a number.
+    limits = [n for name in names.limits if (n := read_number(group / name)) is not None]
+    if used is None or not limits:
+        return
+    for line in (read_text(group / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == names.cache and value.isdecimal():
+            # Page cache of inactive files; the kernel drops it first at the limit of a group.
+            used -= int(value)
+    yield max(0, min(limits) - max(0, used))
 
 
 class Reuse(IntEnum):
@@ -55,10 +199,7 @@ class Build:
     """Loads and validates models with their backends.
 
     Args:
-        scheduling: the resources that the models' schedulers share.
         budget: checked before a model is loaded; None checks nothing.
-        devices: the GPUs that models may use.
-        server_context: the other resources of the daemon that models may use.
         timeout_s: the longest time, in seconds, for one request of a model's validation. A model
             that hangs is refused, and its run is ended where its backend can do that. Otherwise it
             is left open: its thread cannot be ended, and the resources that it uses must not be
@@ -91,14 +232,16 @@ class Build:
         Any exception of a backend becomes a failure of this model only.
 
         Args:
-            model_spec: the spec of the model.
             serving: the serving versions; their unchanged parts are reused, see `Reuse`.
             progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
         """
         began = time.monotonic()
         try:
-            self._afford(model_spec, serving)
+            if self._budget is not None:
+                reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
+                new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
+                self._budget.check(model_spec, new)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
@@ -119,18 +262,6 @@ class Build:
         """Make every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return LoadedVersions(part.model_spec, tuple(models))
-
-    def _afford(self, model_spec: ModelSpec, serving: LoadedVersions | None) -> None:
-        """Check the memory budget for the versions that cannot be reused.
-
-        Raises:
-            Unavailable: there is too little memory for them.
-        """
-        if self._budget is not None:
-            made = [
-                v for v in model_spec.versions if _reuse(model_spec, v, serving)[0] < Reuse.MODEL
-            ]
-            self._budget.check(model_spec, made)
 
     def _kept(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,6 @@ class InterfaceRule:
     use the model still fit.
 
     Args:
-        of_cameras: names of the models that detect lanes for cameras.
         check_lane_model: raises ModelConfigError where the second configuration is of no lane
             model, or of one that does not take the images of cameras that use the first.
         has_served: returns whether the content of a spec served before under its name.
@@ -45,11 +45,7 @@ class InterfaceRule:
         self._has_served = has_served
 
     def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
-        """Return the error that forbids `new` to replace `serving`; None if the rule allows it.
-
-        Raises:
-            ModelConfigError: the parameter `allow_interface_change` is neither true nor false.
-        """
+        """Return the error that forbids `new` to replace `serving`; None if the rule allows it."""
         model_spec = new.model_spec
         for old_config, new_config in _pairs(serving, new):
             if model_spec.name in self._of_cameras:
@@ -90,11 +86,7 @@ def _pairs(
 
 
 def _allows(model_spec: ModelSpec) -> bool:
-    """Return whether the model allows a change of its interface.
-
-    Raises:
-        ModelConfigError: the parameter is neither true nor false.
-    """
+    """Return whether the model allows a change of its interface."""
     value = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if value is not None and value not in ("true", "false"):
         raise ModelConfigError(
@@ -197,10 +189,7 @@ def _resolved(
 
 def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
     """Resolve an ensemble with the configurations of its members."""
-
-    def find_member(step: EnsembleStep) -> ModelConfig:
-        return _find_member(model_spec, step, models, reasons)
-
+    find_member = partial(_find_member, model_spec, models, reasons)
     config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
     return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
@@ -218,9 +207,9 @@ def _below(name: str, models: Mapping[str, Part]) -> set[str]:
 
 def _find_member(
     model_spec: ModelSpec,
-    step: EnsembleStep,
     models: Mapping[str, Part],
     reasons: Mapping[str, str],
+    step: EnsembleStep,
 ) -> ModelConfig:
     ensemble, path = model_spec.name, model_spec.files.shown_config_path
     member, version = step.model_name, step.model_version

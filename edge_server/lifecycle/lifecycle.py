@@ -1,32 +1,288 @@
-"""The model lifecycle: changes the records and the registry in one step."""
+"""The model lifecycle: changes the records and the registry in one step; runs the canaries."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from edge_server.backends.contract import interrupt
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.lifecycle.canary import Canary, find_suspects, fit_back
-from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
+from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
+from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedVersions, LoadFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from edge_server.inference.canary_monitor import CanaryTerms
+    from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.build import Build
-    from edge_server.lifecycle.canary import RollbackSet
     from edge_server.lifecycle.fit import Fit, InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.model_table import ModelTable
+    from edge_server.lifecycle.records import ModelTable
 
 log = logging.getLogger(__name__)
 
+# The verdict on an ensemble waits so long for the comparisons of its members, and polls so often.
+_SETTLES_S = 5.0
+_LOOK_S = 0.02
 OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
+
+
+class Canary:
+    """Runs a canary for each model with new versions, and keeps their predecessors open.
+
+    A version that replaces a version in its canary is compared with the last version that passed.
+    A version without a predecessor gets no canary. All versions of an ensemble count as new: the
+    ensemble is made again with its members, and may be the one that reveals a faulty member.
+
+    Args:
+        roll_back: called with spec and reason when a version fails, on a thread of the canary's
+            own; at that time the version may be replaced or unloaded already.
+        on_passed: called with the spec when a version passes, on the same thread.
+        on_news: called with the spec and the progress of its canary, on the same thread; an empty
+            text ends the report.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        terms: CanaryTerms | None,
+        roll_back: Callable[[ModelSpec, str], object],
+        on_passed: Callable[[ModelSpec], None],
+        on_news: Callable[[ModelSpec, str], None],
+    ) -> None:
+        self._table = table
+        self._terms = terms
+        self._roll_back = roll_back
+        self._on_passed = on_passed
+        self._on_news = on_news
+        # Includes ended canaries whose thread has yet to close the predecessor.
+        self._alive: set[CanaryRun] = set()
+
+    # The caller of the methods up to `forget` holds the lock of the table.
+
+    def begin(
+        self,
+        built: LoadedVersions,
+        serving: LoadedVersions | None,
+        ensembles: Mapping[str, ModelSpec],
+        members: Sequence[LoadedModel] = (),
+    ) -> LoadedVersions:
+        """Start a canary for the new versions of `built`; return `built` ready to publish.
+
+        Args:
+            serving: the predecessor; open until the method returns.
+            ensembles: the serving specs of the ensembles that change together with `built`.
+            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
+        """
+        if self._terms is None:
+            return built
+        record = self._table[built.model_spec.name]
+        new = {model.version for model in built.models} - built.kept
+        former, record.canary = record.canary, None
+        if former is not None:
+            new |= former.versions
+        watched = frozenset(model.version for model in built.models if model.version in new)
+        before = None
+        if watched and serving is not None:
+            # The former canary may pass at this moment and give up its predecessor.
+            kept = None if former is None else former.take()
+            if kept is None:
+                shares = replace(serving, models=_shared(serving.models))
+                before = KeptPredecessor(shares, ensembles, _shared(members))
+            else:
+                before = replace(kept, ensembles={**ensembles, **kept.ensembles})
+        if former is not None:
+            former.monitor.stop()
+        if before is None or not before.built.models:
+            if before is not None:
+                before.close()
+            return self._recorded(built)
+        run = record.canary = CanaryRun(built.model_spec, before, watched)
+        run.monitor = CanaryMonitor(
+            record.name,
+            self._terms,
+            on_failed=partial(self._failed, run),
+            on_passed=partial(self._on_passed, run.model_spec),
+            on_over=partial(self._over, run),
+            on_news=partial(self._on_news, run.model_spec),
+        )
+        models = [
+            run.monitor.watch(model, _predecessor(model, before.built), before.members)
+            if model.version in watched
+            else recorded(model, self._terms)
+            for model in built.models
+        ]
+        self._alive.add(run)
+        run.monitor.start()
+        return replace(built, models=tuple(models))
+
+    def record(self, built: LoadedVersions) -> LoadedVersions:
+        """Return `built` ready to publish without a canary; end the canary of its predecessor."""
+        self.forget([built.model_spec.name])
+        return self._recorded(built)
+
+    def take(self, model_spec: ModelSpec) -> KeptPredecessor | None:
+        """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
+        record = self._table.get(model_spec.name)
+        run = record.canary
+        if run is None or run.model_spec is not model_spec:
+            return None
+        record.canary = None
+        before = run.take()
+        run.monitor.stop()
+        return before
+
+    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
+        """Take the predecessors of those specs that are in a canary and changed."""
+        return {
+            spec.name: before
+            for spec in model_specs
+            if self._table.get(spec.name).changed_canary(spec) is not None
+            and (before := self.take(spec)) is not None
+        }
+
+    def forget(self, names: Collection[str]) -> None:
+        """End the canaries of the unloaded models; their threads soon close the predecessors."""
+        for name in names:
+            record = self._table.get(name)
+            run, record.canary = record.canary, None
+            if run is not None:
+                run.monitor.stop()
+
+    def close(self, timeout_s: float) -> None:
+        """End every canary; wait up to `timeout_s` in all until the predecessors are closed."""
+        until = time.monotonic() + timeout_s
+        with self._table.lock:
+            alive = list(self._alive)
+        for run in alive:
+            run.monitor.stop()
+        for run in alive:
+            run.monitor.wait_over(max(0.0, until - time.monotonic()))
+
+    def _recorded(self, built: LoadedVersions) -> LoadedVersions:
+        terms = self._terms
+        if terms is None:
+            return built
+        return replace(built, models=tuple(recorded(model, terms) for model in built.models))
+
+    def _failed(self, run: CanaryRun, reason: str) -> None:
+        model_spec = run.model_spec
+        end_s = time.monotonic() + _SETTLES_S
+        # Only comparisons of both distinguish a faulty member from a faulty ensemble.
+        while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        with self._table.lock:
+            # The rollback of a member in the meantime starts another canary for its ensemble.
+            is_current = self._table.get(model_spec.name).canary is run
+        if is_current:
+            self._roll_back(model_spec, reason)
+
+    def _is_comparing(self) -> bool:
+        with self._table.lock:
+            running = [record.canary for record in self._table if record.canary is not None]
+        return any(run.monitor.is_comparing for run in running)
+
+    def _over(self, run: CanaryRun) -> None:
+        with self._table.lock:
+            record = self._table.get(run.model_spec.name)
+            if record.canary is run:
+                record.canary = None
+            before = run.take()
+        if before is not None:
+            before.close()
+        with self._table.lock:
+            self._alive.discard(run)
+
+
+def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
+    """Return a share of each model that is still open."""
+    shared = (model.shared(model.config) for model in models)
+    return tuple(model for model in shared if model is not None)
+
+
+def _predecessor(model: LoadedModel, before: LoadedVersions) -> LoadedModel:
+    """Return the same version of the predecessor, or its latest version."""
+    return max(before.models, key=lambda old: (old.version == model.version, old.version))
+
+
+@dataclass(frozen=True)
+class RollbackSet:
+    """The models to roll back.
+
+    Attributes:
+        back: model name → its predecessor.
+        not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
+            of others.
+        reason: the reason of the rollback, for the log and the index.
+    """
+
+    back: Mapping[str, KeptPredecessor]
+    not_at_fault: Mapping[str, KeptPredecessor]
+    reason: str
+
+
+def find_suspects(
+    model_spec: ModelSpec, reason: str, table: ModelTable, canary: Canary
+) -> RollbackSet:
+    """Return the models to roll back after `model_spec` failed its canary, which ends.
+
+    The caller owns the predecessors in the result.
+    """
+    before = canary.take(model_spec)
+    if before is None:
+        return RollbackSet({}, {}, reason)
+    name = model_spec.name
+    if not model_spec.is_ensemble:
+        return RollbackSet({name: before}, {}, reason)
+    used = table.serving_below(model_spec)
+    faults = {}
+    for each in used:
+        run = table.get(each.name).changed_canary(each)
+        if run is not None and (fault := run.monitor.fault()):
+            faults[each.name] = fault
+    if faults:
+        # The fault of the ensemble shows in its members, so the members are at fault.
+        bad = [each for each in used if each.name in faults]
+        return RollbackSet(canary.take_changed(bad), {name: before}, next(iter(faults.values())))
+    if before.built.model_spec is not model_spec:
+        return RollbackSet({name: before}, {}, reason)
+    return RollbackSet(canary.take_changed(used), {name: before}, f"in ensemble '{name}': {reason}")
+
+
+def fit_back(
+    model_spec: ModelSpec,
+    rollback_set: RollbackSet,
+    table: ModelTable,
+    canary: Canary,
+    *,
+    take_down: bool,
+) -> tuple[RollbackSet, dict[str, LoadedVersions], Fit]:
+    """Extend the rollback until it fits, and return it with the offered versions and their fit.
+
+    If the predecessors do not fit otherwise, the models that changed together with an ensemble are
+    rolled back, too.
+    """
+    back = dict(rollback_set.back)
+    waiting = {each.name: LoadedVersions(each) for each in table.waiting(())}
+    offered = {**waiting, **{name: before.built for name, before in back.items()}}
+    found = table.fit(offered, {})
+    if not found.refused.keys().isdisjoint(back):
+        back.update(canary.take_changed(table.serving_below(model_spec)))
+        for before in back.values():
+            offered.update((name, LoadedVersions(each)) for name, each in before.ensembles.items())
+        offered.update((name, before.built) for name, before in back.items())
+        found = table.fit(offered, {})
+    if take_down and not found.refused.keys().isdisjoint(back):
+        found = table.fit(offered, {}, take_down=True)
+    offered = {name: built for name, built in offered.items() if name not in found.refused}
+    return replace(rollback_set, back=back), offered, found
 
 
 class ModelLifecycle:
@@ -35,8 +291,6 @@ class ModelLifecycle:
     At any moment every ensemble in the registry fits its members. No method waits for a model.
 
     Args:
-        table: the records of all models; the lifecycle decides what loads and serves of them.
-        build: makes the ensembles, once their members are known.
         canary_terms: the terms of the canary of a version that replaces another; None runs no
             canary.
         quarantine: called with the spec of a version that failed its canary, and the reason, on a
@@ -46,7 +300,6 @@ class ModelLifecycle:
         on_passed: called with the spec of a version that passed its canary, likewise.
         take_down: True unloads an ensemble that no longer fits a new member; False refuses that
             member.
-        interface: the rule that decides which model may replace which.
     """
 
     def __init__(
@@ -75,10 +328,6 @@ class ModelLifecycle:
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
         """Publish the models of `found` that differ from the serving ones as LOADING; return them.
-
-        Args:
-            found: model name → the spec that was read, or the failure of reading it.
-            explicit: the names that the caller requested directly, not as members.
 
         Raises:
             Unavailable: the lifecycle has ended.
@@ -116,9 +365,6 @@ class ModelLifecycle:
         self, results: Mapping[str, LoadedVersions | LoadFailure]
     ) -> dict[str, LoadFailure]:
         """Publish the built models that fit, and the ensembles that waited for them.
-
-        Args:
-            results: model name → its loaded versions, or the failure of its load.
 
         What was unloaded meanwhile is closed, and its load has not failed.
 
@@ -174,10 +420,6 @@ class ModelLifecycle:
         ensembles, which then wait for members that fit, and members of ensembles. Ensembles that
         wait for the predecessor are published again.
 
-        Args:
-            model_spec: the version that failed its canary.
-            reason: the reason of the failure, for the log and the quarantine.
-
         Returns:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that
             case what serves stays.
@@ -227,7 +469,6 @@ class ModelLifecycle:
         progress goes on, and its result is closed.
 
         Args:
-            name: the model to unload.
             with_members: also unload the members that were not requested by name and that no other
                 ensemble uses.
         """
@@ -244,9 +485,6 @@ class ModelLifecycle:
     def end(self, timeout_s: float = 5.0) -> None:
         """Clear the desired state and the registry for good; loads in progress are closed, and runs
         of requests that still go on are ended where their backends can do that.
-
-        Args:
-            timeout_s: the longest wait for all closing models together.
         """
         until = time.monotonic() + timeout_s
         with self._table.lock:
@@ -313,12 +551,7 @@ class ModelLifecycle:
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
-        """Return `built` ready to publish; in a canary if the model or one of its members is new.
-
-        Args:
-            built: the loaded versions.
-            former: the serving specs of the ensembles that change together with `built`.
-        """
+        """Return `built` ready to publish, in a canary if the model or a member is new."""
         model_spec = built.model_spec
         if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)

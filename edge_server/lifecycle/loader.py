@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.server_context import STANDALONE
-from edge_server.errors import ModelConfigError, NotFound
+from edge_server.backends.contract import STANDALONE
+from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.model_locks import ModelLocks
-from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
-from edge_server.lifecycle.staging import StagedFiles
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import ModelFiles
 from edge_server.process.threads import GivenUp, run_parallel, while_wanted
@@ -26,20 +26,19 @@ from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import ServerContext
     from edge_server.errors import EdgeServerError
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lifecycle.budget import MemoryBudget
+    from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.fit import InterfaceRule
     from edge_server.lifecycle.model_spec import Override
-    from edge_server.lifecycle.model_table import ModelTable
+    from edge_server.lifecycle.records import ModelTable
     from edge_server.model_config.config import Completion
-    from edge_server.repository.signature import SignaturePolicy
+    from edge_server.repository.manifest import SignaturePolicy
     from edge_server.requests import Cancellation
 
     Found = dict[str, ModelSpec | LoadFailure]
@@ -48,10 +47,133 @@ log = logging.getLogger(__name__)
 
 # Stands in texts for the directory of the files that a client has sent.
 _SENT = Path("(files of the request)")
-
 # A load that has run so long is given up for a later change of the model; a shorter one ends first,
 # so that a model which changes often is loaded all the same.
 LEAST_LOAD_S = 5.0
+
+
+class _Hold:
+    """The names that one caller holds or waits for.
+
+    Attributes:
+        names: the model names.
+        within: the hold that cannot end before this hold has ended.
+    """
+
+    def __init__(self, names: Collection[str], within: _Hold | None) -> None:
+        self.names = frozenset(names)
+        self.within = within
+
+
+class ModelLocks:
+    """Locks by name; several names are locked in one step, so that two callers cannot deadlock.
+
+    A model may request a load during its own load, within the names that are held for it. A request
+    that would wait for that load itself is refused.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: dict[str, _Hold] = {}
+        self._all: set[_Hold] = set()
+        self._over = False
+
+    @contextmanager
+    def hold(
+        self,
+        names: Collection[str],
+        within: str = "",
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[None]:
+        """Wait until all of `names` are free, and hold them inside the block.
+
+        Args:
+            within: the model that requests the load; the holder of its lock waits for the caller.
+
+        Raises:
+            Cancelled: the request was cancelled before the names were free.
+            Unavailable: `end` was called during the wait, or the wait would be a deadlock.
+        """
+        with self._changed:
+            hold = _Hold(names, self._held.get(within))
+            if hold.within is not None and self._wait_for(hold.names, hold.within):
+                raise Unavailable(
+                    f"model '{within}' requests {', '.join(sorted(names))}, which would wait for "
+                    f"the load of '{within}' that is under way: request it again when that is done"
+                )
+            self._all.add(hold)
+            if cancellation is not None:
+                cancellation.when_cancelled(self._look_again)
+            while not (self._over or self._held.keys().isdisjoint(names)):
+                if cancellation is not None and cancellation.cancelled:
+                    self._all.discard(hold)
+                    raise Cancelled(
+                        f"the load of {', '.join(sorted(names))} was cancelled before it began"
+                    )
+                self._changed.wait()
+            if self._over:
+                raise Unavailable("Server exiting")
+            self._held.update(dict.fromkeys(hold.names, hold))
+        try:
+            yield
+        finally:
+            with self._changed:
+                for name in hold.names:
+                    del self._held[name]
+                self._all.discard(hold)
+                self._changed.notify_all()
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self, timeout_s: float) -> bool:
+        """Refuse every further hold; return whether all holds ended within `timeout_s`."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._held, timeout_s)
+
+    def _wait_for(self, names: Collection[str], end: _Hold) -> bool:
+        """Return whether `names` become free only after the hold `end` has ended."""
+        todo = list(names)
+        for name in todo:  # grows while it is walked
+            holder = self._held.get(name)
+            if holder is end:
+                return True
+            for hold in self._all:
+                if holder is not None and hold.within is holder:
+                    todo += [each for each in hold.names if each not in todo]
+        return False
+
+
+class LoadSlot:
+    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._holder: str | None = None
+        self._since = 0.0
+
+    @contextmanager
+    def take(self, name: str) -> Iterator[None]:
+        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
+        with self._changed:
+            while self._holder is not None:
+                left_s = self._since + self._timeout_s - time.monotonic()
+                if left_s <= 0:
+                    log.warning("model %s: still loads; others load beside it", self._holder)
+                    break
+                self._changed.wait(left_s)
+            self._holder, self._since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                if self._holder == name:
+                    self._holder = None
+                    self._changed.notify_all()
 
 
 class ModelSource(Protocol):
@@ -70,11 +192,7 @@ class ModelSource(Protocol):
         ...
 
     def names(self) -> Mapping[str, int]:
-        """Return model name → number of places that hold the model.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        """Return model name → number of places that hold the model."""
         ...
 
     @property
@@ -94,10 +212,6 @@ class RepositoryLoader:
     Calls for the same model run one after another, calls for different models in parallel.
 
     Args:
-        table: the records of all models, and the registry that the loader publishes to.
-        source: finds the files of the models.
-        scheduling: the resources that the models' schedulers share.
-        completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
@@ -148,11 +262,7 @@ class RepositoryLoader:
         self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """Load every model of the repositories; see `load_named`.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        """Load every model of the repositories; see `load_named`."""
         models = self.source.all()
         return self._load_each(
             {n: self._read(n, files) for n, files in models.items()}, models, stop
@@ -164,7 +274,6 @@ class RepositoryLoader:
         """Load the named models and their members, and publish each as soon as it is loaded.
 
         Args:
-            names: the models to load.
             stop: once set, no further model is loaded; models not reached stay LOADING.
 
         Returns:
@@ -186,8 +295,6 @@ class RepositoryLoader:
         """Load or reload `name` and its members; an unchanged model stays as it is.
 
         Args:
-            name: the model to load.
-            override: a client's configuration and files, in place of those on disk.
             within: the model that requests the load, possibly during its own load.
             cancellation: the cancellation of the request; a load that has begun continues.
             stop: once set, the load is given up.
@@ -215,20 +322,13 @@ class RepositoryLoader:
             names |= found.keys()
 
     def refuse(self, name: str, error: EdgeServerError) -> None:
-        """Report `error` as the load failure of `name`; its serving versions continue to serve.
-
-        Raises:
-            Unavailable: the loader is closed.
-        """
+        """Report `error` as the load failure of `name`; its serving versions continue to serve."""
         with self._model_locks.hold({name}):
             self.lifecycle.publish({name: LoadFailure(error)})
 
     def unload_absent(self, name: str) -> None:
         """Unload `name` if the source has it no longer, and a load that read it before has
         published it since; wait for such a load.
-
-        Raises:
-            Unavailable: the loader is closed.
         """
         with self._model_locks.hold({name}):
             if self.source.find(name) is None:
@@ -315,7 +415,7 @@ class RepositoryLoader:
             if self._signatures is not None:
                 # An override carries no signature, so the signature on disk cannot cover it.
                 signed = manifest_and_signature(files.directory) if override is None else None
-                self._signatures.check_loaded(name, signed)
+                self._signatures.check(name, signed)
             return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:
             return LoadFailure(type(error)(files.as_shown(str(error))))
@@ -348,13 +448,15 @@ class RepositoryLoader:
         self, read: ModelSpec, stop: threading.Event | None
     ) -> LoadedVersions | LoadFailure:
         progress = partial(self.lifecycle.report_progress, read.name)
-        built = self._build.model(read, self.table.serving(read.name), progress)
-        for attempt in range(1, self._load_retries + 1):
-            stopped = stop is not None and stop.is_set()
-            given_up = isinstance(built, LoadFailure) and isinstance(built.error, GivenUp)
-            if not isinstance(built, LoadFailure) or stopped or given_up:
-                break
-            if not self.lifecycle.expects(read):
+        for attempt in range(1, self._load_retries + 2):
+            built = self._build.model(read, self.table.serving(read.name), progress)
+            if (
+                attempt > self._load_retries
+                or not isinstance(built, LoadFailure)
+                or isinstance(built.error, GivenUp)
+                or (stop is not None and stop.is_set())
+                or not self.lifecycle.expects(read)
+            ):
                 break
             log.warning(
                 "model %s: loading failed, retry %d of %d: %s",
@@ -363,7 +465,6 @@ class RepositoryLoader:
                 self._load_retries,
                 built.reason,
             )
-            built = self._build.model(read, self.table.serving(read.name), progress)
         return built
 
     def _absent(self, name: str) -> NotFound:

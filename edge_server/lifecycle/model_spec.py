@@ -1,37 +1,116 @@
-"""A model to load: its spec, the result of its load, and the canary of its new versions."""
+"""A model to load: its spec, the files that a client sends for it, and the result of its load."""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import BACKENDS
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    ModelConfigError,
+    Unavailable,
+)
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
 from edge_server.model_config.files import select_versions
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate
-from edge_server.process.utf8 import as_utf8
-from edge_server.repository.tree import fingerprint
+from edge_server.process.utf8 import as_utf8, is_utf8
+from edge_server.repository.scan import DEEPEST, MOST_FILES, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.inference.registry import LoadedModel
-    from edge_server.lifecycle.staging import StagedFiles
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
-    from edge_server.repository.tree import Fingerprint
+    from edge_server.repository.scan import Fingerprint
 
 log = logging.getLogger(__name__)
 
 # A reason may quote a client's configuration; it is kept in memory and sent with every index.
 LONGEST_REASON = 4000
+
+
+class StagedFiles:
+    """A private model directory, removed by `remove` or when this object is not referenced."""
+
+    def __init__(self, root: Path, name: str, files: Mapping[str, bytes]) -> None:
+        """Write `files` (`<version>/<name>` → content) below `root`.
+
+        Raises:
+            InvalidRequest: a path leaves the model's directory, or two paths conflict.
+            InternalError: the file system refuses a file.
+            OSError: the file system refuses the directory.
+        """
+        if len(files) > MOST_FILES:
+            raise InvalidRequest(
+                f"{len(files)} file parameters; a model has at most {MOST_FILES} files"
+            )
+        paths = {key: _inside(key) for key in files}
+        place = Path(tempfile.mkdtemp(dir=root))
+        self.remove = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        self.directory = place / name
+        try:
+            self.directory.mkdir()
+            for key, path in paths.items():
+                _write(self.directory / path, key, files[key])
+        except BaseException:
+            self.remove()
+            raise
+
+
+def _write(target: Path, key: str, content: bytes) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        raise InvalidRequest(
+            f"file parameter '{_wire(key)}' names a file where another one needs a directory"
+        ) from error
+    except OSError as error:
+        raise InternalError(
+            f"file parameter '{_wire(key)}' cannot be kept: {target}: {error.strerror}"
+        ) from error
+
+
+def _inside(key: str) -> PurePosixPath:
+    if not is_utf8(key):
+        raise InvalidRequest(f"Invalid file parameter {_wire(key)[:200]!a}: is not UTF-8 text")
+    parts: list[str] = []
+    for part in key.split("/"):
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part not in {"", "."}:
+            parts.append(part)
+    if key.startswith("/") or not parts or parts[0] == ".." or "\0" in key:
+        normalized = ("/" if key.startswith("/") else "") + "/".join(parts)
+        raise InvalidRequest(
+            f"Invalid file parameter '{_wire(key)}' with normalized path '{normalized}' must stay "
+            "within model directory."
+        )
+    if len(parts) > DEEPEST:
+        raise InvalidRequest(
+            f"Invalid file parameter '{_wire(key)[:200]}': {len(parts)} directories deep; at most "
+            f"{DEEPEST} are possible"
+        )
+    return PurePosixPath(*parts)
+
+
+def _wire(key: str) -> str:
+    """Return the parameter's name on the wire."""
+    return f"file:{key}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +151,6 @@ class ModelSpec:
         completion: Completion = USUAL_COMPLETION,
     ) -> ModelSpec:
         """Return the spec of the model in `files`.
-
-        Args:
-            files: the places of the model's files.
-            override: a client's configuration and files, in place of those on disk.
-            completion: the fields that a configuration may leave out.
 
         Raises:
             ModelConfigError: the configuration is wrong, or the model has no version.
@@ -175,6 +249,14 @@ class LoadedVersions:
                 log.exception("model %s: closing version %d failed", model.name, model.version)
 
 
+class TooLittleMemory(Unavailable):
+    """A load was refused; `needed_bytes` must be available before the next one."""
+
+    def __init__(self, text: str, needed_bytes: int) -> None:
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
+
+
 @dataclass(frozen=True)
 class LoadFailure:
     """The failure of one model's load.
@@ -201,6 +283,11 @@ class LoadFailure:
         text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
         log.error("model %s: loading failed", name, exc_info=error)
         return LoadFailure(InternalError(text), version, model_spec)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The memory that the load lacked; 0 if it lacked none."""
+        return self.error.needed_bytes if isinstance(self.error, TooLittleMemory) else 0
 
     @property
     def reason(self) -> str:

@@ -14,15 +14,14 @@ from inotify_simple import INotify, flags
 
 from edge_server.errors import ModelConfigError, may_pass
 from edge_server.repository.manifest import NAME as MANIFEST
-from edge_server.repository.scan import APPEARS_TWICE, is_model_name
-from edge_server.repository.tree import FileSet, ModelTree, models_in
+from edge_server.repository.scan import APPEARS_TWICE, FileSet, ModelTree, is_model_name, models_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.repository.manifest import Manifest
-    from edge_server.repository.tree import SeenFile
+    from edge_server.repository.scan import SeenFile
 
     ReadManifest = Callable[[ModelTree], Manifest]
 
@@ -172,14 +171,7 @@ class ChangeDetector:
         now: float,
         arrived: Collection[str] = (),
     ) -> tuple[dict[str, SeenFiles], list[Change]]:
-        """Return what has been seen after this scan, and the changes that are complete.
-
-        Args:
-            repository_scan: the result of the scan.
-            seen: model name → its files after the scan before.
-            now: `time.monotonic()`.
-            arrived: the models whose directories were renamed into place since the last scan.
-        """
+        """Return what has been seen after this scan, and the changes that are complete."""
         now_seen: dict[str, SeenFiles] = {}
         changes = []
         for name, tree in repository_scan.models.items():

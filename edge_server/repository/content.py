@@ -7,32 +7,46 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
+import threading
 import time
+import weakref
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import cannot_be_read
-from edge_server.process.disk import sync
+from edge_server.process.disk import make_locked_directory, orphans, stays, sync
+from edge_server.process.utf8 import shown
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
-    MOST_BYTES,
+    MOST_MANIFEST_BYTES,
     NAME,
     SIGNATURE_NAME,
     Manifest,
     ManifestFile,
+    read_about,
 )
-from edge_server.repository.tree import SeenFile, empty_directories, look, opened
+from edge_server.repository.scan import (
+    SeenFile,
+    empty_directories,
+    files_in,
+    is_left_behind,
+    is_model_name,
+    look,
+    opened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from edge_server.repository.tree import Fingerprint, ModelTree
+    from edge_server.model_config.files import ModelFiles
+    from edge_server.repository.scan import Fingerprint, ModelTree
 
 PIECE_BYTES = 1 << 20
-_MOST_BYTES = {NAME: MOST_BYTES, SIGNATURE_NAME: 64 << 10}
+_MOST_BYTES = {NAME: MOST_MANIFEST_BYTES, SIGNATURE_NAME: 64 << 10}
 
 # File systems stamp times with the kernel's tick of at most 10 ms, so a second change in the same
 # tick leaves no trace.
@@ -40,6 +54,9 @@ _TICK_NS = 20_000_000
 
 # The errors of a scanned file that is gone, or is a link or a pipe now.
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.ENXIO}
+# Attempts to copy a model whose files change during the copy.
+_ATTEMPTS = 3
+_USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
 
 
 class TornModel(ModelLoadError):
@@ -79,22 +96,13 @@ class Content:
 
 
 def content_of(tree: ModelTree, only: Callable[[str], bool] = lambda _: True) -> Content:
-    """Read and hash the files of `tree`, but those for whose path `only` returns False.
-
-    Raises:
-        TornModel, ModelConfigError: see `reading`.
-    """
+    """Read and hash the files of `tree`, but those for whose path `only` returns False."""
     files = {seen.path: read_file(tree, seen) for seen in tree.files if only(seen.path)}
     return Content(files, empty_directories(filter(only, tree.directories), files))
 
 
 def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> ManifestFile:
-    """Read and hash one file of `tree`, and write it to `copy` if given, with its executable bit.
-
-    Raises:
-        TornModel, ModelConfigError: see `reading`.
-        OSError: `copy` cannot be written.
-    """
+    """Read and hash one file of `tree`; write it to `copy` if given, with its executable bit."""
     with reading(tree, seen) as (read, status):
         pieces = iter(lambda: read(PIECE_BYTES), b"")
         if copy is None:
@@ -157,11 +165,7 @@ def reading(
 
 
 def require_unchanged(tree: ModelTree) -> None:
-    """Scan the model again.
-
-    Raises:
-        TornModel: the scan differs from `tree`.
-    """
+    """Raise TornModel if the model is no longer as `tree` says."""
     try:
         now = look(tree.repository, tree.name, follow_links=tree.follows_links)
     except OSError as error:
@@ -261,3 +265,209 @@ def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...
     lines = [f"{path}\0{file.size}\0{file.sha256}\n" for path, file in sorted(files.items())]
     lines += [f"{path}/\0\n" for path in sorted(empty)]
     return hashlib.sha256((start + "".join(lines)).encode()).hexdigest()
+
+
+class PrivateDirectory:
+    """A directory that no other process changes, locked, in `TMPDIR` or else in /var/tmp.
+
+    The directory is created at first use and removed at close. /tmp is in memory on many systems,
+    and too small for models. The next process removes the directory of a killed one. Because the
+    directory is locked, systemd-tmpfiles does not remove it.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._root: Path | None = None
+        self._lock = -1
+
+    def path(self) -> Path:
+        """Return the directory, created at the first call."""
+        with self._mutex:
+            if self._root is None:
+                parent, prefix = _parent(), f"edge-server-{os.geteuid()}-"
+                for orphan, _ in orphans(parent, prefix):
+                    shutil.rmtree(orphan, ignore_errors=True)
+                self._root, self._lock = make_locked_directory(parent, prefix)
+            return self._root
+
+    def close(self) -> None:
+        """Remove the directory with all its contents, even files in use."""
+        with self._mutex:
+            root, self._root = self._root, None
+            if root is not None:
+                shutil.rmtree(root, ignore_errors=True)
+                os.close(self._lock)
+
+
+class PrivateCopies:
+    """Copies each model at the time of its load, for repositories that are not watched.
+
+    No repository file stays open or mapped, because truncating a mapped file would kill the
+    process, and no file can change after its check against the manifest. Links are followed.
+    Thread-safe.
+    """
+
+    def __init__(self, directory: PrivateDirectory) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._copies = weakref.WeakValueDictionary[Path, _Copy]()
+
+    def copy(self, directory: Path) -> ModelFiles:
+        """Return the files of a copy of the model in `directory`; reuse an unchanged copy.
+
+        Raises:
+            ModelConfigError: the model cannot be read or copied, differs from its manifest, or
+                keeps changing.
+        """
+        with self._lock:
+            copy = self._copies.get(directory)
+        if copy is None or copy.tree != _look(directory):
+            copy = self._made(directory)
+            with self._lock:
+                self._copies[directory] = copy
+        files = files_in(copy.directory)
+        return replace(files, fingerprint=copy.fingerprint, holder=copy, shown=directory)
+
+    def _made(self, directory: Path) -> _Copy:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(TornModel):
+                return _Copy(_look(directory), self._directory)
+        return _Copy(_look(directory), self._directory)
+
+
+class _Copy:
+    """A copy of a model's directory, removed when this object is no longer referenced.
+
+    Attributes:
+        tree: the tree that was copied.
+        directory: the model's directory in the copy.
+        fingerprint: the fingerprint by content.
+    """
+
+    def __init__(self, tree: ModelTree, private: PrivateDirectory) -> None:
+        self.tree = tree
+        try:
+            place = Path(tempfile.mkdtemp(dir=private.path()))
+            removal = weakref.finalize(self, remove, place)
+            self.directory = place / tree.name
+            try:
+                self.fingerprint = copy_model(tree, self.directory).fingerprint
+            except BaseException:
+                removal()  # now, as the exception references this object
+                raise
+        except OSError as error:
+            kind = ModelConfigError if stays(error) else ModelLoadError
+            raise kind(
+                f"{tree.directory}: cannot be copied: {error.filename or 'the copy'}: "
+                f"{error.strerror or error}; make room there, or name another directory in TMPDIR"
+            ) from error
+
+
+def _look(directory: Path) -> ModelTree:
+    try:
+        return look(directory.parent, directory.name, follow_links=True)
+    except OSError as error:
+        kind = ModelConfigError if stays(error) else ModelLoadError
+        raise kind(
+            f"{directory.parent}: the model repository cannot be read: {error.strerror}"
+        ) from error
+
+
+def _parent() -> Path:
+    given = os.environ.get("TMPDIR", "")
+    # Not tried out, as `gettempdir` does: on a full disk it finds no directory at all, and hides
+    # why.
+    if given and Path(given).is_dir():
+        return Path(given)
+    if not given and os.access(_USUAL, os.W_OK | os.X_OK):
+        return _USUAL
+    return Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The complete inventory of one model of a repository.
+
+    Attributes:
+        name: the model.
+        content: its files and empty directories, the manifest and its signature included.
+        manifest: the exact bytes of the manifest; None if there is none.
+        signature: the exact bytes of the signature; None if there is none.
+        has_previous: True if the repository holds a previous model for `rollback`.
+        fault: the reason why the model is unusable or cannot be read; the other fields but
+            `has_previous` are then empty.
+    """
+
+    name: str
+    content: Content = field(default_factory=Content)
+    manifest: bytes | None = None
+    signature: bytes | None = None
+    has_previous: bool = False
+    fault: str = ""
+
+    @property
+    def versions(self) -> list[int]:
+        """The version numbers, ascending."""
+        paths = (*(path for path in self.content.files if "/" in path), *self.content.empty)
+        first = {path.partition("/")[0] for path in paths}
+        return sorted(int(each) for each in first if each.isdecimal() and each[0] != "0")
+
+
+def take_inventory(repository: Path, name: str) -> Inventory:
+    """Read all files of model `name`; a read error becomes the inventory's fault."""
+    tree = look_at(repository, name)
+    has_previous = (repository / previous(name)).is_dir()
+    if tree.fault:
+        return Inventory(name, has_previous=has_previous, fault=tree.fault)
+    try:
+        content = content_of(tree)
+        manifest, signature = (read_about(tree, path) for path in (NAME, SIGNATURE_NAME))
+    except ModelConfigError as error:
+        return Inventory(name, has_previous=has_previous, fault=str(error))
+    return Inventory(name, content, manifest, signature, has_previous)
+
+
+def model_names(repository: Path) -> list[str]:
+    """Return the names of the models, sorted, including unusable ones; `take_inventory` reports
+    their faults.
+    """
+    try:
+        return sorted(
+            shown(entry.name)
+            for entry in repository.iterdir()
+            if not (is_left_behind(entry.name) or entry.name.startswith("_"))
+            and (entry.is_dir() or entry.is_symlink())
+        )
+    except OSError as error:
+        raise ModelConfigError(
+            f"{repository}: the model repository cannot be read: {error.strerror}"
+        ) from error
+
+
+def usable_tree(repository: Path, name: str) -> ModelTree:
+    """Scan model `name`.
+
+    Raises:
+        ModelConfigError: the model does not exist or is unusable.
+    """
+    if not is_model_name(name) or not os.path.lexists(repository / name):
+        raise ModelConfigError(f"{repository}: there is no model '{name}'")
+    tree = look_at(repository, name)
+    tree.require_usable()
+    return tree
+
+
+def look_at(repository: Path, name: str) -> ModelTree:
+    """Scan model `name` of `repository`."""
+    try:
+        return look(repository, name)
+    except OSError as error:
+        raise ModelConfigError(
+            f"{repository}: the model repository cannot be read: {error.strerror}; it must be a "
+            "directory that is there and that this user may read"
+        ) from error
+
+
+def previous(name: str) -> str:
+    """Return the directory name of a model's previous content."""
+    return f".previous-{name}"

@@ -8,8 +8,14 @@ import logging
 import os
 import re
 import threading
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import InternalError, NotFound, SettingsError
+from edge_server.repository.content import take_inventory
+from edge_server.repository.store_state import StateFile, stores_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +33,15 @@ WAITS = "waits"  # for memory, a change of another model, or room to keep it for
 REFUSED = "refused"
 ROLLED_BACK = "rolled back"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_LOOK_S = 0.1
+# A daemon checks for releases every second, except while it copies a model.
+RELEASE_TIMEOUT_S = 5.0
+# The ends of a wait.
+DECIDED = "decided"
+NOBODY = "nobody"  # no running daemon watches that repository
+ENDED = "ended"  # the daemon ended during the wait
+SILENT = "silent"  # the daemon gave no final verdict in time
+REPLACED = "replaced"  # the repository holds other content of that name, or none
 
 
 class Verdict(NamedTuple):
@@ -105,11 +120,7 @@ class VerdictFile:
 
 
 def read_report(store: Path) -> Report | None:
-    """Return the report of the daemon of `store`; None if the store holds no valid report.
-
-    Raises:
-        OSError: the report cannot be read.
-    """
+    """Return the report of the daemon of `store`; None if the store holds no valid report."""
     try:
         fields = json.loads((store / _NAME).read_text())
         models = {name: Verdict(**each) for name, each in fields["models"].items()}
@@ -143,19 +154,11 @@ class QuarantineReleases:
         self._directory = store / "releases"
 
     def make(self) -> None:
-        """Create the directory of the notes.
-
-        Raises:
-            OSError: the directory cannot be created.
-        """
+        """Create the directory of the notes."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def leave(self, digest: str) -> None:
-        """Leave a note for `digest`.
-
-        Raises:
-            OSError: the note cannot be written, or the store was never opened.
-        """
+        """Leave a note for `digest`."""
         (self._directory / digest).touch(mode=0o600)
 
     def is_left(self, digest: str) -> bool:
@@ -173,3 +176,195 @@ class QuarantineReleases:
         except OSError as error:
             log.debug("model store: %s: %s", self._directory, error)
         return taken
+
+
+class Followed(NamedTuple):
+    """The store of the daemon that watches a repository, and the daemon's report."""
+
+    store: Path
+    report: Report
+
+
+class Held(NamedTuple):
+    """Quarantined content; the name is empty if the store has none for it."""
+
+    digest: str
+    name: str
+    reason: str
+
+
+def followed(repository: Path, store: Path | None = None) -> Followed | None:
+    """Return the daemon that watches `repository`, a running one first; None without any.
+
+    Raises:
+        SettingsError: no daemon was found and a store could not be read.
+    """
+    unreadable: SettingsError | None = None
+    found: Followed | None = None
+    for place in stores_here() if store is None else [store]:
+        try:
+            report = _read(place)
+        except SettingsError as error:
+            unreadable = error
+            continue
+        if report is not None and str(repository.resolve()) in report.repositories:
+            found = found or Followed(place, report)
+            if report.runs:
+                return Followed(place, report)
+    if found is None and unreadable is not None:
+        raise unreadable
+    return found
+
+
+def verdicts_on(repository: Path, store: Path | None) -> dict[str, Verdict] | None:
+    """Return model name → verdict of the running daemon that watches `repository`, or None."""
+    there = followed(repository, store)
+    return dict(there.report.models) if there is not None and there.report.runs else None
+
+
+def last_good_copy(repository: Path, name: str, store: Path | None) -> tuple[Path, str]:
+    """Return the last known good copy of `name` and its digest.
+
+    Raises:
+        NotFound: no daemon watches the repository, or it has no good copy of the model.
+        SettingsError: see `followed`.
+    """
+    there = followed(repository, store)
+    if there is None:
+        raise NotFound(
+            f"{repository}: no daemon is known that follows it; name its store with --store"
+        )
+    verdict = there.report.models.get(name, Verdict())
+    if not verdict.copy:
+        raise NotFound(f"{there.store}: nothing is known to be good of model '{name}'")
+    return there.store / verdict.copy, verdict.last_good
+
+
+def wait_for(
+    repository: Path,
+    name: str,
+    digest: str,
+    since_ns: int = 0,
+    *,
+    passed: bool,
+    timeout_s: float,
+    store: Path | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> tuple[str, Verdict]:
+    """Wait for the verdict on a model; return how the wait ended, and the last verdict.
+
+    Args:
+        since_ns: the `time.monotonic_ns()` just before the placement; 0 if the content was there
+            already.
+        passed: True waits until the canary has ended, too.
+    """
+
+    # A model whose directory is unchanged is not read again; a rename changes the second one.
+    @lru_cache(1)
+    def is_in(inode: int, ctime_ns: int) -> bool:  # noqa: ARG001
+        inventory = take_inventory(repository, name)
+        # The daemon reports a model that cannot be read.
+        return bool(inventory.fault) or inventory.content.digest == digest
+
+    def is_there() -> bool:
+        try:
+            status = (repository / name).lstat()
+        except OSError:
+            return False
+        return is_in(status.st_ino, status.st_ctime_ns)
+
+    verdict = Verdict()
+    there = followed(repository, store)
+    if there is None or not there.report.runs:
+        return NOBODY, verdict
+    until = time.monotonic() + timeout_s
+    undecided = {"", LOADING, ON_TRIAL} if passed else {"", LOADING}
+    while True:
+        holds_it = is_there()
+        report = _read(there.store)
+        if report is None or not report.runs:
+            return ENDED, verdict
+        newest = report.models.get(name, Verdict())
+        # A verdict on unreadable content has no digest; the newest one is then about this content.
+        if newest.told_ns > since_ns and newest.digest in ("", digest):
+            verdict = newest
+            if verdict.outcome not in undecided:
+                return DECIDED, verdict
+        if not holds_it:
+            return REPLACED, verdict
+        if time.monotonic() > until:
+            return SILENT, verdict
+        sleep(_LOOK_S)
+
+
+def quarantined_in(store: Path) -> list[Held]:
+    """Return the quarantined content without a pending release; an empty list without a store."""
+    try:
+        state, releases = StateFile(store).look(), QuarantineReleases(store)
+        return [
+            Held(digest, state.quarantined_as.get(digest, ""), reason)
+            for digest, reason in state.quarantined.items()
+            if not releases.is_left(digest)
+        ]
+    except OSError as error:
+        raise _unusable(store, error) from error
+
+
+def release(
+    store: Path,
+    name: str,
+    digest: str = "",
+    *,
+    timeout_s: float = RELEASE_TIMEOUT_S,
+    sleep: Callable[[float], object] = time.sleep,
+) -> dict[str, bool]:
+    """Release the quarantined content of model `name` whose digest begins with `digest`.
+
+    Args:
+        digest: the beginning of the digest; empty releases all content of the model.
+
+    Returns:
+        Digest → whether a daemon has released it already; otherwise the next daemon that opens the
+        store does.
+
+    Raises:
+        NotFound: no such content is quarantined.
+        SettingsError: the store cannot be read or written.
+        InternalError: no daemon of this version has opened the store.
+    """
+    wanted = [
+        held.digest
+        for held in quarantined_in(store)
+        if held.digest.startswith(digest) and (held.name == name or (digest and not held.name))
+    ]
+    if not wanted:
+        of = f" that begins with {digest}" if digest else ""
+        raise NotFound(f"{name}: nothing{of} is in quarantine in {store}")
+    releases = QuarantineReleases(store)
+    try:
+        for each in wanted:
+            releases.leave(each)
+    except FileNotFoundError as error:
+        raise InternalError(
+            f"model store {store}: no daemon of this version has opened it; start it, then again"
+        ) from error
+    except OSError as error:
+        raise _unusable(store, error) from error
+    end = time.monotonic() + timeout_s
+    while any(map(releases.is_left, wanted)) and time.monotonic() < end:
+        sleep(_LOOK_S)
+    return {each: not releases.is_left(each) for each in wanted}
+
+
+def _read(store: Path) -> Report | None:
+    try:
+        return read_report(store)
+    except OSError as error:
+        raise _unusable(store, error) from error
+
+
+def _unusable(store: Path, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"model store {store}: {error.strerror or error}; run this as root or the daemon's user, "
+        "or name the store with --store"
+    )

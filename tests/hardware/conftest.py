@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,19 +16,17 @@ from google.protobuf import text_format
 from support.integer_colours import COLOURS, bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
-from edge_server.gpu.device_array import CudaArray
-from edge_server.gpu.kernels import kernel_image
-from edge_server.gpu.kernels.preprocess import (
+from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory
+from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
     PreprocessArgs,
+    kernel_image,
 )
-from edge_server.gpu.memory import BufferPool, DeviceMemory, MappedMemory
 from edge_server.gpu.stream import Module, Stream
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
@@ -39,8 +37,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from edge_server.gpu.device import Device
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Device, Devices
 
 pytestmark = pytest.mark.hardware
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.graph import record_graph
 from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.stream import Stream, record_graph
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -100,10 +99,10 @@ def test_memory_that_there_is_not_is_told(device: Device) -> None:
 
 
 LOSE = """
-from edge_server.gpu.devices import Devices
-from edge_server.gpu.kernels.preprocess import FrameAddress, FrameLayout, FramePreprocess
+from edge_server.gpu.device import Devices
+from edge_server.gpu.preprocess_kernel import FrameAddress, FrameLayout, FramePreprocess
 from edge_server.pixels import PixelFormat
-from edge_server.gpu.kernels import kernel_image
+from edge_server.gpu.preprocess_kernel import kernel_image
 from edge_server.gpu.stream import Module, Stream
 from edge_server.errors import DeviceLost, InternalError
 

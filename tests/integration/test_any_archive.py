@@ -12,11 +12,10 @@ from support.deliveries import CONFIG, push
 
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pull
-from edge_server.repository.manifest import ABOUT_CONTENT
+from edge_server.repository.content import take_inventory
+from edge_server.repository.manifest import ABOUT_CONTENT, SigningKey, make_keys
 from edge_server.repository.manifest import NAME as MANIFEST
-from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.transfer.inventory import take_inventory
-from edge_server.repository.tree import is_left_behind, look
+from edge_server.repository.scan import is_left_behind, look
 
 names = st.text(
     string.ascii_letters + string.digits + " ._-~äß日'\"$`;&|*?", min_size=1, max_size=8

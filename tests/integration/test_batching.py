@@ -22,7 +22,7 @@ from edge_server.errors import Cancelled, EdgeServerError, Unavailable
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.models.push import write_manifest
-from edge_server.repository.signature import SigningKey, make_keys
+from edge_server.repository.manifest import SigningKey, make_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

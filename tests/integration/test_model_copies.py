@@ -19,13 +19,13 @@ from edge_server.repository.content import (
     remove,
     seal,
 )
-from edge_server.repository.tree import look
+from edge_server.repository.scan import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.scan import ModelTree
 
 SECRET = b"nobody shall read this"
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from support.simulated_gpu import SimulatedGpu
 
-SAY_REASON = "from edge_server.gpu.devices import Devices; print(Devices().reason)"
+SAY_REASON = "from edge_server.gpu.device import Devices; print(Devices().reason)"
 
 
 def reason(environment: dict[str, str]) -> str:

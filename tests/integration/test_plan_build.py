@@ -20,17 +20,15 @@ import numpy as np
 import pytest
 
 from edge_server import errors
-from edge_server.backends.tensorrt.plan_build import process
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.plan_build.cache import build_lock, timing_path
-from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.plan_build.layers import Placed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt import plan_process
+from edge_server.backends.tensorrt.plan_cache import build_lock, timing_path
+from edge_server.backends.tensorrt.plan_options import BuildOptions, GivenShapes, Placed, Range
+from edge_server.backends.tensorrt.plan_process import BuildJob, Progressed, Step, TrtMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
+    from edge_server.backends.tensorrt.plan_process import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
@@ -76,7 +74,7 @@ class Site:
         onnx = self.folder / f"{name}.onnx"
         onnx.write_bytes(b"onnx")
         job = BuildJob(str(onnx), str(self.out), wish, str(self.folder / "timing"))
-        return process.build(job, self.events.append, **how)
+        return plan_process.build(job, self.events.append, **how)
 
     @property
     def plan(self) -> Any:
@@ -344,7 +342,7 @@ def test_without_a_driver_nothing_crashes_and_the_reason_is_told(
     site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt("10.3", gpu=False)
-    facts = process.probe_device()
+    facts = plan_process.probe_device()
     assert facts.reason.startswith("no CUDA driver: ")
     assert facts.tensorrt == "10.3.0.30"
     with pytest.raises(
@@ -352,7 +350,7 @@ def test_without_a_driver_nothing_crashes_and_the_reason_is_told(
     ):
         site.build()
     with pytest.raises(errors.Unavailable, match="no CUDA driver"):
-        process.read_layers(site.out, None)
+        plan_process.read_layers(site.out, None)
 
 
 def test_a_driver_without_a_device_is_told(
@@ -360,7 +358,7 @@ def test_a_driver_without_a_device_is_told(
 ) -> None:
     tensorrt("10.3")
     monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
-    facts = process.probe_device()
+    facts = plan_process.probe_device()
     assert "cuInit returns 100 (no CUDA-capable device is detected)" in (facts.reason)
 
 
@@ -371,7 +369,7 @@ def test_without_tensorrt_the_device_is_told_all_the_same(
     # A module that cannot be imported, wherever another one may be.
     (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvinfer.so.10: not found')")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")
-    facts = process.probe_device()
+    facts = plan_process.probe_device()
     assert facts.sm == "sm_87"
     assert facts.reason.startswith("no TensorRT here: libnvinfer.so.10: not found")
 
@@ -383,7 +381,7 @@ def test_a_device_that_does_not_answer_is_not_waited_for(
     (tmp_path / "tensorrt.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")
     with pytest.raises(errors.Unavailable, match="works with TensorRT gave no result within 3 s"):
-        process.probe_device(timeout_s=3)
+        plan_process.probe_device(timeout_s=3)
     assert _children() == []
 
 
@@ -392,11 +390,11 @@ def test_the_layers_of_a_plan_are_told_by_the_device(
 ) -> None:
     tensorrt("11.4")
     site.build(BuildOptions(dla_core=1), "fixed")
-    said = json.loads(process.read_layers(site.out, 1))
+    said = json.loads(plan_process.read_layers(site.out, 1))
     assert said["I/O Tensors"] == ["x", "y"]
     site.out.write_bytes(b"garbage")
     with pytest.raises(errors.InternalError, match="The engine plan file is not compatible"):
-        process.read_layers(site.out, None)
+        plan_process.read_layers(site.out, None)
 
 
 def test_a_build_that_crashes_costs_itself_alone(site: Site, tensorrt: Callable[..., None]) -> None:
@@ -409,7 +407,7 @@ def test_a_build_that_leaves_too_little_memory_is_ended(
     site: Site, tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensorrt("10.3")
-    monkeypatch.setattr(process, "LEAVE_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(plan_process, "LEAVE_FREE_BYTES", 1 << 60)
     with pytest.raises(errors.Unavailable, match="shall stay free"):
         site.build(name="hang")
     assert _children() == []
@@ -431,9 +429,9 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         [
             *(sys.executable, "-c"),
             "import sys\n"
-            "from edge_server.backends.tensorrt.plan_build.events import BuildJob\n"
-            "from edge_server.backends.tensorrt.plan_build.process import build\n"
-            "from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions\n"
+            "from edge_server.backends.tensorrt.plan_process import BuildJob\n"
+            "from edge_server.backends.tensorrt.plan_process import build\n"
+            "from edge_server.backends.tensorrt.plan_options import BuildOptions\n"
             f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, BuildOptions(max_batch_size=1, "
             "dims={'x': (-1, 3, 4)})), lambda e: print(e, flush=True))",
         ],

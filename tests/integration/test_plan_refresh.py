@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
 
-from edge_server.backends.tensorrt.plan_build.side_car import side_car_path
+from edge_server.backends.tensorrt.plan_options import side_car_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

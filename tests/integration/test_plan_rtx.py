@@ -22,20 +22,21 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server import errors
-from edge_server.backends.tensorrt.plan_build import process
-from edge_server.backends.tensorrt.plan_build.build_options import (
+from edge_server.backends.tensorrt import plan_process
+from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
     GivenShapes,
+    Range,
     build_options_of,
+    read_side_car,
+    sha256_of,
 )
-from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, sha256_of
+from edge_server.backends.tensorrt.plan_process import BuildJob, Progressed
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
+    from edge_server.backends.tensorrt.plan_process import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -73,7 +74,7 @@ def write_network(path: Path, shape: list[Any], datatype: int = TensorProto.FLOA
 
 def build(path: Path, wish: BuildOptions, events: list[BuildEvent] | None = None) -> PlanBuilt:
     job = BuildJob(str(path), str(path.with_suffix(".plan")), wish, str(path.parent / "timing"))
-    return process.build(job, (events if events is not None else []).append)
+    return plan_process.build(job, (events if events is not None else []).append)
 
 
 def test_the_shipped_network_has_the_tensors_that_its_configuration_says(tmp_path: Path) -> None:
@@ -126,8 +127,8 @@ CHECKED_AS_10 = """
 import sys
 from pathlib import Path
 import tensorrt as trt
-from edge_server.backends.tensorrt.plan_build.precision import check_types
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_builder import check_types
+from edge_server.backends.tensorrt.plan_options import BuildOptions
 onnx = Path(sys.argv[1])
 builder = trt.Builder(logger := trt.Logger())
 network = builder.create_network(0)

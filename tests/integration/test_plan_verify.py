@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.side_car import sha256_of, side_car_path
+from edge_server.backends.tensorrt.plan_options import sha256_of, side_car_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

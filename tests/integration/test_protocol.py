@@ -31,11 +31,16 @@ from tritonclient.utils import InferenceServerException
 from edge_server.api.admission import Admission
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.shared_memory import SharedMemory
-from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import (
+    STANDALONE,
+    ExecuteRequest,
+    LoadContext,
+    TensorModel,
+    no_progress,
+)
 from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling

@@ -259,7 +259,7 @@ def test_an_interrupted_pull_is_taken_up_by_the_next(
     s3.put(model, "net/")
     s3.proxy.limit = CUT_BYTES
     script = (
-        "import sys; from edge_server.repository.remote import download as d; d._MOST_ATTEMPTS = 0;"
+        "import sys; from edge_server.repository import remote_files as d; d._MOST_ATTEMPTS = 0;"
         "from edge_server.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
     )
     url = "s3://fleet/net/"
@@ -284,7 +284,7 @@ def test_what_was_replaced_at_the_store_is_fetched_anew(
     """The rest of another object never follows the beginning of the first."""
     s3.put(model, "net/")
     script = (
-        "import sys; from edge_server.repository.remote import download as d; d._MOST_ATTEMPTS = 0;"
+        "import sys; from edge_server.repository import remote_files as d; d._MOST_ATTEMPTS = 0;"
         "from edge_server.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
     )
     s3.proxy.limit = CUT_BYTES

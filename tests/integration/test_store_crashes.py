@@ -15,8 +15,8 @@ import pytest
 from support.dropping_disk import TRACED, DroppingDisk
 
 from edge_server.repository.content import content_of
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore, StagedModel
-from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

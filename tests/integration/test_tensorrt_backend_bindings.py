@@ -19,7 +19,7 @@ FOLDER = ROOT / "build" / "tensorrt_bindings"
 DERIVED = """
 import os
 from edge_server.backends.tensorrt import engine
-from edge_server.backends.tensorrt.context import OutputAllocator
+from edge_server.backends.tensorrt.io_buffers import OutputAllocator
 from edge_server.backends.tensorrt.engine import trt_log, version_here
 from edge_server.errors import Unavailable
 import tensorrt as trt

@@ -15,9 +15,9 @@ import pytest
 from support.tensorrt_api import real_bindings
 
 from edge_server import errors
-from edge_server.backends.tensorrt.plan_build import process
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.events import BuildJob
+from edge_server.backends.tensorrt import plan_process
+from edge_server.backends.tensorrt.plan_options import BuildOptions
+from edge_server.backends.tensorrt.plan_process import BuildJob
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"
@@ -54,9 +54,10 @@ def test_what_we_derive_from_the_real_classes_can_be_made(version: str) -> None:
             *(sys.executable, "-W", "error", "-c"),
             "import os\n"
             "from types import SimpleNamespace\n"
-            "from edge_server.backends.tensorrt.plan_build import builder, precision\n"
+            "from edge_server.backends.tensorrt import plan_builder\n"
             "config = SimpleNamespace()\n"
-            "made = builder._set_monitor(config, print), precision.make_calibrator([], None)\n"
+            "monitor = plan_builder._set_monitor(config, print)\n"
+            "made = monitor, plan_builder.make_calibrator([], None)\n"
             "print(*(type(each).__name__ for each in made), flush=True)\n"
             "os._exit(0)\n",
         ],
@@ -78,4 +79,4 @@ def test_the_real_builder_without_a_driver_is_told_in_a_sentence(
     with pytest.raises(
         errors.InternalError, match=rf"TensorRT {version}[.\d]* cannot build here: "
     ):
-        process.build(job, lambda _: None)
+        plan_process.build(job, lambda _: None)

@@ -47,7 +47,7 @@ def tell(call):
 BACKEND = """
 import os, sys
 from pathlib import Path
-from edge_server.backends.tensorrt.context import Context
+from edge_server.backends.tensorrt.io_buffers import Context
 from edge_server.backends.tensorrt.engine import Engine
 from edge_server.gpu.device import open_device
 from edge_server.gpu.stream import Stream

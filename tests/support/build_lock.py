@@ -11,4 +11,4 @@ import pytest
 def own_build_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of plan builds is the machine's: another test session may hold it."""
     name = f"\0edge-server-test-{os.getpid()}"
-    monkeypatch.setattr("edge_server.backends.tensorrt.plan_build.cache.LOCK_NAME", name)
+    monkeypatch.setattr("edge_server.backends.tensorrt.plan_cache.LOCK_NAME", name)

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from edge_server.cli.models.push import pack, sent_entries
-from edge_server.repository.transfer.entries import read_archive, write_archive
-from edge_server.repository.transfer.incoming import receive
-from edge_server.repository.transfer.inventory import take_inventory
+from edge_server.repository.content import take_inventory
+from edge_server.repository.transfer import read_archive, receive, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from edge_server.repository.transfer.entries import Entry
-    from edge_server.repository.transfer.incoming import Delivery
+    from edge_server.repository.transfer import Delivery, Entry
 
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '

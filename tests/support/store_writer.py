@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from edge_server.errors import InternalError, SettingsError, Unavailable
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
 
 
 def write(directory: Path, repository: Path) -> int:

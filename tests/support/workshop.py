@@ -12,15 +12,9 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    SideCar,
-    encode,
-    sha256_of,
-    side_car_path,
-)
-from edge_server.gpu.devices import Devices
+from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.backends.tensorrt.plan_options import SideCar, encode, sha256_of, side_car_path
+from edge_server.gpu.device import Devices
 from edge_server.inference.registry import Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.model_config.completion import complete

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, side_car_path
+from edge_server.backends.tensorrt.plan_options import read_side_car, side_car_path
 from edge_server.board.update_record import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.tracing import Sampler, TraceFile, TraceRule
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.events import Event
-from edge_server.repository.state_file import StateFile
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
+from edge_server.repository.store_state import StateFile
 from edge_server.repository.verdicts import GOOD, Verdict, VerdictFile, read_report
 
 if TYPE_CHECKING:

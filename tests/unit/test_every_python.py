@@ -10,12 +10,8 @@ from types import MappingProxyType
 
 import edge_server
 
-# They need what is on a board only, or are run by a Python of their own; urllib3 tries a port of
-# IPv6 when it is imported.
-_ELSEWHERE = (
-    *("edge_server.backends.python.child", "edge_server.__main__"),
-    "edge_server.repository.remote",
-)
+# They need what is on a board only, or are run by a Python of their own.
+_ELSEWHERE = ("edge_server.backends.python.child", "edge_server.__main__")
 
 
 def test_no_dataclass_has_a_default_that_python_3_11_refuses() -> None:

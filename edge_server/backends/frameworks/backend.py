@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from edge_server.backends.frameworks.model_file import FileSignature
-from edge_server.backends.parameters import OF_EVERY_MODEL, Parameters, check_parameters, ours
+from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, check_parameters, ours
+from edge_server.backends.frameworks.runner import FileSignature
 from edge_server.backends.python.backend import (
+    PythonModel,
     checked_parameters,
     run_for_completion,
     warn_of_sandbox,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
-from edge_server.backends.python.model import PythonModel
 from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.agreement import Signature, complete_from
@@ -50,7 +50,7 @@ Switch = Literal["true", "false", "True", "False", "1", "0"]
 Yes = Literal["YES", "NO", "yes", "no", "Yes", "No"]
 
 
-class PyTorchParameters(Parameters, frozen=True):
+class PyTorchParameters(BackendParameters, frozen=True):
     """`pytorch`. The first two set threads: of one operator, and of operators side by side.
 
     `NUM_THREADS` and `NUM_INTEROP_THREADS` are other names for them. The rest is for TorchScript:
@@ -69,7 +69,7 @@ class PyTorchParameters(Parameters, frozen=True):
     ENABLE_TENSOR_FUSER: Switch = "true"
 
 
-class TensorFlowParameters(Parameters, frozen=True):
+class TensorFlowParameters(BackendParameters, frozen=True):
     """`tensorflow`: threads, and which graph and signature of a SavedModel are served."""
 
     TF_NUM_INTRA_THREADS: ThreadCount | None = None
@@ -78,7 +78,7 @@ class TensorFlowParameters(Parameters, frozen=True):
     TF_SIGNATURE_DEF: str = "serving_default"
 
 
-class OpenVinoParameters(Parameters, frozen=True):
+class OpenVinoParameters(BackendParameters, frozen=True):
     """`openvino`. `HINT_BF16` computes in bfloat16 where the processor can; by default in float32.
 
     `SKIP_OV_DYNAMIC_BATCHSIZE` keeps the batch size that the file fixes.
@@ -93,7 +93,7 @@ class OpenVinoParameters(Parameters, frozen=True):
     TARGET_DEVICE: str = "CPU"
 
 
-class PaddleParameters(Parameters, frozen=True):
+class PaddleParameters(BackendParameters, frozen=True):
     """`paddle` has none; the execution accelerator `mkldnn` for CPUs takes `cpu_threads`."""
 
 
@@ -111,7 +111,7 @@ class Framework:
 
     module: str
     package: str
-    parameters: type[Parameters]
+    parameters: type[BackendParameters]
     beside: tuple[str, ...] = ()
     unsigned: tuple[str, ...] = ()
 

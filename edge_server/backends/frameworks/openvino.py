@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.frameworks.model_file import BadInput, FileSignature, enabled
+from edge_server.backends.frameworks.runner import BadInput, FileSignature, enabled
 from edge_server.tensors import DataType, TensorSpec
 
 # As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
@@ -20,7 +20,7 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 import openvino as ov  # noqa: E402
 
 if TYPE_CHECKING:
-    from edge_server.backends.frameworks.model_file import Arrays, ModelFile
+    from edge_server.backends.frameworks.runner import Arrays, ModelFile
 
 _TYPES = {
     "boolean": DataType.BOOL,

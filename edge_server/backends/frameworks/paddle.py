@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from paddle import inference
 
-from edge_server.backends.frameworks.model_file import BadInput
+from edge_server.backends.frameworks.runner import BadInput
 
 if TYPE_CHECKING:
-    from edge_server.backends.frameworks.model_file import Arrays, FileSignature, ModelFile
+    from edge_server.backends.frameworks.runner import Arrays, FileSignature, ModelFile
 
 # A GPU's first pool of memory; Paddle takes more as it needs it.
 _POOL_MIB = 64

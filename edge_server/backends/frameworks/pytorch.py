@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from edge_server.backends.frameworks.call_names import (
+from edge_server.backends.frameworks.runner import (
+    BadInput,
+    FileSignature,
     call_order,
+    enabled,
     exported_call,
     is_texts,
     name_of,
     result_of,
 )
-from edge_server.backends.frameworks.model_file import BadInput, FileSignature, enabled
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.frameworks.model_file import Arrays, ModelFile
+    from edge_server.backends.frameworks.runner import Arrays, ModelFile
 
 _TYPES = {
     getattr(torch, name): datatype

@@ -1,32 +1,242 @@
-"""The class that a model's process runs for every framework, as it runs a user's model.py."""
+"""What the runner and a framework's module say to each other, in a model's process."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import re
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
-from edge_server.backends.frameworks.model_file import BadInput, model_file
 from edge_server.backends.python.messages import Code
-from edge_server.backends.python.pb_utils.responses import InferenceResponse
-from edge_server.backends.python.pb_utils.tensor import PbTensor
-from edge_server.backends.python.pb_utils.values import TritonError, printable
+from edge_server.backends.python.pb_utils.requests import InferenceResponse
+from edge_server.backends.python.pb_utils.tensor import PbTensor, TritonError, printable
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.frameworks.model_file import Arrays, ModelFile, OpenModel
     from edge_server.backends.python.pb_utils.requests import InferenceRequest
+
+Arrays = Mapping[str, "NDArray[Any]"]
+
+
+class BadInput(ValueError):
+    """A request's input is what the model cannot take; the text names it."""
+
+
+@dataclass(frozen=True)
+class FileSignature:
+    """The tensors that a model's file declares, batch dimension included; -1 is any size."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model to open.
+
+    Attributes:
+        path: its file, or the directory that its format is.
+        platform: of the configuration.
+        inputs, outputs: those of the configuration, in order, without the batch dimension; behind
+            them what the sequence batcher adds.
+        max_batch_size: 0 where the model's shapes have no batch dimension.
+        parameters: of the configuration, checked.
+        accelerators: those of the configuration for the processor: name → parameters.
+        device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides.
+        threads: how many threads an inference uses where no parameter says it.
+    """
+
+    path: Path
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    parameters: Mapping[str, str]
+    accelerators: Mapping[str, Mapping[str, str]]
+    device: str
+    threads: int
+
+    def full_shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor as the configuration has it, batch dimension included."""
+        shapes = {spec.name: spec.shape for spec in (*self.inputs, *self.outputs)}
+        return (*(-1,) * (self.max_batch_size > 0), *shapes[name]) if name in shapes else None
+
+
+class OpenModel(Protocol):
+    """A model that can run.
+
+    Attributes:
+        signature: None where the file does not declare its tensors.
+    """
+
+    signature: FileSignature | None
+
+    def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:
+        """Return at least `outputs`; BYTES are object arrays of `bytes`, BF16 as in `DataType`.
+
+        Raises:
+            BadInput: an input does not fit.
+            Exception: whatever the framework raises.
+        """
+        ...
+
+
+def model_file(path: Path, config: Mapping[str, Any], device: str) -> ModelFile:
+    """Return the file of the model with this configuration, in the form that `model.py` gets."""
+    groups = config.get("instance_group", ())
+    instances = sum(each["count"] * max(1, len(each.get("gpus", ()))) for each in groups)
+    accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
+    batching = config.get("sequence_batching") or {}
+    states = batching.get("state", ())
+    return ModelFile(
+        path,
+        config["platform"],
+        (
+            *_specs(config["input"]),
+            *(_control(each) for each in batching.get("control_input", ())),
+            *_specs({**each, "name": each["input_name"]} for each in states),
+        ),
+        (
+            *_specs(config["output"]),
+            *_specs({**each, "name": each["output_name"]} for each in states),
+        ),
+        config["max_batch_size"],
+        {key: value["string_value"] for key, value in config["parameters"].items()},
+        {
+            each["name"]: each.get("parameters", {})
+            for each in accelerators.get("cpu_execution_accelerator", ())
+        },
+        device,
+        # More threads than processors make every inference slower.
+        max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
+    )
+
+
+def _control(control: Mapping[str, Any]) -> TensorSpec:
+    (signal,) = control["control"]
+    for datatype in (DataType.INT32, DataType.FP32, DataType.BOOL):
+        if signal.get(f"{datatype.value.lower()}_false_true"):
+            return TensorSpec(control["name"], datatype, (1,))
+    datatype = DataType.from_config(signal["data_type"]) or DataType.UINT64
+    return TensorSpec(control["name"], datatype, (1,))
+
+
+def _specs(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(tensor["name"], datatype, tuple(_dims(tensor)))
+        for tensor in tensors
+        if (datatype := DataType.from_config(tensor["data_type"])) is not None
+    )
+
+
+def _dims(tensor: Mapping[str, Any]) -> list[int]:
+    reshape: Mapping[str, list[int]] | None = tensor.get("reshape")
+    dims: list[int] = tensor["dims"]
+    return dims if reshape is None else reshape["shape"]
+
+
+def enabled(text: str) -> bool:
+    """Return whether the text of a parameter, which has been checked, switches something on."""
+    return text.lower() in ("true", "yes", "1")
+
+
+_INDEXED = re.compile(r".*__(\d+)")
+_ARGUMENT = re.compile(r"ARGS\[(\d+)\]|KWARGS\[(\w+)\]")
+_RESULT = re.compile(r"RESULT(?:\[(\w+)\])?")
+
+
+def call_order(names: Sequence[str], arguments: Sequence[str] = ()) -> list[str]:
+    """Return the inputs in the order of the call.
+
+    Args:
+        names: in the order of the configuration.
+        arguments: the function's own names; empty where they are not known.
+
+    Raises:
+        ValueError: the indices of the names are not 0, 1, 2 …, or there are too many inputs.
+    """
+    if arguments and len(names) > len(arguments):
+        raise ValueError(
+            f"{len(names)} inputs for a function of {len(arguments)}: {', '.join(arguments)}"
+        )
+    if arguments and set(names) <= set(arguments):
+        return sorted(names, key=list(arguments).index)
+    indexed = _indexed(names)
+    if len(indexed) < len(names):
+        return list(names)
+    if [index for index, _ in indexed] != list(range(len(names))):
+        raise ValueError(f"the inputs {', '.join(names)} are not numbered 0 to {len(names) - 1}")
+    return [name for _, name in indexed]
+
+
+def exported_call(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the inputs of an exported program: those in order, and argument → input for the
+    rest."""
+    matches = {name: _ARGUMENT.fullmatch(name) for name in names}
+    by_name = {m[2]: name for name, m in matches.items() if m and m[2]}
+    placed = {int(m[1]): name for name, m in matches.items() if m and m[1]}
+    unplaced = [name for name in names if not matches[name]]
+    return [placed[place] for place in sorted(placed)] or call_order(unplaced), by_name
+
+
+def name_of(names: Sequence[str], index: int, word: str) -> str:
+    """Return the name of tensor `index`: the configuration's, `<word>__<index>` where it has
+    none."""
+    indexed = _indexed(names)
+    if names and len(indexed) == len(names):
+        return dict(indexed).get(index, f"{word}__{index}")
+    return names[index] if index < len(names) else f"{word}__{index}"
+
+
+def result_of(made: Any, index: int, name: str) -> Any:
+    """Return the result of a call that is output `index` of the configuration.
+
+    Raises:
+        LookupError: there is no such result.
+        TypeError: the result is a dict, and `name` names no key of it.
+    """
+    place = _RESULT.fullmatch(name)
+    key = place[1] if place else None
+    if isinstance(made, dict):
+        if key in made:
+            return made[key]
+        raise TypeError(
+            f"output '{name}': the model returns a dict, whose tensors have no order: of a "
+            "model.pt2 RESULT[key] names one; TorchScript has to return a tuple"
+        )
+    # A list of texts is one tensor.
+    several = isinstance(made, (tuple, list)) and not is_texts(made)
+    results = made if several else (made,)
+    if place:
+        index = int(key) if key and key.isdigit() else 0 if key is None else len(results)
+    elif indexed := _INDEXED.fullmatch(name):
+        index = int(indexed[1])
+    if index >= len(results):
+        raise IndexError(f"output '{name}': the model has {len(results)} results")
+    return results[index]
+
+
+def is_texts(made: object) -> bool:
+    return isinstance(made, list) and all(isinstance(each, str) for each in made)
+
+
+def _indexed(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the numbered names with their numbers, in that order."""
+    return sorted((int(m[1]), name) for name in names if (m := _INDEXED.fullmatch(name)))
+
 
 # The first runs compile, choose kernels and allocate: they take ten times as long.
 _WARM_UP_RUNS = 3

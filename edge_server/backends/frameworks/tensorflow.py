@@ -17,7 +17,7 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
 
-from edge_server.backends.frameworks.model_file import FileSignature
+from edge_server.backends.frameworks.runner import FileSignature
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.frameworks.model_file import Arrays, ModelFile
+    from edge_server.backends.frameworks.runner import Arrays, ModelFile
 
 _TYPES = {
     tf.bool: DataType.BOOL,

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.in_flight import latest_deadline
+from edge_server.backends.python.messages import ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, forget_frames
 from edge_server.requests import InferRequest, SequencePlace
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ExecuteRequest, Tensors
+    from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
     from edge_server.backends.python.context import ModelContext
     from edge_server.backends.python.process import ChildProcess
-    from edge_server.backends.server_context import ModelResolver
     from edge_server.requests import InferResponse, ResponseCallback, Trace
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
@@ -17,16 +19,70 @@ from typing import TYPE_CHECKING
 
 import edge_server
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import CHUNK_BYTES, Channel, ChannelClosed
-from edge_server.backends.python.child import seccomp
-from edge_server.backends.python.scratch import Scratch
+from edge_server.backends.python.child import sandbox
+from edge_server.backends.python.messages import CHUNK_BYTES, Channel, ChannelClosed
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
-from edge_server.process.threads import LOOK_S, require_wanted
+from edge_server.process.disk import make_locked_directory, orphans
+from edge_server.process.threads import LOOK_S, require_wanted, start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.python.model_log import ModelLog
+    from edge_server.backends.python.context import ModelLog
+
+_PREFIX = "edge-server-model-"
+# The time limit of a removal: a model can leave more files than a stopping daemon has time to
+# remove.
+_REMOVE_S = 2.0
+_REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+
+
+class Scratch:
+    """A directory for one process, empty at first, removed when closed.
+
+    Making a new directory also removes the directories that a crashed daemon has left.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        for orphan, held in orphans(parent, _PREFIX):
+            _remove(str(orphan), held)
+        made, self._held = make_locked_directory(parent, _PREFIX)
+        self.path = str(made)
+
+    def close(self) -> None:
+        _remove(self.path, self._held)
+        os.close(self._held)
+
+
+def _remove(path: str, held: int) -> None:
+    """Remove the tree, in a child program that continues where the removal takes longer than
+    `_REMOVE_S`.
+
+    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
+    directories that are not readable.
+    """
+    removing = start_future("remove", lambda: _run_remover(path, held))
+    if removing is not None:
+        wait([removing], _REMOVE_S)
+
+
+def _run_remover(path: str, held: int) -> None:
+    with suppress(OSError):
+        subprocess.run(  # noqa: S603 - a fixed program
+            ["/bin/sh", "-c", _REMOVE, "sh", path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # The program inherits the lock, so the directory is no orphan until the program has
+            # ended.
+            pass_fds=(held,),
+            check=False,
+        )
+
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
@@ -181,7 +237,7 @@ class ChildProcess:
             if self._printed in ready:
                 self._read_printed()
             if self._listener in ready:
-                seccomp.decide(self._listener, self._popen.pid)
+                sandbox.decide(self._listener, self._popen.pid)
             # The end of the process counts, not only that of the socket, which a forked process may
             # hold open.
             if self._connection.fileno() in ready:

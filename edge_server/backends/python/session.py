@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
-from edge_server.backends.python.channel import ChannelClosed, MessageTooLong, NotUnderstood
 from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
+from edge_server.backends.python.messages import ChannelClosed, MessageTooLong, NotUnderstood
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.parameters import check_parameters, ours, own_parameters
-from edge_server.backends.tensorrt.agreement import agreed
-from edge_server.backends.tensorrt.options import (
+from edge_server.backends.contract import check_parameters, ours, own_parameters
+from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,
+    PlanIO,
     TensorRtParameters,
+    agreed,
     on_gpu_alone,
     plan_name,
 )
-from edge_server.backends.tensorrt.plan_build.side_car import read_side_car
-from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
-from edge_server.gpu.libcuda import BareGpu
+from edge_server.gpu.device import BareGpu
 from edge_server.model_config.files import require_path
 from edge_server.process.run_in_child import ChildFailed, run_in_child
 
@@ -75,8 +75,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 
 def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
-    from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
-    from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
+    from edge_server.backends.tensorrt.model import PlanModel, PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
     parameters = own_parameters(config, TensorRtParameters)

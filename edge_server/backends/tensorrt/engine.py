@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.options import no_such_core
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_config import PlanIO, no_such_core
+from edge_server.backends.tensorrt.plan_options import (
     DeviceFacts,
     PlanTensor,
+    Range,
     datatype_name,
     device_facts,
     version_of,
 )
-from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
-from edge_server.gpu.devices import Devices
-from edge_server.gpu.libcuda import BareGpu
+from edge_server.gpu.device import BareGpu, Devices
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Buffers for every tensor of an instance, allocated once for the largest batch."""
+"""Memory of an instance's inputs and outputs on device and host, and the copies in and out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorrt as trt
 
-from edge_server.backends.tensorrt.io_slots import InputSlot, OutputSlot, StagingBuffer
-from edge_server.backends.tensorrt.plan_io import numpy_of
-from edge_server.errors import InvalidRequest
-from edge_server.gpu.memory import BufferPool
+from edge_server.backends.tensorrt.engine import trt_log
+from edge_server.backends.tensorrt.plan_config import numpy_of
+from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
+from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory, pinned_array
 from edge_server.tensors import element_count
 
 if TYPE_CHECKING:
@@ -19,11 +20,505 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.backends.tensorrt.context import Context, OutputAllocator
     from edge_server.backends.tensorrt.engine import Engine
-    from edge_server.backends.tensorrt.options import Options
-    from edge_server.backends.tensorrt.plan_build.build_options import Shape, Shapes
-    from edge_server.backends.tensorrt.plan_io import PlanIO
+    from edge_server.backends.tensorrt.plan_config import Options, PlanIO
+    from edge_server.backends.tensorrt.plan_options import Shape, Shapes
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.stream import PriorityStream, Stream
+
+# The alignment of every address that TensorRT gets.
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class ByteSpan:
+    """A view on a part of device memory, without ownership."""
+
+    pointer: int
+    nbytes: int
+
+
+class StagingBuffer:
+    """Device memory for one tensor, with its counterpart on the host.
+
+    Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
+    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies.
+
+    Args:
+        pinned: False copies directly from and to the caller's array.
+
+    Attributes:
+        host: the host's view; None without host memory of its own.
+    """
+
+    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
+        self._device = device
+        self._pinned = pinned
+        self.nbytes = max(1, nbytes)
+        self.is_mapped = mapped
+        self.host: NDArray[np.uint8] | None = None
+        self._memory: DeviceMemory | MappedMemory
+        if mapped:
+            self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
+            self.host = self._memory.array
+        else:
+            self._memory = DeviceMemory(device, self.nbytes)
+            if pinned:
+                self.host = pinned_array(device, (self.nbytes,), np.uint8)
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer
+
+    def larger(self, nbytes: int) -> StagingBuffer:
+        """Return another buffer of this kind."""
+        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
+
+    def span(self, begin: int, nbytes: int) -> ByteSpan:
+        return ByteSpan(self.pointer + begin, nbytes)
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the same memory as bytes; `array` is C-contiguous."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class InputSlot:
+    """Gathers the requests' parts of one input at the address that TensorRT reads.
+
+    Args:
+        staging: has the size of the largest batch of any profile.
+    """
+
+    def __init__(
+        self, name: str, device: Device, dtype: np.dtype[Any], staging: StagingBuffer
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._device = device
+        self._staging = staging
+        # Held until the next run: copies may still read these arrays.
+        self._held: list[object] = []
+
+    @property
+    def pointer(self) -> int:
+        """The input's fixed address, unless the run reads it in place."""
+        return self._staging.pointer
+
+    def begin(self) -> None:
+        """Release the arrays of the last run, which is done."""
+        self._held.clear()
+
+    def clear(self, stream: Stream) -> None:
+        """Set the buffer to 0: stale bytes may be NaN, or an index out of range."""
+        stream.fill(self._staging.span(0, self._staging.nbytes))
+
+    def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
+        """Return the batch's only part if it already lies on the device and can be read in place.
+
+        `stream` waits for the stream that writes it.
+        """
+        if len(requests) > 1:
+            return None
+        array = self._on_device(requests[0])
+        if array is None or array.pointer % ALIGNMENT_BYTES or not array.nbytes:
+            return None
+        stream.wait(array.ready)
+        self._held.append(array)
+        return array
+
+    def gather(
+        self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
+    ) -> list[CudaArray]:
+        """Copy all parts, one behind the other, to `pointer`.
+
+        Args:
+            into: a larger shape, in whose first corner the only part or the rows are put; the rest
+                is 0.
+
+        Returns:
+            The arrays that are read on the device: mark them read by this run.
+        """
+        staging = self._staging
+        read: list[CudaArray] = []
+        if into is not None and self._is_inside(requests, into):
+            self._put_inside(requests, stream, into)
+            return read
+        begin = copied_to = 0
+        for request in requests:
+            array = self._on_device(request)
+            if array is not None and array.nbytes:
+                self._flush(stream, copied_to, begin)
+                stream.wait(array.ready)
+                stream.copy(staging.span(begin, array.nbytes), array)
+                read.append(array)
+                self._held.append(array)
+                begin += array.nbytes
+                copied_to = begin
+                continue
+            part = self._part(request)
+            end = begin + part.nbytes
+            if staging.host is not None:
+                staging.host[begin:end] = part
+            elif part.nbytes:
+                stream.to_device(staging.span(begin, part.nbytes), part)
+                copied_to = end
+            self._count(request, part.nbytes)
+            begin = end
+        self._flush(stream, copied_to, begin)
+        return read
+
+    def _is_inside(self, requests: Sequence[ExecuteRequest], into: Shape) -> bool:
+        """Return whether `into` differs by more than additional rows at the end."""
+        return any(request.inputs[self.name].shape[1:] != into[1:] for request in requests)
+
+    def _put_inside(self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape) -> None:
+        whole = np.zeros(into, self.dtype)
+        row = 0
+        for request in requests:
+            array = request.inputs[self.name]
+            part = array.array if array.on_device is None else array.on_device.on_host()
+            corner = [slice(row, row + len(part)), *(slice(0, size) for size in part.shape[1:])]
+            whole[tuple(corner)] = part
+            row += len(part)
+            self._count(request, part.nbytes)
+        if self._staging.host is None:
+            stream.to_device(self._staging.span(0, whole.nbytes), whole)
+        else:
+            self._staging.host[: whole.nbytes] = as_bytes(whole)
+            self._flush(stream, 0, whole.nbytes)
+
+    def _part(self, request: ExecuteRequest) -> NDArray[np.uint8]:
+        tensor = request.inputs[self.name]
+        array = tensor.array
+        if tensor.on_device is not None:
+            # On another GPU, or of another library.
+            array = tensor.on_device.on_host()
+            request.copied("to_host", array.nbytes)
+        return as_bytes(array)
+
+    def _on_device(self, request: ExecuteRequest) -> CudaArray | None:
+        array = request.inputs[self.name].on_device
+        mine = isinstance(array, CudaArray) and array.device is self._device
+        return array if mine else None  # type: ignore[return-value]
+
+    def _flush(self, stream: Stream, begin: int, end: int) -> None:
+        """Copy pinned memory from `begin` to `end` to the device."""
+        staging = self._staging
+        if begin < end and staging.host is not None and not staging.is_mapped:
+            stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
+
+    def _count(self, request: ExecuteRequest, nbytes: int) -> None:
+        if not self._staging.is_mapped:
+            request.copied("to_device", nbytes)
+
+
+class OutputSlot:
+    """Memory for one output, and the copies out of it.
+
+    Args:
+        staging: has the size of the largest output for any profile's inputs; a larger output gets
+            more memory.
+        pool: for outputs that stay on the device.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], staging: StagingBuffer, pool: BufferPool) -> None:
+        self.dtype = dtype
+        self._pool = pool
+        # Graphs write to this buffer, which is therefore never replaced.
+        self._usual = staging
+        self._larger: StagingBuffer | None = None
+        self._written = self._usual
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the host reads the output in place, without a copy."""
+        return self._usual.is_mapped
+
+    def holds(self, shape: Shape) -> bool:
+        """Return whether an output of that shape fits the fixed buffer."""
+        return self._bytes(shape) <= self._usual.nbytes
+
+    def pointer(self, shape: Shape) -> int:
+        """Return the address at which the next run writes an output of that shape."""
+        nbytes = self._bytes(shape)
+        if nbytes <= self._usual.nbytes:
+            self._written = self._usual
+        elif self._larger is not None and nbytes <= self._larger.nbytes:
+            self._written = self._larger
+        else:
+            self._written = self._larger = self._usual.larger(nbytes)
+        return self._written.pointer
+
+    def array(self, shape: Shape, stream: Stream) -> CudaArray:
+        """Return device memory that its receiver may hold for any time.
+
+        Raises:
+            Unavailable: callers already hold too much of it.
+        """
+        return self._pool.take(stream, shape, self.dtype)
+
+    def copy_to(self, array: CudaArray, stream: Stream) -> None:
+        """Copy the output at `pointer` to `array`."""
+        if array.nbytes:
+            stream.copy(array, self._written.span(0, array.nbytes))
+
+    def begin_to_host(self, shape: Shape, stream: Stream) -> NDArray[Any]:
+        """Return the output at `pointer` on the host, complete once `stream` has done its work
+        so far."""
+        nbytes = self._bytes(shape)
+        staging = self._written
+        # Without pinned memory the copy is done when this returns.
+        host = np.empty(nbytes, np.uint8) if staging.host is None else staging.host[:nbytes]
+        if nbytes and not staging.is_mapped:
+            stream.to_host(host, staging.span(0, nbytes))
+        return host.view(self.dtype).reshape(shape)
+
+    def owned(self, host: NDArray[Any]) -> NDArray[Any]:
+        """Return a copy of the result of `begin_to_host` that the next run does not overwrite."""
+        return host if self._written.host is None else host.copy()
+
+    def _bytes(self, shape: Shape) -> int:
+        return element_count(shape) * self.dtype.itemsize
+
+
+class Context:
+    """Runs a plan on one stream, one batch after the other; for one thread at a time.
+
+    Its settings persist: a model of fixed shapes is set once.
+
+    Args:
+        name: the instance's, for errors.
+        ahead: for runs of another priority than that of `stream`, in whose order they stay.
+    """
+
+    def __init__(
+        self, engine: Engine, stream: Stream, name: str, ahead: PriorityStream | None = None
+    ) -> None:
+        self._device = engine.device
+        self._io = engine.io
+        self._stream = stream
+        self._name = name
+        self._ahead = ahead
+        self._context: trt.IExecutionContext = engine.context()
+        self._profile = 0
+        # An input with a fixed shape is never set.
+        self._fixed = {t.name: t.shape for t in engine.io.inputs if -1 not in t.shape}
+        self._reads_shapes = any(t.holds_shape for t in engine.io.inputs)
+        self._shapes: dict[str, Shape] = dict(self._fixed)
+        self._outputs: dict[str, Shape] = {}
+        self._shapes_inferred = False
+        self._addresses: dict[str, int] = {}
+
+    def set_shapes(self, profile: int, shapes: Shapes) -> None:
+        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
+
+        Args:
+            profile: the optimisation profile.
+            shapes: of every other input.
+
+        Raises:
+            InvalidRequest: TensorRT refuses these shapes.
+        """
+        context = self._context
+        mark = trt_log().mark
+        # The values of a shape tensor on the host may have changed.
+        self._shapes_inferred = self._shapes_inferred and not self._reads_shapes
+        if profile != self._profile:
+            self._set_profile(profile, mark)
+        for name, shape in shapes.items():
+            if self._shapes.get(name) != shape:
+                self._shapes_inferred = False
+                if not context.set_input_shape(name, shape):
+                    self._shapes.pop(name, None)
+                    raise InvalidRequest(
+                        f"request specifies invalid shape for input '{name}' for {self._name}. "
+                        f"Error details: {trt_log().since(mark)}"
+                    )
+                self._shapes[name] = shape
+        if not self._shapes_inferred:
+            self._outputs.clear()
+            self._infer_shapes(mark)
+            self._shapes_inferred = True
+
+    def output_shape(self, name: str) -> Shape:
+        """Return the output's shape, with -1 where it depends on the data.
+
+        Raises:
+            InvalidRequest: the inputs' shapes contradict each other.
+        """
+        if name not in self._outputs:
+            mark = trt_log().mark
+            try:
+                self._outputs[name] = tuple(self._context.get_tensor_shape(name))
+            except ValueError as error:
+                # An unknown shape has -1 dimensions, which Python rejects as a length.
+                raise self._do_not_go_together(mark) from error
+        return self._outputs[name]
+
+    def bind(self, name: str, address: int) -> None:
+        """Set the tensor's address, on the device, or on the host if TensorRT expects it there."""
+        if self._addresses.get(name) != address:
+            if not self._context.set_tensor_address(name, address):
+                raise InternalError(f"{self._name}: TensorRT does not take '{name}' where it is")
+            self._addresses[name] = address
+
+    def allocate_with(self, name: str, allocator: Any) -> None:
+        """Let `allocator`, an IOutputAllocator, place the output; keep the allocator alive."""
+        if not self._context.set_output_allocator(name, allocator):
+            raise InternalError(f"{self._name}: TensorRT takes no allocator for '{name}'")
+
+    def enqueue(self) -> None:
+        """Enqueue one run on the stream; return before it is done.
+
+        Raises:
+            DeviceLost: the GPU fails every call.
+            InternalError: TensorRT refused; with TensorRT's text.
+        """
+        if self._ahead is None:
+            self.enqueue_here()
+            return
+        self._ahead.begin(self._stream)
+        self._enqueue_on(self._ahead.handle)
+        self._ahead.end(self._stream)
+
+    def enqueue_here(self) -> None:
+        """Enqueue on the stream itself, for a recording."""
+        self._enqueue_on(self._stream.handle)
+
+    def _enqueue_on(self, handle: int) -> None:
+        mark = trt_log().mark
+        if not self._context.execute_async_v3(handle):
+            self._check_device()
+            raise InternalError(
+                f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
+                f"{trt_log().since(mark)}"
+            )
+
+    def _set_profile(self, profile: int, mark: int) -> None:
+        """Set the profile.
+
+        Raises:
+            InternalError: TensorRT refuses the profile.
+            DeviceLost: the device is lost.
+        """
+        last = self._io.profile_count - 1
+        failure = (
+            f"Can not set the specified optimization profile {profile}[{profile}] for "
+            f"{self._name}. Expected optimization profile index range 0-{last}"
+        )
+        # Up to TensorRT 10.12 a refusal ends the process (see `_infer_shapes`), so a missing
+        # profile and a lost device are detected before.
+        if not 0 <= profile <= last:
+            raise InternalError(failure)
+        self._stream.synchronize()
+        try:
+            self._context.set_optimization_profile_async(profile, self._stream.handle)
+        except RuntimeError as error:
+            raise InternalError(f"{failure}: {trt_log().since(mark)}") from error
+        # The call copies to the device, and the next lines need the shapes of the new profile.
+        self._stream.synchronize()
+        self._profile = profile
+        self._shapes = dict(self._fixed)
+        self._shapes_inferred = False
+
+    def _infer_shapes(self, mark: int) -> None:
+        """Infer the outputs' shapes, without TensorRT's `infer_shapes`: up to 10.12 the bindings
+        set Python's error without the GIL in the calls that release it, which ends the process.
+
+        Raises:
+            InvalidRequest, InternalError: the outputs' shapes are not known.
+        """
+        if self._context.all_binding_shapes_specified:
+            for tensor in self._io.outputs:
+                self.output_shape(tensor.name)
+            return
+        shapes = {t.name: tuple(self._context.get_tensor_shape(t.name)) for t in self._io.inputs}
+        missing = ", ".join(name for name, shape in shapes.items() if -1 in shape)
+        raise InternalError(
+            f"{self._name}: TensorRT does not know the shapes for {missing}: "
+            f"{trt_log().since(mark)}"
+        )
+
+    def _do_not_go_together(self, mark: int) -> InvalidRequest:
+        """Return the error for inputs whose shapes are valid alone, but not together."""
+        return InvalidRequest(
+            f"request specifies invalid shapes for {self._name}: they do not go together: "
+            f"{trt_log().since(mark)}"
+        )
+
+    def _check_device(self) -> None:
+        """Check whether the device is lost.
+
+        Raises:
+            DeviceLost: it is; other errors of the device are not the cause.
+        """
+        try:
+            self._device.check()
+        except DeviceLost:
+            raise
+        except EdgeServerError:
+            return
+
+    def close(self) -> None:
+        """Close the context; no run may be active, and its engine must still be open."""
+        del self._context
+
+
+class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
+    """Gives TensorRT memory for one output while it runs, and keeps the memory for the next run.
+
+    TensorRT calls it in the middle of a run, so no method raises.
+
+    Attributes:
+        memory: the output's memory; None before the first run.
+        shape: of the last output.
+        failure: why the last run got no memory.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+        self.memory: DeviceMemory | None = None
+        self.shape: Shape = ()
+        self.failure: EdgeServerError | None = None
+
+    def begin(self) -> None:
+        """Prepare for the next run."""
+        self.shape = ()
+        self.failure = None
+
+    def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+        """Return the address of `size` writable bytes; 0 where memory is short."""
+        del tensor_name, memory, alignment  # the driver's alignment always suffices
+        return self._pointer(size)
+
+    def reallocate_output_async(
+        self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
+    ) -> int:
+        """Allocate like `reallocate_output`; called by TensorRT 10 and newer. No run uses the
+        earlier memory any more."""
+        del tensor_name, memory, alignment, stream
+        return self._pointer(size)
+
+    def _pointer(self, size: int) -> int:
+        if self.memory is None or size > self.memory.nbytes:
+            try:
+                self.memory = DeviceMemory(self._device, max(1, size))
+            except EdgeServerError as error:
+                self.failure = error
+                return 0
+        return self.memory.pointer
+
+    def notify_shape(self, tensor_name: str, shape: Any) -> None:
+        del tensor_name
+        self.shape = tuple(shape)
+
+    def copy_to(self, array: NDArray[Any], stream: Stream) -> None:
+        """Copy the last output to `array`, of its shape; the copy is done once `stream` is."""
+        if self.memory is not None and array.nbytes:
+            stream.to_host(array, ByteSpan(self.memory.pointer, array.nbytes))
+
 
 # Callers may hold this many responses of one instance on the device at once.
 RESPONSES_ON_DEVICE = 16

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import TensorModel, Tensors
-from edge_server.backends.parameters import Parameters, check_parameters
+from edge_server.backends.contract import BackendParameters, TensorModel, Tensors, check_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             f"{files.config_path}: an identity model has one output for each input, of the same "
             "data_type and dims and in the same order"
         )
-    check_parameters(files, config, Parameters)
+    check_parameters(files, config, BackendParameters)
     return config
 
 

@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import numpy as np
 
-from edge_server.backends.contract import TensorModel, Tensors
-from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
+from edge_server.backends.contract import (
+    BackendParameters,
+    TensorModel,
+    Tensors,
+    check_parameters,
+    read_parameters,
+)
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.lanes.decode import (
     COLUMN_COUNT,
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 
-class LaneDecodeParameters(Parameters, frozen=True):
+class LaneDecodeParameters(BackendParameters, frozen=True):
     """The parameters of the module docstring; default thresholds are LaneATT's for CULane."""
 
     score_threshold: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.5

@@ -31,7 +31,7 @@ from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.cli.calibrate.lens import frames_of, frames_of_source, picture_of, whole, write
 from edge_server.daemon.model_parts import chosen_control, chosen_scheduling
 from edge_server.errors import SettingsError, SourceError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lanes.camera_model import CameraModel, Mounting

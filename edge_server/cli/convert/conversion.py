@@ -25,11 +25,10 @@ from edge_server.cli.convert.acceptance import accept, build_plan
 from edge_server.cli.exit_codes import FAILED, OK
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.files import CONFIG_NAME
+from edge_server.repository.content import usable_tree
 from edge_server.repository.manifest import ABOUT_CONTENT
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.transfer.entries import entries_of
-from edge_server.repository.transfer.incoming import receive
-from edge_server.repository.transfer.inventory import usable_tree
+from edge_server.repository.transfer import entries_of, receive
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.convert.environments import FrameworkPackages
     from edge_server.backends.convert.formats import SourceFormat
-    from edge_server.repository.transfer.entries import Entry
+    from edge_server.repository.transfer import Entry
 
 
 def convert(arguments: argparse.Namespace) -> int:

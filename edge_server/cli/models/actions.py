@@ -17,22 +17,25 @@ from edge_server.cli.models.listing import (
 )
 from edge_server.cli.models.outcome import Progress, await_verdict, print_delivery
 from edge_server.errors import SettingsError
-from edge_server.repository.remote.origin import is_remote
-from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.state_file import installed_store
-from edge_server.repository.transfer.entries import read_archive, write_archive
-from edge_server.repository.transfer.incoming import receive, roll_back, to_last_good
-from edge_server.repository.transfer.inventory import take_inventory
-from edge_server.repository.transfer.reports import release
-from edge_server.repository.transfer.ssh import repository_at
+from edge_server.repository.content import take_inventory
+from edge_server.repository.manifest import SigningKey, make_keys
+from edge_server.repository.ssh import repository_at
+from edge_server.repository.store_state import installed_store
+from edge_server.repository.transfer import (
+    read_archive,
+    receive,
+    roll_back,
+    to_last_good,
+    write_archive,
+)
+from edge_server.repository.verdicts import release
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from edge_server.repository.transfer.entries import Entry
-    from edge_server.repository.transfer.incoming import Delivery
-    from edge_server.repository.transfer.inventory import Inventory
+    from edge_server.repository.content import Inventory
+    from edge_server.repository.transfer import Delivery, Entry
 
 
 def _push(arguments: argparse.Namespace) -> int:
@@ -90,7 +93,7 @@ def _pull(arguments: argparse.Namespace) -> int:
     from edge_server.cli.models.push import pull, sent_entries
 
     name = arguments.name
-    if is_remote(name):
+    if "://" in name:
         return _pull_url(arguments)
     if arguments.source is None or arguments.rename or arguments.sha256:
         raise SettingsError(

@@ -11,18 +11,16 @@ import msgspec
 from edge_server.cli.tables import size_text
 from edge_server.cli.tables import table as aligned
 from edge_server.errors import InternalError, ModelConfigError, SettingsError
-from edge_server.repository.manifest import ABOUT_CONTENT, NAME, unfit
-from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.state_file import installed_store
-from edge_server.repository.transfer.inventory import Inventory, model_names, take_inventory
-from edge_server.repository.transfer.reports import Held, quarantined_in, verdicts_on
-from edge_server.repository.verdicts import GOOD, Verdict
+from edge_server.repository.content import Inventory, model_names, take_inventory
+from edge_server.repository.manifest import ABOUT_CONTENT, NAME, SignaturePolicy, unfit
+from edge_server.repository.store_state import installed_store
+from edge_server.repository.verdicts import GOOD, Held, Verdict, quarantined_in, verdicts_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.repository.transfer.ssh import RemoteRepository
+    from edge_server.repository.ssh import RemoteRepository
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
 
@@ -171,7 +169,7 @@ def _signature_fault(inventory: Inventory, policy: SignaturePolicy | None) -> st
     if policy is None:
         return ""
     try:
-        policy.check(inventory.name, inventory.manifest, inventory.signature)
+        policy.check(inventory.name, (inventory.manifest, inventory.signature))
     except ModelConfigError as error:
         return str(error).removeprefix(f"model '{inventory.name}': ")
     return ""

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from edge_server.cli.exit_codes import FAILED, OK, UNAVAILABLE
 from edge_server.errors import SettingsError
-from edge_server.repository.transfer.reports import (
+from edge_server.repository.verdicts import (
     ENDED,
+    GOOD,
     NOBODY,
+    ON_TRIAL,
     REPLACED,
     SILENT,
+    WAITS,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from edge_server.repository.transfer.incoming import Delivery
+    from edge_server.repository.transfer import Delivery
     from edge_server.repository.verdicts import Verdict
 
 NOT_YET = 75

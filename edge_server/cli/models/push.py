@@ -12,7 +12,7 @@ from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.config import Completion
 from edge_server.process.disk import atomic_write
-from edge_server.repository.content import Content, content_of
+from edge_server.repository.content import Content, content_of, usable_tree
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
     NAME,
@@ -22,18 +22,16 @@ from edge_server.repository.manifest import (
     unfit,
 )
 from edge_server.repository.scan import files_in
-from edge_server.repository.transfer.entries import Entry, entries_of
-from edge_server.repository.transfer.incoming import receive
-from edge_server.repository.transfer.inventory import usable_tree
+from edge_server.repository.transfer import Entry, entries_of, receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from edge_server.repository.signature import SigningKey
-    from edge_server.repository.transfer.incoming import Delivery
-    from edge_server.repository.transfer.inventory import Inventory
-    from edge_server.repository.transfer.ssh import RemoteRepository
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.content import Inventory
+    from edge_server.repository.manifest import SigningKey
+    from edge_server.repository.scan import ModelTree
+    from edge_server.repository.ssh import RemoteRepository
+    from edge_server.repository.transfer import Delivery
 
     Progress = Callable[[int], None]
 

@@ -12,19 +12,18 @@ from edge_server.cli.models.push import pack
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.process.disk import cache_directory
 from edge_server.repository.manifest import ABOUT_CONTENT, NAME
-from edge_server.repository.remote.archive import archive_entries
-from edge_server.repository.remote.download import download
-from edge_server.repository.remote.origin import open_origin
+from edge_server.repository.remote import archive_entries, open_origin
+from edge_server.repository.remote_files import download
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.transfer.entries import Entry
-from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer import Entry, receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.repository.remote.origin import Origin, RemoteFile
-    from edge_server.repository.transfer.incoming import Delivery
+    from edge_server.repository.remote import Origin
+    from edge_server.repository.remote_files import RemoteFile
+    from edge_server.repository.transfer import Delivery
 
 
 def pull_url(

@@ -7,10 +7,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
-from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, make_plan
-from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.plan_build.process import build
+from edge_server.backends.tensorrt.plan_cache import PlanCache, build_lock, make_plan
+from edge_server.backends.tensorrt.plan_options import given_profiles
+from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage, build
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
 from edge_server.process.disk import state_directory
@@ -20,14 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.plan_build.events import (
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, SideCar
+    from edge_server.backends.tensorrt.plan_process import (
         BuildEvent,
         BuildJob,
         OnEvent,
         PlanBuilt,
     )
-    from edge_server.backends.tensorrt.plan_build.side_car import SideCar
     from edge_server.cli.plan.target import Target
 
 _WIDTH = 24

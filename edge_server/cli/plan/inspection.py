@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build import layers as engine_layers
-from edge_server.backends.tensorrt.plan_build.process import probe_device, read_layers
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     cautions,
     encode,
+    io_names,
+    layer_table,
     plan_faults,
     read_side_car,
     side_car_path,
 )
+from edge_server.backends.tensorrt.plan_process import probe_device, read_layers
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
 from edge_server.tensors import shape_text
@@ -21,7 +22,7 @@ from edge_server.tensors import shape_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, SideCar
+    from edge_server.backends.tensorrt.plan_options import PlanTensor, SideCar
     from edge_server.cli.plan.target import Target
 
 
@@ -107,5 +108,5 @@ def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
         raise Unavailable(f"the layers are read by TensorRT, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
     information = read_layers(target.plan, side_car.dla_core)
-    yield f"tensors    {', '.join(engine_layers.io_names(information))}"
-    yield from engine_layers.table(information)
+    yield f"tensors    {', '.join(io_names(information))}"
+    yield from layer_table(information)

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.parameters import own_parameters
+from edge_server.backends.contract import own_parameters
 from edge_server.backends.tensorrt import backend
-from edge_server.backends.tensorrt.options import TensorRtParameters
-from edge_server.backends.tensorrt.plan_build.process import probe_device
-from edge_server.backends.tensorrt.source import PlanSource
+from edge_server.backends.tensorrt.model import PlanSource
+from edge_server.backends.tensorrt.plan_config import TensorRtParameters
+from edge_server.backends.tensorrt.plan_process import probe_device
 from edge_server.board.identity import Identity
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_spec import ModelSpec
@@ -25,13 +25,13 @@ from edge_server.model_config.parse import read_model_config
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.topics import Topics
 from edge_server.process.sd_notify import notify
-from edge_server.repository.scan import scan_repositories
+from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import DeviceFacts
     from edge_server.model_config.files import ModelFiles
     from edge_server.settings import Settings
 
@@ -97,7 +97,7 @@ def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refresh
 
 def plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[str, ModelFiles]]:
     """Yield the models that run plans; those that cannot be read become failures of `found`."""
-    for name, files in scan_repositories(map(Path, settings.repository.paths)).items():
+    for name, files in Repositories(map(Path, settings.repository.paths)).all().items():
         try:
             if isinstance(files, ModelConfigError):
                 raise files

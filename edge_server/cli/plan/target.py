@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, build_options_of
-from edge_server.backends.tensorrt.plan_build.cache import PLAN_NAME
+from edge_server.backends.tensorrt.plan_cache import PLAN_NAME
+from edge_server.backends.tensorrt.plan_options import BuildOptions, build_options_of
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import reading, require_path
 from edge_server.model_config.parse import read_model_config
-from edge_server.repository.scan import files_in, find_model
+from edge_server.repository.scan import Repositories, files_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
     if path.suffix == ".onnx":
         return Target(model, path, path.with_suffix(".plan"), BuildOptions())
     # A name of the repository wins over a directory of that name in the current one.
-    files = find_model(repositories, model) or (files_in(path) if path.is_dir() else None)
+    files = Repositories(repositories).find(model) or (files_in(path) if path.is_dir() else None)
     if files is None:
         raise ModelConfigError(
             f"no model '{model}' in {', '.join(map(str, repositories))}, and no directory of that "

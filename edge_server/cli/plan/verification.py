@@ -14,17 +14,17 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.plan_build.process import probe_device
-from edge_server.backends.tensorrt.plan_build.side_car import plan_faults, read_side_car
+from edge_server.backends.tensorrt.plan_options import plan_faults, read_side_car
+from edge_server.backends.tensorrt.plan_process import probe_device
 from edge_server.board.installation import remedy
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.golden import golden_pairs, not_finite
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.model_validation import golden_pairs, not_finite
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest

@@ -21,7 +21,7 @@ from edge_server.board.kernel_files import listed, read_text
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.process.disk import states_here
-from edge_server.repository.state_file import StateFile, stores_here
+from edge_server.repository.store_state import StateFile, stores_here
 from edge_server.repository.verdicts import read_report
 
 if TYPE_CHECKING:

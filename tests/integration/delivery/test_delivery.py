@@ -16,9 +16,8 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.cli.models.push import pack
-from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.transfer.entries import write_archive
-from edge_server.repository.transfer.incoming import roll_back
+from edge_server.repository.manifest import SigningKey, make_keys
+from edge_server.repository.transfer import roll_back, write_archive
 from tests.integration.delivery.verbs import (
     CONFIG,
     TIMEOUT_S,

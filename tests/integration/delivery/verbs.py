@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pack
-from edge_server.repository.transfer.incoming import receive
-from edge_server.repository.transfer.inventory import take_inventory
+from edge_server.repository.content import take_inventory
+from edge_server.repository.transfer import receive
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.device_array import Buffer
-from edge_server.gpu.memory import BufferPool, pinned_array
+from edge_server.gpu.memory import Buffer, BufferPool, pinned_array
 from edge_server.gpu.stream import GpuEvent, Stream
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.device_array import CudaArray
+    from edge_server.gpu.memory import CudaArray
 
 
 @pytest.fixture
@@ -220,10 +219,14 @@ def test_the_simulation_catches_a_pool_that_does_not_wait_for_readers(
     # GPU, so the reader comes in time; on a busy machine it may by itself.
     gc.collect()
     gc.disable()
+
+    def run_careless_days() -> None:
+        for _ in range(100):
+            Day(device, BufferPool(device, 1 << 20, "careless")).run(WRITE_READ_REUSE)
+
     try:
         with pytest.raises(AssertionError):
-            for _ in range(100):
-                Day(device, BufferPool(device, 1 << 20, "careless")).run(WRITE_READ_REUSE)
+            run_careless_days()
     finally:
         gc.enable()
 

@@ -14,8 +14,7 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import DeviceLost, InternalError, Unavailable
-from edge_server.gpu.device import open_device
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices, open_device
 from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
 from edge_server.gpu.stream import GpuEvent, Module, Stream
 

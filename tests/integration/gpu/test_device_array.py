@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.device_array import CudaArray
+    from edge_server.gpu.memory import CudaArray
 
 
 @pytest.fixture

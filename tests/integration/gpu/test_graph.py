@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import DeviceLost, InternalError, Unavailable
-from edge_server.gpu.graph import record_graph
 from edge_server.gpu.memory import DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.stream import Stream, record_graph
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu

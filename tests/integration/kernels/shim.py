@@ -11,7 +11,7 @@ import numpy as np
 from support.integer_colours import COLOURS, bgr_by_integers, random_image
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
-from edge_server.gpu.kernels.preprocess import (
+from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,

@@ -6,11 +6,8 @@ import ctypes
 import subprocess
 from typing import TYPE_CHECKING
 
-from edge_server.gpu.kernels import preprocess
-from edge_server.gpu.kernels.preprocess import (
-    MAX_FRAMES,
-    PreprocessArgs,
-)
+from edge_server.gpu import preprocess_kernel
+from edge_server.gpu.preprocess_kernel import MAX_FRAMES, PreprocessArgs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +36,8 @@ def test_the_struct_is_the_headers(tmp_path: Path, kernels: Path, compiler: str)
         for name in fields
     ]
     expected.append(f"{ctypes.sizeof(PreprocessArgs)} {MAX_FRAMES}")
-    tile = f"{preprocess._TILE_WIDTHS[0]} {preprocess._TILE_HEIGHTS[0]}"
-    expected.append(f"{preprocess._LANES} {preprocess._STAGED_BYTES} {tile}")
+    tile = f"{preprocess_kernel._TILE_WIDTHS[0]} {preprocess_kernel._TILE_HEIGHTS[0]}"
+    expected.append(f"{preprocess_kernel._LANES} {preprocess_kernel._STAGED_BYTES} {tile}")
     assert told.stdout.splitlines() == expected
     assert sum(getattr(PreprocessArgs, name).size for name in fields) == ctypes.sizeof(
         PreprocessArgs

@@ -19,7 +19,7 @@ from edge_server.errors import InternalError, ModelConfigError
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

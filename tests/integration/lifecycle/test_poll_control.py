@@ -12,10 +12,10 @@ import pytest
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployments import Deployments
+from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.updates import Deployments
 from edge_server.repository.store import ModelStore
 from tests.unit.lifecycle.board import CONFIG, TIMEOUT_S
 

@@ -22,10 +22,10 @@ from edge_server.errors import NotFound, Unavailable
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployments import Deployments
+from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.poll_control import PollControl
+from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.updates import Deployments
 from edge_server.repository.store import ModelStore
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest, InferResponse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from edge_server.backends.python.model import PythonModel
+    from edge_server.backends.python.backend import PythonModel
     from edge_server.inference.registry import ModelEntry
     from edge_server.requests import ResponseCallback
 

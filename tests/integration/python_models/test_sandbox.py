@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.waiting import wait_until
 
-from edge_server.backends.python.child import sandbox, seccomp
+from edge_server.backends.python.child import sandbox
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ needs_landlock = pytest.mark.skipif(
     not sandbox.landlock_version(), reason="this kernel has no Landlock: files are not closed off"
 )
 needs_seccomp = pytest.mark.skipif(
-    not seccomp.is_offered(), reason="this kernel has no seccomp filters that ask the daemon"
+    not sandbox.seccomp_offered(), reason="this kernel has no seccomp filters that ask the daemon"
 )
 
 # Runs a piece of code, and tells what became of it in a parameter.
@@ -281,7 +281,7 @@ def test_what_the_kernel_does_not_offer_is_logged_and_the_rest_is_done(
     else:
         older = min(3, sandbox.landlock_version())
         monkeypatch.setattr(sandbox, "landlock_version", lambda: older)
-        monkeypatch.setattr(seccomp, "is_offered", lambda: False)
+        monkeypatch.setattr(sandbox, "seccomp_offered", lambda: False)
     rules = sandbox.rules_of(Python())
     served = serve_with(Python(), m=TRIES)
     assert said(served, "said = 1") == "1"

@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper
 from support.workshop import Asked, add_one, infer, onnx_bytes, two_inputs
 
-from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.memory import BufferPool, pinned_array
 from edge_server.gpu.stream import Stream
@@ -183,6 +182,9 @@ def test_a_batch_is_answered_on_the_device_where_all_of_it_want_that(workshop: W
 def test_more_answers_than_may_be_kept_on_the_device_go_to_the_host(
     workshop: Workshop, ask: Callable[..., Asked]
 ) -> None:
+    # Imported late, as the simulated TensorRT is found by then only.
+    from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
+
     shape = (1, 1 << 16)
     workshop.write(add_one(shape))
     instance = workshop.instance()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.workshop import Asked, add_one
 
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.tensorrt.plan_options import (
     sha256_of,
     side_car_path,
 )

@@ -11,9 +11,8 @@ import pytest
 from support.workshop import Asked, add_one
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.plan_build.side_car import (
+from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.tensorrt.plan_options import (
     encode,
     read_side_car,
     side_car_path,

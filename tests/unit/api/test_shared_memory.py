@@ -153,21 +153,24 @@ def test_copies_count_as_long_as_somebody_has_one(tmp_path: Path) -> None:
     assert len(regions.find("r", 0, 90).read()) == 90
 
 
-def descriptors_of(key: str) -> int:
-    """Of that region alone: what another test left is closed whenever it is collected."""
+def descriptors_of(path: Path) -> int:
+    """Of that file alone: what another test left is closed whenever it is collected."""
     opened = Path("/proc/self/fd").iterdir()
-    return sum(os.path.realpath(each).endswith(f"/{key}") for each in opened)
+    return sum(os.path.realpath(each) == str(path) for each in opened)
 
 
-def test_as_many_regions_as_there_may_be_have_a_descriptor_each(regions: SharedMemory) -> None:
+def test_as_many_regions_as_there_may_be_have_a_descriptor_each(
+    regions: SharedMemory, tmp_path: Path
+) -> None:
+    file = (tmp_path / "shm/key").resolve()
     for number in range(256):
         regions.register(f"r{number}", "key", 0, 100)
-    assert descriptors_of("key") == 256
+    assert descriptors_of(file) == 256
     with pytest.raises(Unavailable, match="256 shared memory regions are registered already"):
         regions.register("r", "key", 0, 100)
     regions.unregister("")
     gc.collect()
-    assert descriptors_of("key") == 0
+    assert descriptors_of(file) == 0
     regions.register("r", "key", 0, 100)
 
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.execution_providers import CPU, providers_of
+from edge_server.backends.onnxruntime import CPU, providers_of
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import ON_CPU, ModelConfig, Placement
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.daemon.model_parts import chosen_control
 from edge_server.errors import ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.settings import Repository

@@ -6,15 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.deployments import Deployments
+from edge_server.lifecycle.build import MemoryBudget
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.updates import Updates
+from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.updates import Deployments, Updates
 from edge_server.repository.change_detector import Change
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     import threading

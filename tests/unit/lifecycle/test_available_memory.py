@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.lifecycle.budget import available_bytes
+from edge_server.lifecycle.build import available_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

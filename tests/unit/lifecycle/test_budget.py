@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.lifecycle.budget import MemoryBudget, available_bytes, needed_bytes, shortage
+from edge_server.lifecycle.build import MemoryBudget, available_bytes, needed_bytes, shortage
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.repository.scan import files_in
 

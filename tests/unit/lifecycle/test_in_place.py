@@ -13,11 +13,10 @@ from edge_server.errors import NotFound
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry, ModelState, RefCount
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -13,12 +13,11 @@ from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.scan import Repositories
-from edge_server.repository.tree import look
+from edge_server.repository.scan import Repositories, look
 from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 from tests.unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble
 

@@ -18,12 +18,12 @@ from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import Override
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
-from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.repository.content import PrivateCopies, PrivateDirectory
+from edge_server.repository.manifest import SignaturePolicy, SigningKey, make_keys
 from edge_server.repository.scan import Repositories
-from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import Cancelled, Unavailable
-from edge_server.lifecycle.model_locks import ModelLocks
+from edge_server.lifecycle.loader import ModelLocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,9 +16,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle import golden
-from edge_server.lifecycle.golden import golden_pairs
-from edge_server.lifecycle.model_validation import validate
+from edge_server.lifecycle import model_validation
+from edge_server.lifecycle.model_validation import golden_pairs, validate
 from edge_server.model_config.config import ModelConfig
 from edge_server.tensors import DataType, Tensor, as_floats
 
@@ -240,10 +239,10 @@ def test_a_file_that_is_no_pair_refuses_and_takes_no_memory(
 
 def test_caps_on_pairs_and_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record(tmp_path, input_a=A, output_b=A + 1)
-    monkeypatch.setattr(golden, "MOST_BYTES", path.stat().st_size // 4)
+    monkeypatch.setattr(model_validation, "MOST_BYTES", path.stat().st_size // 4)
     with pytest.raises(ModelConfigError, match="a golden pair has at most"):
         list(golden_pairs(config(), 1, tmp_path))
-    monkeypatch.setattr(golden, "MOST_PAIRS", 0)
+    monkeypatch.setattr(model_validation, "MOST_PAIRS", 0)
     with pytest.raises(ModelConfigError, match="1 golden pairs; keep at most 0"):
         list(golden_pairs(config(), 1, tmp_path))
 

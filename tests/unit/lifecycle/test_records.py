@@ -15,15 +15,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.registry import ModelRegistry, ModelState
-from edge_server.lifecycle.budget import TooLittleMemory
-from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.records import ModelRecord
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, TooLittleMemory
+from edge_server.lifecycle.records import ModelRecord, ModelTable
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.change_detector import SeenFiles
+from edge_server.repository.scan import FileSet
 from edge_server.repository.store import StagedModel
-from edge_server.repository.tree import FileSet
 from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, ROLLED_BACK
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.lifecycle.staging import StagedFiles
+from edge_server.lifecycle.model_spec import StagedFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,12 @@ from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.lifecycle.updates import Updates
+from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.updates import Deployments, Updates
 from edge_server.repository.change_detector import Change
+from edge_server.repository.scan import ModelTree, look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import ModelTree, look
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.model_locks import LoadSlot
-from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.loader import LoadSlot
+from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
-from edge_server.repository.tree import ModelTree
+from edge_server.repository.scan import ModelTree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,20 +1,21 @@
-"""A store that the next process opens, and models to put into it."""
+"""A store that the next process opens, and models to put into it and to deliver."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from support.deliveries import make_model  # noqa: F401 - a fixture
 
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
 from tests.unit.repository.stores import die
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.scan import ModelTree
     from tests.unit.repository.stores import Open, Write
 
 

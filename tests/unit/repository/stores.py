@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_server.repository.scan import ModelTree
     from edge_server.repository.store import ModelStore, StagedModel
-    from edge_server.repository.tree import ModelTree
 
     Write = Callable[..., ModelTree]
     Open = Callable[..., ModelStore]

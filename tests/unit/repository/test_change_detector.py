@@ -17,7 +17,7 @@ from edge_server.repository.change_detector import (
     SeenFiles,
 )
 from edge_server.repository.manifest import Manifest, ManifestFile
-from edge_server.repository.tree import ModelTree, SeenFile
+from edge_server.repository.scan import ModelTree, SeenFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

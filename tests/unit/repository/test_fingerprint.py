@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.repository.tree import fingerprint
+from edge_server.repository.scan import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

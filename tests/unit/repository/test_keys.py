@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import SettingsError
-from edge_server.repository.signature import SigningKey, make_keys
+from edge_server.repository.manifest import SigningKey, make_keys
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,7 @@ import pytest
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles
-from edge_server.repository.content import copy_model
-from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.repository.content import PrivateCopies, PrivateDirectory, copy_model
 from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.repository.content import Content
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.scan import ModelTree
 
 
 @pytest.fixture
@@ -137,7 +136,7 @@ def test_a_model_that_is_written_to_meanwhile_is_tried_again_and_then_refused(
             exchange(model / "1" / "weights", f"ab{writes}")
         return copy_model(tree, place)
 
-    monkeypatch.setattr("edge_server.repository.private_copies.copy_model", meddle_and_copy)
+    monkeypatch.setattr("edge_server.repository.content.copy_model", meddle_and_copy)
     writes = 3
     with pytest.raises(ModelConfigError, match="changed while it was copied"):
         copies.copy(model)
@@ -171,7 +170,7 @@ def test_a_copy_that_fails_for_a_reason_that_may_pass_may_be_tried_again(
     def fail(*_: object) -> NoReturn:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("edge_server.repository.private_copies.copy_model", fail)
+    monkeypatch.setattr("edge_server.repository.content.copy_model", fail)
     with pytest.raises(ModelConfigError, match="cannot be copied: ") as caught:
         copies.copy(model)
     assert type(caught.value) is kind

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.repository.private_copies import PrivateDirectory
+from edge_server.repository.content import PrivateDirectory
 
 if TYPE_CHECKING:
     from pathlib import Path

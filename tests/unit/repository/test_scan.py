@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
-from edge_server.repository.scan import find_model, model_names, scan_repositories
+from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ def test_models_and_their_versions_are_found_in_order(tmp_path: Path) -> None:
     for directory in ("b/10", "b/9", "b/notes", "a/1", "a/.tmp", ".git/1"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "README.md").touch()
-    models = scan_repositories([tmp_path])
+    models = Repositories([tmp_path]).all()
     assert {name: list(files.versions) for name, files in models.items()} == {
         "a": [1],
         "b": [9, 10],
@@ -33,7 +33,7 @@ def test_version_directories_that_do_not_count_are_warned_of(
     for directory in ("m/01", "m/one", "m/warmup", "m/1"):
         (tmp_path / directory).mkdir(parents=True)
     with caplog.at_level(logging.WARNING):
-        assert list(scan_repositories([tmp_path])["m"].versions) == [1]
+        assert list(Repositories([tmp_path]).all()["m"].versions) == [1]
     assert "'01' which contains leading zeros" in caplog.text
     assert "'one' which fails to convert to integral number" in caplog.text
     assert "warmup" not in caplog.text
@@ -44,7 +44,7 @@ def test_a_model_in_two_repositories_is_refused_and_the_others_are_found(
 ) -> None:
     for directory in ("one/m/1", "two/m/1", "two/other/1"):
         (tmp_path / directory).mkdir(parents=True)
-    models = scan_repositories([tmp_path / "one", tmp_path / "two"])
+    models = Repositories([tmp_path / "one", tmp_path / "two"]).all()
     assert str(models["m"]) == (
         f"model appears in two or more repositories: {tmp_path}/one/m, {tmp_path}/two/m; rename "
         "or remove all but one"
@@ -55,7 +55,7 @@ def test_a_model_in_two_repositories_is_refused_and_the_others_are_found(
 
 def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match=r"absent: the model repository cannot be read"):
-        scan_repositories([tmp_path / "absent"])
+        Repositories([tmp_path / "absent"]).all()
 
 
 def test_what_tools_leave_behind_is_no_model_and_nothing_to_warn_of(
@@ -63,7 +63,7 @@ def test_what_tools_leave_behind_is_no_model_and_nothing_to_warn_of(
 ) -> None:
     for name in ("lost+found", "__pycache__", "_old", ".git", "m"):
         (tmp_path / name).mkdir()
-    assert scan_repositories([tmp_path]).keys() == {"m"}
+    assert Repositories([tmp_path]).all().keys() == {"m"}
     assert caplog.text == ""
 
 
@@ -73,7 +73,7 @@ def test_a_name_that_no_model_can_have_is_left_out_with_a_warning_of_one_line(
 ) -> None:
     for directory in (name, "m"):
         (tmp_path / directory / "1").mkdir(parents=True)
-    assert scan_repositories([tmp_path]).keys() == {"m"}
+    assert Repositories([tmp_path]).all().keys() == {"m"}
     (record,) = caplog.records
     assert f"directory {name!r} is left out: a model name has" in record.getMessage()
     assert "\n" not in record.getMessage()
@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_read_says_so_and_the_others_are_found(
 ) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     unreadable(tmp_path / odd)
-    models = scan_repositories([tmp_path])
+    models = Repositories([tmp_path]).all()
     assert isinstance(models["m"], ModelFiles)
     assert str(models["odd"]) == (
         f"{tmp_path / odd}: cannot be read: File name too long; the user that the daemon runs as "
@@ -97,11 +97,11 @@ def test_one_model_is_found_by_its_name_and_by_no_other(tmp_path: Path) -> None:
     for directory in ("one/m/1", "one/m/3", "two/m2/1", ".git/1"):
         (tmp_path / directory).mkdir(parents=True)
     paths = [tmp_path / "one", tmp_path / "two"]
-    found = find_model(paths, "m")
+    found = Repositories(paths).find("m")
     assert isinstance(found, ModelFiles)
     assert list(found.versions) == [1, 3]
     for name in ("no", "..", "../.git", ".git", "", "m\0"):
-        assert find_model(paths, name) is None
+        assert Repositories(paths).find(name) is None
 
 
 def test_names_are_counted_over_all_repositories_without_a_word(
@@ -109,5 +109,5 @@ def test_names_are_counted_over_all_repositories_without_a_word(
 ) -> None:
     for directory in ("one/m/01", "one/my model", "two/m", "two/n"):
         (tmp_path / directory).mkdir(parents=True)
-    assert model_names([tmp_path / "one", tmp_path / "two"]) == {"m": 2, "n": 1}
+    assert Repositories([tmp_path / "one", tmp_path / "two"]).names() == {"m": 2, "n": 1}
     assert caplog.text == ""

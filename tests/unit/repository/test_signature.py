@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError, SettingsError
-from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
+from edge_server.repository.manifest import SignaturePolicy, SigningKey, make_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ def theirs(tmp_path: Path) -> Signer:
 
 def test_a_signature_of_any_trusted_key_is_good(ours: Signer, theirs: Signer) -> None:
     policy = SignaturePolicy("require", [theirs.public, ours.public])
-    policy.check("m", MANIFEST, ours.sign(MANIFEST))
-    policy.check("m", MANIFEST, theirs.sign(MANIFEST))
+    policy.check("m", (MANIFEST, ours.sign(MANIFEST)))
+    policy.check("m", (MANIFEST, theirs.sign(MANIFEST)))
 
 
 def test_each_way_of_not_being_signed_is_an_error_with_its_remedy(
@@ -54,7 +54,7 @@ def test_each_way_of_not_being_signed_is_an_error_with_its_remedy(
         (MANIFEST + b" ", good, "or manifest.json or the signature was changed since"),
     ):
         with pytest.raises(ModelConfigError) as caught:
-            policy.check("m", manifest, signature)
+            policy.check("m", (manifest, signature))
         assert str(caught.value).startswith("model 'm': ")
         assert says in str(caught.value)
         assert "push it with `edge-server models push --sign KEY`" in str(caught.value)
@@ -69,11 +69,11 @@ def test_a_signature_with_any_one_bit_changed_is_refused(ours: Signer) -> None:
             bad[bit // 8] ^= 1 << bit % 8
             pair = (bytes(bad), good) if data is MANIFEST else (MANIFEST, bytes(bad))
             with pytest.raises(ModelConfigError):
-                policy.check("m", *pair)
+                policy.check("m", pair)
 
 
 def test_off_looks_at_nothing_not_even_the_keys(tmp_path: Path) -> None:
-    SignaturePolicy("off", [tmp_path / "nowhere"]).check("m", None, b"x")
+    SignaturePolicy("off", [tmp_path / "nowhere"]).check("m", (None, b"x"))
 
 
 def test_warn_logs_each_new_fault_once_and_refuses_nothing(
@@ -82,7 +82,7 @@ def test_warn_logs_each_new_fault_once_and_refuses_nothing(
     policy = SignaturePolicy("warn", [ours.public])
     with caplog.at_level(logging.WARNING):
         for signature in (None, None, b"", b"", ours.sign(MANIFEST), None):
-            policy.check("m", MANIFEST, signature)
+            policy.check("m", (MANIFEST, signature))
     told = [record.getMessage() for record in caplog.records]
     assert [("is missing" in text, "damaged" in text) for text in told] == [
         (True, False),
@@ -95,7 +95,7 @@ def test_warn_logs_each_new_fault_once_and_refuses_nothing(
 def test_warn_without_keys_logs_that_it_cannot_check(
     ours: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    SignaturePolicy("warn", []).check("m", MANIFEST, ours.sign(MANIFEST))
+    SignaturePolicy("warn", []).check("m", (MANIFEST, ours.sign(MANIFEST)))
     assert "signature cannot be checked: repository.signature_keys names no" in caplog.text
 
 
@@ -148,8 +148,8 @@ def test_without_the_package_the_extra_is_named(
 
 def test_what_a_client_brings_is_not_signed(ours: Signer, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ModelConfigError, match=r"'m': is loaded with a configuration or files"):
-        SignaturePolicy("require", [ours.public]).check_loaded("m", None)
-    SignaturePolicy("off", []).check_loaded("m", None)
+        SignaturePolicy("require", [ours.public]).check("m", None)
+    SignaturePolicy("off", []).check("m", None)
     assert not caplog.text
-    SignaturePolicy("warn", []).check_loaded("m", None)
+    SignaturePolicy("warn", []).check("m", None)
     assert "model m: is loaded with a configuration or files that a client sent" in caplog.text

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,15 +17,14 @@ from edge_server.errors import (
 )
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
-from edge_server.repository.scan import files_in
-from edge_server.repository.tree import look
+from edge_server.repository.scan import files_in, look
 from tests.unit.repository.stores import text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.repository.scan import ModelTree
     from edge_server.repository.store import ModelStore
-    from edge_server.repository.tree import ModelTree
     from tests.unit.repository.stores import Open, Write
 
 
@@ -35,8 +34,8 @@ class Keys:
     def __init__(self) -> None:
         self.good = b"signed"
 
-    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        if manifest is None or signature != self.good:
+    def check(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
+        if signed is None or signed[0] is None or signed[1] != self.good:
             raise ModelConfigError(f"model {name}: not signed")
 
 

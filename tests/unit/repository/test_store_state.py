@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.repository import store_state
-from edge_server.repository.state_file import StateFile
-from edge_server.repository.store_state import Deaths, KeptCopy, Load, StoreState
-from edge_server.repository.tree import SeenFile
+from edge_server.repository.scan import SeenFile
+from edge_server.repository.store_state import Deaths, KeptCopy, Load, StateFile, StoreState
 
 if TYPE_CHECKING:
     from pathlib import Path

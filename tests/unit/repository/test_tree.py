@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.repository import tree as tree_module
+from edge_server.repository import scan
 from edge_server.repository.change_detector import read_repositories
-from edge_server.repository.tree import SeenFile, look, opened
+from edge_server.repository.scan import SeenFile, look, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +126,7 @@ def test_a_pipe_does_not_block_the_scan(repository: Path) -> None:
 
 
 def test_what_is_too_much_is_a_fault(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_module, "MOST_FILES", 2)
+    monkeypatch.setattr(scan, "MOST_FILES", 2)
     assert "more than 2 files" in fault(repository)
     monkeypatch.undo()
     with (repository / "m" / "1" / "sparse").open("wb") as file:

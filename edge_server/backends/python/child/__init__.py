@@ -1,2 +1,2 @@
-"""What runs in a model's process: `__main__` closes it off (`sandbox`, `seccomp`) and starts the
+"""What runs in a model's process: `__main__` closes it off (`sandbox`) and starts the
 runner."""

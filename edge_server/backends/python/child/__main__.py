@@ -16,9 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.python.channel import Channel, ChannelClosed
 from edge_server.backends.python.child import sandbox
-from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
+from edge_server.backends.python.messages import (
+    LONGEST_FROM_CHILD_BYTES,
+    Channel,
+    ChannelClosed,
+    FromDaemon,
+    Start,
+)
 from edge_server.process.lifeline import end_with_parent
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.messages import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.python.channel import Channel
+    from edge_server.backends.python.messages import Channel
     from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter
 
 

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.pb_utils.model_config import AutoCompleteConfig
-from edge_server.backends.python.pb_utils.requests import InferenceRequest
-from edge_server.backends.python.pb_utils.responses import (
+from edge_server.backends.python.messages import MessageTooLong
+from edge_server.backends.python.pb_utils.requests import (
+    InferenceRequest,
     InferenceResponse,
     InferenceResponseSender,
 )
-from edge_server.backends.python.pb_utils.server import Logger
-from edge_server.backends.python.pb_utils.values import TritonModelException, printable
+from edge_server.backends.python.pb_utils.server import AutoCompleteConfig, Logger
+from edge_server.backends.python.pb_utils.tensor import TritonModelException, printable
 from edge_server.backends.python.shared_memory import take_back
 
 if TYPE_CHECKING:

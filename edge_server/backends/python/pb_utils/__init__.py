@@ -13,26 +13,24 @@ import numpy as np
 
 from edge_server.backends.python.child.link import here
 from edge_server.backends.python.messages import SEQUENCE_END, SEQUENCE_START
-from edge_server.backends.python.pb_utils.model_config import (
-    AutoCompleteConfig as ModelConfig,  # noqa: F401 - Triton's name
-)
 from edge_server.backends.python.pb_utils.requests import (
+    COMPLETE_FINAL,
     RELEASE_ALL,
 )
 from edge_server.backends.python.pb_utils.requests import (
     InferenceRequest as InferenceRequest,
 )
 from edge_server.backends.python.pb_utils.requests import (
-    ResponseIterator as ResponseIterator,
-)
-from edge_server.backends.python.pb_utils.responses import (
-    COMPLETE_FINAL,
-)
-from edge_server.backends.python.pb_utils.responses import (
     InferenceResponse as InferenceResponse,
 )
-from edge_server.backends.python.pb_utils.responses import (
+from edge_server.backends.python.pb_utils.requests import (
     InferenceResponseSender as InferenceResponseSender,
+)
+from edge_server.backends.python.pb_utils.requests import (
+    ResponseIterator as ResponseIterator,
+)
+from edge_server.backends.python.pb_utils.server import (
+    AutoCompleteConfig as ModelConfig,  # noqa: F401 - Triton's name
 )
 from edge_server.backends.python.pb_utils.server import (
     Logger as Logger,
@@ -54,8 +52,8 @@ from edge_server.backends.python.pb_utils.server import (
 )
 from edge_server.backends.python.pb_utils.tensor import DATA_TYPES, type_of
 from edge_server.backends.python.pb_utils.tensor import PbTensor as Tensor
-from edge_server.backends.python.pb_utils.values import TritonError as TritonError
-from edge_server.backends.python.pb_utils.values import (
+from edge_server.backends.python.pb_utils.tensor import TritonError as TritonError
+from edge_server.backends.python.pb_utils.tensor import (
     TritonModelException as TritonModelException,
 )
 from edge_server.backends.python.shared_memory import bytes_elements, encode_bytes

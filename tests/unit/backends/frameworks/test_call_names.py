@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.backends.frameworks.call_names import (
+from edge_server.backends.frameworks.runner import (
     call_order,
     exported_call,
     name_of,

@@ -7,8 +7,8 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.frameworks.model_file import ModelFile, model_file
-from edge_server.backends.python.context import config_json
+from edge_server.backends.frameworks.runner import ModelFile, model_file
+from edge_server.model_config.parse import config_json
 from edge_server.tensors import DataType, TensorSpec
 
 IO = (

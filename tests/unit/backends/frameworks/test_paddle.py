@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from edge_server.backends.frameworks.model_file import BadInput, ModelFile
+from edge_server.backends.frameworks.runner import BadInput, ModelFile
 from edge_server.tensors import DataType, TensorSpec
 
 

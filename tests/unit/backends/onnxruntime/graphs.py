@@ -10,9 +10,8 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
-from edge_server.gpu.devices import Devices
+from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.gpu.device import Devices
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
 from edge_server.requests import InferRequest

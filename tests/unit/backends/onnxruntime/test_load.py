@@ -11,10 +11,9 @@ import onnx
 import pytest
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from tests.unit.backends.onnxruntime.graphs import answer, answered, config
 
 if TYPE_CHECKING:

@@ -11,18 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.backends.python.channel import (
+from edge_server.backends.python.messages import (
     Channel,
     ChannelClosed,
-    MessageTooLong,
-    NotUnderstood,
-)
-from edge_server.backends.python.messages import (
     ChildRequest,
     Execute,
     FromChild,
     FromDaemon,
     LogLine,
+    MessageTooLong,
+    NotUnderstood,
     Ready,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.python.context import config_json
+from edge_server.model_config.parse import config_json
 
 TEXT = """
 name: "m" max_batch_size: 4

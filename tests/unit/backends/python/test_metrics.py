@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_server.backends.contract import ModelMetric
+from edge_server.backends.python.context import MetricBook
 from edge_server.backends.python.messages import ChangeMetric, MakeFamily, MakeMetric
-from edge_server.backends.python.metrics import MetricBook
 from edge_server.errors import InvalidRequest
 
 

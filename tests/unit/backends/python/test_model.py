@@ -16,18 +16,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest
-from edge_server.backends.python import model
-from edge_server.backends.python.channel import Channel
+from edge_server.backends.contract import STANDALONE, ExecuteRequest
+from edge_server.backends.python import backend
+from edge_server.backends.python.backend import InstanceArbiter, PythonInstance
 from edge_server.backends.python.context import ModelContext, PythonParameters
-from edge_server.backends.python.messages import FromChild
-from edge_server.backends.python.model import (
-    InstanceArbiter,
-    PythonInstance,
-)
+from edge_server.backends.python.messages import Channel, FromChild
 from edge_server.backends.python.session import ChildSession
 from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_file
-from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
@@ -130,7 +125,7 @@ def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
 ) -> None:
     """As with `instance_group { name: "a\\000b" }`."""
     start = Mock(side_effect=ValueError("embedded null byte"))
-    monkeypatch.setattr(model, "ChildProcess", start)
+    monkeypatch.setattr(backend, "ChildProcess", start)
     context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
     instance = PythonInstance("a\0b_0", context, InstanceArbiter(stand_in=True))
     errors: list[str] = []
@@ -152,7 +147,7 @@ def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
 def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(backend, "LONGEST_WAIT_S", 0.05)
     busy = Process()
     arbiter = arbiter_of(busy)
     assert arbiter.take(busy, inf) is busy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.python.pb_utils.model_config import AutoCompleteConfig
+from edge_server.backends.python.pb_utils.server import AutoCompleteConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

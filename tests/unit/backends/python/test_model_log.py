@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from edge_server.backends.python.model_log import (
+from edge_server.backends.python.context import (
     AT_ONCE_BYTES,
     LONGEST_LINE_BYTES,
     PER_SECOND_BYTES,

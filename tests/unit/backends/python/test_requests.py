@@ -14,10 +14,12 @@ import pytest
 
 from edge_server.backends.python import pb_utils
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.pb_utils.requests import InferenceRequest, ResponseIterator
-from edge_server.backends.python.pb_utils.responses import InferenceResponse
-from edge_server.backends.python.pb_utils.tensor import PbTensor
-from edge_server.backends.python.pb_utils.values import TritonModelException
+from edge_server.backends.python.pb_utils.requests import (
+    InferenceRequest,
+    InferenceResponse,
+    ResponseIterator,
+)
+from edge_server.backends.python.pb_utils.tensor import PbTensor, TritonModelException
 
 NEEDED: dict[str, Any] = {"inputs": [], "requested_output_names": [], "model_name": "other"}
 

@@ -7,8 +7,7 @@ import struct
 
 import pytest
 
-from edge_server.backends.python.child.seccomp import USER_NOTIF, filter_program
-from edge_server.backends.python.child.system_calls import (
+from edge_server.backends.python.child.sandbox import (
     ARCHITECTURES,
     CLONE,
     OF_A_PROCESS,
@@ -16,7 +15,9 @@ from edge_server.backends.python.child.system_calls import (
     REFUSED_VALUES,
     SOCKET,
     UNKNOWN,
+    USER_NOTIF,
     WITHOUT_EFFECT,
+    filter_program,
 )
 
 OWN = 4711

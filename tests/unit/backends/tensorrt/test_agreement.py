@@ -8,10 +8,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.agreement import agreed, profiles_of
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
-from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.backends.tensorrt.plan_config import PlanIO, agreed, profiles_of
+from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig

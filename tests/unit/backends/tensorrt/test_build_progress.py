@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.events import (
+from edge_server.backends.tensorrt.plan_process import (
     BuildEvent,
     BuildProgress,
     Progressed,

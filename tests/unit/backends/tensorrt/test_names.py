@@ -18,7 +18,7 @@ PLANTED = {
         "trt.ICudaEngine.get_tensor_profile_values is not in TensorRT 8.6,",
     ),
     "the way to run by numbers of bindings, which 10 has dropped": (
-        "context.py",
+        "io_buffers.py",
         "execute_async_v3(handle)",
         "execute_async_v2([], self._stream.handle)",
         "execute_async_v2 is not in TensorRT 10.3, 10.16, 11.4",

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
-from edge_server.backends.tensorrt.plan_io import PlanIO, ProfileChoice
+from edge_server.backends.tensorrt.plan_config import PlanIO, ProfileChoice
+from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
 from edge_server.errors import InvalidRequest
 
 SMALL = {"x": Range((1, 4), (2, 4), (4, 4))}

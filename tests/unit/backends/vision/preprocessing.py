@@ -10,8 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.gpu.device_array import CudaArray
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
+    from edge_server.gpu.memory import CudaArray
     from edge_server.requests import Parameter
 
 FILES = ModelFiles("p", Path("p"), {1: Path("p/1")})

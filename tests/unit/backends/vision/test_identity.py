@@ -9,11 +9,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.vision import identity
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, ModelConfig
 from edge_server.model_config.files import ModelFiles

@@ -25,7 +25,7 @@ from tests.unit.backends.vision.preprocessing import (
 )
 
 if TYPE_CHECKING:
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
 
 
 @PLACES

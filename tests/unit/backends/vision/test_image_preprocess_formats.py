@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from support.simulated_gpu import SimulatedGpu
 
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
 
 FORMATS = pytest.mark.parametrize("pixel_format", [each.value for each in PixelFormat])
 PLANAR = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1] }'

@@ -11,12 +11,16 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import (
+    STANDALONE,
+    ExecuteRequest,
+    LoadContext,
+    TensorModel,
+    no_progress,
+)
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
-from edge_server.gpu.device_array import CudaArray
-from edge_server.gpu.memory import BufferPool
+from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
@@ -44,8 +48,7 @@ if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
     from edge_server.backends.contract import Model, Tensors
-    from edge_server.gpu.device import Device
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Device, Devices
 
 ON_GPU = IMAGE + NETWORK + SIZE + GPU
 # An Orin reads pinned host memory in place; a card in a PC is given a copy.

@@ -10,12 +10,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.backends.vision import lane_decode
 from edge_server.backends.vision.lane_decode import frame_points
 from edge_server.errors import ModelConfigError
-from edge_server.gpu.devices import Devices
+from edge_server.gpu.device import Devices
 from edge_server.lanes.decode import COLUMN_COUNT, ROW_COUNT, DecodedLanes
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles

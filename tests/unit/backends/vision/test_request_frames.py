@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from support.integer_colours import COLOURS, bgr_by_integers, camera_image, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
-from edge_server.backends.server_context import STANDALONE
+from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
+from edge_server.backends.vision.image_preprocess_config import frames_of_request
 from edge_server.backends.vision.preprocess_cpu import scale_frame
-from edge_server.backends.vision.request_frames import frames_of_request
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Tensors
-    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.device import Devices
     from edge_server.requests import Parameters
 
 ANY = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, -1] }' + parameter(

@@ -11,10 +11,10 @@ from support.deliveries import push
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import faults_of, local_listing, rows, table
 from edge_server.errors import ModelConfigError
+from edge_server.repository.content import take_inventory
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
-from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.transfer.inventory import take_inventory
+from edge_server.repository.manifest import SigningKey, make_keys
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,16 +15,13 @@ from edge_server.cli.models.outcome import _in_words
 from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.change_detector import read_repositories
-from edge_server.repository.content import copy_model
+from edge_server.repository.content import copy_model, take_inventory
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
-from edge_server.repository.manifest import Manifest
-from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.transfer.incoming import roll_back
-from edge_server.repository.transfer.inventory import take_inventory
-from edge_server.repository.transfer.reports import REPLACED, SILENT
-from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdict
+from edge_server.repository.manifest import Manifest, SigningKey, make_keys
+from edge_server.repository.scan import look
+from edge_server.repository.transfer import roll_back
+from edge_server.repository.verdicts import REPLACED, SILENT, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage, Working
+from edge_server.backends.tensorrt.plan_options import BuildOptions, GivenShapes
+from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage, Working
 from edge_server.cli.main import run_command
 from edge_server.cli.plan.building import BuildBar, requested_options
 from edge_server.cli.plan.verbs import add_verbs

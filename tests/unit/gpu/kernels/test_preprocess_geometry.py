@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.gpu.kernels.preprocess import (
+from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,

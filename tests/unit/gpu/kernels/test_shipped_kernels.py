@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import edge_server.gpu.kernels
+import edge_server.gpu
 from edge_server.errors import Unavailable
-from edge_server.gpu.kernels import image_name, kernel_image
+from edge_server.gpu.preprocess_kernel import image_name, kernel_image
 
 FATBIN_MAGIC = bytes.fromhex("50ed55ba")
 NAMES = {
@@ -23,7 +23,7 @@ NAMES = {
 @pytest.fixture
 def kernels() -> Path:
     """Where the sources and the images lie."""
-    return Path(edge_server.gpu.kernels.__file__).parent
+    return Path(edge_server.gpu.__file__).parent / "kernels"
 
 
 def test_images_are_made_of_these_sources(kernels: Path) -> None:

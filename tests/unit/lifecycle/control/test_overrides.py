@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
-from edge_server.repository import private_copies
+from edge_server.repository import content
 from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from support.model_folders import WriteModel
 
     from edge_server.repository.content import Content
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.scan import ModelTree
 
 OVERRIDE = {
     "backend": "counted",
@@ -106,7 +106,7 @@ def test_a_plain_load_copies_a_model_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copied = []
-    copy_model = private_copies.copy_model
+    copy_model = content.copy_model
 
     def count_and_copy(tree: ModelTree, place: Path) -> Content:
         copied.append(tree.name)
@@ -115,7 +115,7 @@ def test_a_plain_load_copies_a_model_once(
     model = write_model("m", COUNTED)
     world.control.load("m", config=json.dumps(OVERRIDE))
     set_number(model, 2)
-    monkeypatch.setattr(private_copies, "copy_model", count_and_copy)
+    monkeypatch.setattr(content, "copy_model", count_and_copy)
     world.control.load("m")
     assert copied == ["m"]
     world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})

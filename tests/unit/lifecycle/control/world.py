@@ -11,8 +11,8 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_table import ModelTable
-from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.lifecycle.records import ModelTable
+from edge_server.repository.content import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

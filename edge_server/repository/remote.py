@@ -1,0 +1,392 @@
+"""Models elsewhere, fetched into a repository: what is behind a URL, and archives of models.
+
+Of an archive that may come from anywhere only files and directories come out: no links, no devices,
+no path that leaves the model, no more bytes than a model may have, and none that a small archive
+could hardly hold. `Incoming.take` checks each path again.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from edge_server.board.installation import remedy
+from edge_server.errors import ModelConfigError, NotFound, SettingsError, Unavailable
+from edge_server.model_config.files import CONFIG_NAME
+from edge_server.repository.manifest import (
+    ABOUT_CONTENT,
+    MOST_MANIFEST_BYTES,
+    NAME,
+    SIGNATURE_NAME,
+    Manifest,
+)
+from edge_server.repository.remote_files import (
+    ConnectionCut,
+    HttpsStore,
+    OciRepository,
+    RemoteFile,
+    S3Store,
+)
+from edge_server.repository.scan import MOST_BYTES, MOST_FILES
+from edge_server.repository.transfer import BrokenArchive, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from edge_server.repository.remote_files import Body
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
+_IMAGE_MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+# Weights hardly shrink, and zeros a thousandfold: a bomb is refused before it is unpacked. Small
+# archives of text shrink well.
+_MOST_RATIO = 100
+_ALWAYS_BYTES = 64 << 20
+# tarfile reads a header of any length into memory, and keeps it; those of a model are a block for
+# each file, and with a long name three or four.
+_LONGEST_READ_BYTES = 4 << 20
+_LONGEST_HEADER_BYTES = 256 << 10
+_MOST_HEADERS_BYTES = 2048 * MOST_FILES + _LONGEST_HEADER_BYTES
+_OPENERS: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"\xfd7zXZ", lzma.open),
+    (b"BZh", bz2.open),
+    (b"", open),
+)
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A model elsewhere.
+
+    Attributes:
+        name: the model, as the origin calls it.
+        files: all of it.
+        close: closes the connections.
+    """
+
+    name: str
+    files: tuple[RemoteFile, ...]
+    close: Callable[[], object]
+
+
+def open_origin(url: str, sha256: str) -> Origin:
+    """Return what is behind `url`.
+
+    Args:
+        url: `s3://BUCKET/KEY`, `https://HOST/PATH` or `oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]`.
+            One that ends with `/` is a directory with a manifest, any other of the first two an
+            archive.
+        sha256: of the archive or of the manifest, in hexadecimal; empty without.
+
+    Raises:
+        SettingsError: the URL is wrong, or nothing says what the digest of the content is.
+        ModelConfigError: the manifest is not as its digest says, or is none.
+        Unavailable: the place cannot be reached, or its library is not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "s3", "oci") or not parts.netloc:
+        raise SettingsError(
+            f"{url}: give it as s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG"
+        )
+    if parts.username or parts.password:
+        raise SettingsError(
+            f"{parts.scheme}://…@{parts.hostname}: no password in a URL, which others can read; "
+            "the store's own files have it (~/.netrc, ~/.aws/credentials, ~/.docker/config.json)"
+        )
+    store: HttpsStore | S3Store
+    try:
+        if parts.scheme == "oci":
+            store = OciRepository(url.removeprefix("oci://"))
+        elif parts.scheme == "s3":
+            store = S3Store(parts.netloc)
+        else:
+            store = HttpsStore(f"https://{parts.netloc}")
+    except ImportError as error:
+        raise Unavailable(
+            f"{url}: {error.name} is not installed; {remedy(error.name or '')}"
+        ) from error
+    except ValueError as error:
+        raise SettingsError(f"{url}: {error}; give it as oci://REGISTRY/REPOSITORY:TAG") from error
+    path = parts.path.lstrip("/")
+    try:
+        if isinstance(store, OciRepository):
+            return _artifact(store, url, sha256)
+        return (_directory if path.endswith("/") else _archive)(store, path, url, sha256)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _artifact(repository: OciRepository, url: str, sha256: str) -> Origin:
+    """Return the layers of an artifact, as `oras push` and container builds make them."""
+    data = _small_file(partial(repository.manifest, ", ".join(_IMAGE_MANIFESTS)), url)
+    found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    for wanted in (repository.digest, f"sha256:{sha256}" if sha256 else ""):
+        if wanted and wanted != found:
+            raise ModelConfigError(f"{url}: its manifest has {found}, not {wanted}")
+    try:
+        layers = [_layer(repository, layer, url) for layer in json.loads(data)["layers"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelConfigError(
+            f"{url}: is no image manifest ({error}); of an index of several platforms, give the "
+            "digest of one"
+        ) from error
+    return Origin(repository.name, tuple(layers), repository.close)
+
+
+def _layer(repository: OciRepository, layer: Mapping[str, Any], url: str) -> RemoteFile:
+    algorithm, _, digest = str(layer["digest"]).partition(":")
+    if algorithm != "sha256" or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ModelConfigError(f"{url}: a layer has digest {layer['digest']}; only sha256 is known")
+    annotations = layer.get("annotations") or {}
+    title = str(annotations.get("org.opencontainers.image.title", ""))
+    # A single file has the media type of a tar, too; a directory's is compressed.
+    unpack = (
+        annotations.get("io.deis.oras.content.unpack") == "true"
+        or not title
+        or str(layer.get("mediaType", "")).endswith("gzip")
+    )
+    fetch = partial(repository.blob, f"sha256:{digest}")
+    return RemoteFile(title or f"{digest[:12]}.tar", digest, int(layer["size"]), fetch, unpack)
+
+
+def _archive(store: HttpsStore | S3Store, path: str, url: str, sha256: str) -> Origin:
+    file = path.rpartition("/")[2]
+    suffix = next((s for s in sorted(ARCHIVES, key=len)[::-1] if file.endswith(s)), None)
+    if suffix is None:
+        raise SettingsError(
+            f"{url}: neither an archive ({', '.join(ARCHIVES)}) nor a directory, which ends with /"
+        )
+    digest = sha256 or store.sha256(path)
+    if not digest:
+        raise SettingsError(
+            f"{url}: nothing says what its content should be; give --sha256 with the digest that "
+            "its maker publishes"
+        )
+    name = file.removesuffix(suffix)
+    one = RemoteFile(file, digest, None, partial(store.open, path), unpack=True)
+    return Origin(name, (one,), store.close)
+
+
+def _directory(store: HttpsStore | S3Store, path: str, url: str, sha256: str) -> Origin:
+    about, data = _about(store, path, url, NAME)
+    if sha256 and about.sha256 != sha256:
+        raise ModelConfigError(
+            f"{url}{NAME}: has sha256 {about.sha256}, not {sha256}; nothing was taken"
+        )
+    manifest = Manifest.parse(data)
+    files = [about]
+    with suppress(NotFound):  # a daemon that wants a signature checks it
+        files.append(_about(store, path, url, SIGNATURE_NAME)[0])
+    files += [
+        RemoteFile(name, file.sha256, file.size, partial(store.open, path + name))
+        for name, file in sorted(manifest.files.items())
+        if name not in ABOUT_CONTENT
+    ]
+    return Origin(manifest.model, tuple(files), store.close)
+
+
+def _about(store: HttpsStore | S3Store, path: str, url: str, name: str) -> tuple[RemoteFile, bytes]:
+    """Return the manifest or the signature of the model at `path`, and its bytes."""
+    data = _small_file(partial(store.open, path + name, 0, ""), f"{url}{name}")
+    digest = hashlib.sha256(data).hexdigest()
+    return RemoteFile(name, digest, len(data), partial(store.open, path + name)), data
+
+
+def _small_file(fetch: Callable[[], Body], what: str) -> bytes:
+    """Return the whole file that `fetch` opens, at most as long as a manifest may be."""
+    data = bytearray()
+    try:
+        for piece in fetch().pieces:
+            data += piece
+            if len(data) > MOST_MANIFEST_BYTES:
+                raise ModelConfigError(
+                    f"{what}: more than {MOST_MANIFEST_BYTES >> 20} MiB; is it a manifest?"
+                )
+    except ConnectionCut as error:
+        raise Unavailable(f"{what}: {error}; try again") from error
+    return bytes(data)
+
+
+class _Member(NamedTuple):
+    path: str
+    size: int
+    is_directory: bool
+    executable: bool
+    source: Any
+
+
+def archive_entries(path: Path) -> Iterator[Entry]:
+    """Yield the directories and files of the model in the archive at `path`, the manifest first.
+
+    The model is what lies beside its config.pbtxt, or beside version directories; directories above
+    it are left out. Each entry is to be read before the next.
+
+    Raises:
+        ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
+    """
+    with _naming(path), _opened(path) as (members, read):
+        root = _root(path, members)
+        for member in sorted(members, key=lambda each: each.path != f"{root}{NAME}"):
+            inside = member.path.removeprefix(root)
+            if not member.is_directory:
+                with read(member) as file:
+                    pieces = partial(_read, path, file)
+                    yield Entry(inside, pieces, member.size, 0, member.executable)
+            elif member.path.startswith(root):
+                yield Entry(inside)
+
+
+def _read(path: Path, file: IO[bytes], size: int) -> bytes:
+    with _naming(path):
+        return file.read(size)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what a damaged archive raises into an error that names it."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise BrokenArchive(f"{path.name}: is damaged: {error}; fetch it again") from error
+    except (RuntimeError, NotImplementedError) as error:
+        raise ModelConfigError(f"{path.name}: cannot be unpacked: {error}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[_Member], Callable[[_Member], Any]]]:
+    """Open the archive; yield its members, checked, and what opens one of them."""
+    limit = max(_ALWAYS_BYTES, _MOST_RATIO * path.stat().st_size)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            found = list(_checked(path, limit, map(_of_zip, archive.infolist())))
+            yield found, lambda member: archive.open(member.source)
+        return
+    with path.open("rb") as file:
+        first = file.read(8)
+    opener = next(each for magic, each in _OPENERS if first.startswith(magic))
+    with opener(path, "rb") as plain:
+        careful = _Careful(plain)
+        tar = tarfile.open(fileobj=cast("IO[bytes]", careful), mode="r:")  # noqa: SIM115 - of `plain`
+        found = list(_checked(path, limit, map(_of_tar, tar)))
+        careful.reads_headers = False
+
+        def read(member: _Member) -> Any:
+            return tar.extractfile(member.source)
+
+        yield found, read
+
+
+class _Careful:
+    """A file that refuses to be read into memory in one piece larger than any header may be, and
+    in more pieces than the headers of a model are.
+
+    Attributes:
+        reads_headers: set until all of them are read, and counts.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+        self.reads_headers = True
+        self._left = _MOST_HEADERS_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= (_LONGEST_HEADER_BYTES if self.reads_headers else _LONGEST_READ_BYTES):
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        if self.reads_headers:
+            self._left -= size
+            if self._left < 0:
+                raise tarfile.ReadError(f"headers of more than {_MOST_HEADERS_BYTES} bytes")
+        return self._file.read(size)
+
+
+def _of_zip(info: zipfile.ZipInfo) -> _Member:
+    mode = info.external_attr >> 16
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise ModelConfigError(f"{info.filename[:200]!r} is neither a file nor a directory")
+    runs = bool(mode & stat.S_IXUSR)
+    return _Member(info.filename, info.file_size, info.is_dir(), runs, info)
+
+
+def _of_tar(info: tarfile.TarInfo) -> _Member:
+    if not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
+        raise ModelConfigError(f"{info.name[:200]!r} is neither a file nor a directory")
+    runs = bool(info.mode & stat.S_IXUSR)
+    # Each member has a copy of the archive's own headers, as many as they are.
+    info.pax_headers = {}
+    return _Member(info.name, info.size, info.isdir(), runs, info)
+
+
+def _checked(path: Path, limit: int, members: Iterator[_Member]) -> Iterator[_Member]:
+    """Yield the members, with plain paths, as long as they stay within the limits."""
+    size = 0
+    for count, member in enumerate(members):
+        size += member.size
+        if count >= MOST_FILES or size > min(limit, MOST_BYTES) or member.size < 0:
+            raise ModelConfigError(
+                f"{path.name}: more than {MOST_FILES} files, or {size} bytes of "
+                f"{path.stat().st_size}; is it a model?"
+            )
+        plain = member.path.removeprefix("./").rstrip("/")
+        parts = plain.split("/")
+        if plain.startswith("/") or ".." in parts or "\\" in plain or "\0" in plain:
+            raise ModelConfigError(
+                f"{path.name}: {member.path[:200]!r} leads out of the model; nothing was taken"
+            )
+        if plain and plain != ".":
+            yield member._replace(path=plain)
+
+
+def _root(path: Path, members: list[_Member]) -> str:
+    """Return the model's directory in the archive, with a `/`, or "" for the archive itself."""
+    folders = {
+        member.path.removesuffix(CONFIG_NAME)
+        for member in members
+        if member.path == CONFIG_NAME or member.path.endswith(f"/{CONFIG_NAME}")
+    }
+    for member in members:
+        parts = member.path.split("/")
+        version = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+        if (
+            not folders
+            and version is not None
+            and (member.is_directory or len(parts) > version + 1)
+        ):
+            folders = {"".join(f"{part}/" for part in parts[:version])}
+    if not folders:
+        raise ModelConfigError(f"{path.name}: holds no model: neither {CONFIG_NAME} nor a version")
+    root = min(folders, key=len)
+    outside = [m for m in members if not f"{m.path}/".startswith(root) and not m.is_directory]
+    if outside:
+        raise ModelConfigError(
+            f"{path.name}: {outside[0].path[:200]!r} lies outside of {root or 'the model'}; an "
+            "archive holds one model"
+        )
+    return root

@@ -1,0 +1,80 @@
+"""What an HTTPS server sends is taken as it is stored, and no address but https:// is asked."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+
+from edge_server.errors import Unavailable
+from edge_server.repository.remote_files import HttpsStore
+
+Response = tuple[int, dict[str, str], bytes]
+
+
+class Server(requests.adapters.BaseAdapter):  # type: ignore[misc]  # requests is untyped
+    """Responds to each request with the next of `responses`; `urls` are those that were asked."""
+
+    def __init__(self, *responses: Response) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+        self._responses = iter(responses)
+
+    def send(self, request: Any, **how: Any) -> requests.Response:
+        del how
+        self.urls.append(request.url)
+        status, headers, data = next(self._responses)
+        response = requests.Response()
+        response.status_code, response.url, response.request = status, request.url, request
+        response.headers.update(headers)
+        response.raw = urllib3.HTTPResponse(
+            io.BytesIO(data), headers=headers, status=status, preload_content=False
+        )
+        return response
+
+    def close(self) -> None:
+        pass
+
+
+def store(server: Server) -> HttpsStore:
+    found = HttpsStore("https://host")
+    session = found.close.__self__  # type: ignore[attr-defined]  # of a bound method
+    session.mount("https://", server)
+    return found
+
+
+@pytest.mark.parametrize("target", ["http://host/net.tar.gz", "file:///etc/passwd"])
+def test_a_redirect_to_another_protocol_is_not_followed(target: str) -> None:
+    server = Server((302, {"Location": target}, b""))
+    with pytest.raises(Unavailable, match="not https"):
+        store(server).open("net.tar.gz", 0, "")
+    assert server.urls == ["https://host/net.tar.gz"]
+
+
+def test_an_encoding_of_the_server_is_left_as_it_is_stored() -> None:
+    """Some servers call a .tar.gz a tar with an encoding; its digest is that of the .tar.gz."""
+    data = b"no gzip, but the bytes as they are stored"
+    server = Server((200, {"Content-Encoding": "gzip", "Content-Length": str(len(data))}, data))
+    body = store(server).open("net.tar.gz", 0, "")
+    assert b"".join(body.pieces) == data
+
+
+def test_nothing_is_left_of_a_file_that_came_whole() -> None:
+    server = Server((416, {"Content-Range": "bytes */300", "ETag": '"one"'}, b"no such range"))
+    body = store(server).open("net.tar.gz", 300, '"one"')
+    assert (body.offset, body.size, list(body.pieces)) == (300, 300, [])
+
+
+def test_a_file_that_became_shorter_begins_anew() -> None:
+    gone: Response = (416, {"Content-Range": "bytes */200"}, b"")
+    server = Server(gone, (200, {"Content-Length": "200"}, bytes(200)))
+    body = store(server).open("net.tar.gz", 300, '"one"')
+    assert (body.offset, body.size) == (0, 200)
+
+
+def test_a_length_of_many_digits_is_none() -> None:
+    server = Server((200, {"Content-Length": "9" * 5000}, b""))
+    assert store(server).open("net.tar.gz", 0, "").size is None
