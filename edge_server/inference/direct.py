@@ -107,6 +107,11 @@ class InstancePool:
     def __len__(self) -> int:
         return len(self._instances)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether an instance is idle and no caller waits for one."""
+        return bool(self._idle) and not self._waiting
+
     def waiting(self) -> int:
         return self._waiting
 
@@ -387,17 +392,13 @@ class DirectScheduler(Submits):
         self._pool.close()
 
     def _take(self, job: Job) -> Instance:
-        """Take an instance for `job`.
-
-        Raises:
-            DeadlineExceeded, Unavailable: an instance would be free too late.
-            DeadlineExceeded, Cancelled: see `InstancePool.take`.
-        """
+        """Raises: as `ExpectedWait.check` and `InstancePool.take`."""
         request = job.request
         if request.deadline is not None:
             now = time.monotonic()
-            ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
-            self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
+            if now >= request.deadline or not self._pool.is_free:
+                ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
+                self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
         return self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
         )
