@@ -22,7 +22,7 @@ from edge_server.settings import TracingSection
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.inference.otlp import Span
+    from opentelemetry.sdk.trace import ReadableSpan
 
 ROUNDS, CALLS = 7, 50_000
 
@@ -56,7 +56,7 @@ def traced(tracer: Tracer) -> Callable[[], object]:
 
 
 def sender(share: float) -> SpanSender:
-    def export(spans: Sequence[Span]) -> bool:
+    def export(spans: Sequence[ReadableSpan]) -> bool:
         return bool(spans)
 
     return SpanSender(TracingSection(enabled=True), share, {}, export)

@@ -6,17 +6,23 @@ of a frozen dataclass.
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from edge_server.errors import EdgeServerError
+from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 
 if TYPE_CHECKING:
     from edge_server.tensors import Tensor
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 NO_PARAMETERS: Parameters = MappingProxyType({})
@@ -161,3 +167,99 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False):
 # `max_inflight_requests` while its later steps are behind.
 ResponseCallback = InferResponse | EdgeServerError | None
 Respond = Callable[[ResponseCallback, bool], None]
+
+
+class RetainedSnapshot(Protocol):
+    """The right to use the models of a snapshot until `release`, which is called once."""
+
+    def release(self) -> None: ...
+
+
+class Reply(Generic[T]):
+    """The responses to one request: its `respond`, which holds a lease until the last of them.
+
+    A reply passes responses on to `then`, or keeps the last one for the thread that waits; what
+    comes after the last one is dropped. An exception from `then` is logged, and reaches neither the
+    model nor other callers.
+
+    Attributes:
+        response: the last one that was kept.
+        count: the number of those kept.
+    """
+
+    __slots__ = ("_ended", "_lease", "_over", "_then", "count", "response")
+
+    def __init__(
+        self,
+        lease: RetainedSnapshot | None = None,
+        then: Callable[[T | EdgeServerError | None, bool], None] | None = None,
+    ) -> None:
+        self._lease = lease
+        self._then = then
+        self._ended = False
+        self._over = threading.Event()
+        self.response: T | EdgeServerError | None = None
+        self.count = 0
+
+    def __call__(
+        self,
+        response: T | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - of an instance's responses
+    ) -> None:
+        if self._ended:
+            return
+        self._ended = final
+        if final and self._lease is not None:
+            self._lease.release()
+        try:
+            self._take(response, final)
+        except Exception:
+            log.exception("a response could not be given")
+        if final:
+            self._over.set()
+
+    def _take(self, response: T | EdgeServerError | None, final: bool) -> None:
+        if self._then is not None:
+            self._then(response, final)
+        elif response is not None:
+            self.response = response
+            self.count += 1
+
+    def is_over(self, timeout_s: float) -> bool:
+        """Whether the last response comes in that time."""
+        return self._over.wait(timeout_s)
+
+    def wait(self, request: InferRequest) -> T:
+        """Return the response to `request`.
+
+        Raises:
+            EdgeServerError: the model responded with it, or with nothing.
+            DeadlineExceeded, Cancelled: no response came before the request's deadline or the
+                caller's cancellation.
+        """
+        if request.cancellation is not None and not self._over.is_set():
+            # Also called once the request has its response, and then without effect.
+            request.cancellation.when_cancelled(self._over.set)
+        left_s = None if request.deadline is None else request.deadline - time.monotonic()
+        if not self._over.wait(left_s):
+            raise DeadlineExceeded("the request's deadline passed before its response")
+        if self.response is None and request.cancelled:
+            raise Cancelled("the caller cancelled the request")
+        if self.response is None:
+            raise InternalError(f"model '{request.model_name}' ended without a response")
+        return self._kept(self.response)
+
+    def only(self) -> T:
+        """Return the single response; raise the error that came, or that there is not one."""
+        if self.response is None or (
+            self.count > 1 and not isinstance(self.response, EdgeServerError)
+        ):
+            raise InternalError(f"{self.count} responses, not one")
+        return self._kept(self.response)
+
+    @staticmethod
+    def _kept(response: T | EdgeServerError) -> T:
+        if isinstance(response, EdgeServerError):
+            raise response
+        return response

@@ -37,17 +37,12 @@ class DataType(Enum):
     BYTES = "BYTES"
     BF16 = "BF16"
 
+    # The little-endian type of numpy; BYTES is an object array of `bytes`. numpy has no BF16: its
+    # bits travel as a record of one `<u2`, which numpy refuses to calculate with.
+    numpy: np.dtype[Any]
+
     # Enum's own hash is a call in Python for each look into a table; a member exists once.
     __hash__ = object.__hash__
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """Little-endian numpy type; BYTES is an object array of `bytes`.
-
-        numpy has no BF16: its bits travel as a record of one `<u2`, which numpy refuses to
-        calculate with.
-        """
-        return _NUMPY[self]
 
     @property
     def config_name(self) -> str:
@@ -84,6 +79,8 @@ _NUMPY: dict[DataType, np.dtype[Any]] = {
 }
 _BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in DataType}
 _BY_NUMPY = {dtype: datatype for datatype, dtype in _NUMPY.items()}
+for _datatype, _dtype in _NUMPY.items():
+    _datatype.numpy = _dtype
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,8 @@ class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def datatype(self) -> DataType:
         """Raises: TypeError: the protocol lacks this numpy type."""
-        datatype = DataType.from_numpy(self.array.dtype)
+        dtype = self.array.dtype
+        datatype = _BY_NUMPY.get(dtype) or DataType.from_numpy(dtype)
         if datatype is None:
             raise TypeError(f"no tensor type for numpy {self.array.dtype}")
         return datatype

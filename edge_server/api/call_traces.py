@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.api.call_threads import CallMoments
-    from edge_server.inference.otlp import Headers
-    from edge_server.inference.tracing import ModelTrace, Tracer
+    from edge_server.inference.tracing import Headers, ModelTrace, Tracer
     from edge_server.requests import InferRequest
 
 

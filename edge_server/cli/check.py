@@ -41,7 +41,7 @@ from edge_server.errors import (
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.trace_file import TraceFile
+from edge_server.inference.tracing import TraceFile
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
 from edge_server.pipeline.lane_pipeline import LanePipeline

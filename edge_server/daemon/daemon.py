@@ -44,8 +44,7 @@ from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, BoundedControl, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.trace_file import TraceFile, TraceWriter
-from edge_server.inference.tracing import Tracer
+from edge_server.inference.tracing import TraceFile, Tracer, TraceWriter
 from edge_server.lifecycle.control import PollControl
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_feed import LaneFeed

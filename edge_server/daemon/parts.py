@@ -15,7 +15,6 @@ from edge_server.board.resources import nearest_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import BoundedControl, LiveModels
-from edge_server.inference.otlp import SpanSender
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.gpu.device import Devices
+    from edge_server.inference.otlp import SpanSender
     from edge_server.inference.registry import ModelRegistry
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
@@ -317,14 +317,25 @@ def free_space(directories: Sequence[Path]) -> dict[str, int]:
 
 
 def span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
-    """Return the sender of spans to a collector; None where tracing is off."""
+    """Return the sender of spans to a collector; None where tracing is off.
+
+    Raises:
+        SettingsError: OpenTelemetry's SDK or its exporter is not installed.
+    """
     tracing = settings.tracing
     if not tracing.enabled:
         return None
+    try:
+        from edge_server.inference import otlp  # noqa: PLC0415 - only where tracing is on
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "tracing.enabled: OpenTelemetry's exporter is not installed; install it (pip "
+            "install 'edge-server[tracing]'), or set enabled = false"
+        ) from error
     about = {
         "service.name": "edge-server",
         "service.version": identity.version,
         "service.instance.id": identity.device,
     }
     share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
-    return SpanSender(tracing, share, about)
+    return otlp.SpanSender(tracing, share, about)

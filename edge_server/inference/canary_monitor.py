@@ -25,7 +25,7 @@ from edge_server.inference.mirror import (
     all_finite,
     has_non_finite,
 )
-from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
+from edge_server.inference.registry import SchedulerWrapper
 from edge_server.inference.statistics import FailureReason
 from edge_server.process.worker import AwakeTime, Worker
 from edge_server.requests import InferResponse
@@ -80,9 +80,7 @@ class WatchedScheduler(SchedulerWrapper):
     the request, and with it its sequence, held finite numbers alone.
 
     Args:
-        window: how many requests `recent` covers.
         most: counting ends by itself after so many requests; None is unlimited.
-        wake: called after each request with a fault.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class WatchedScheduler(SchedulerWrapper):
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._ended:
             return self.beneath.infer(request, snapshot)
-        return infer_by_submit(self, request, snapshot)
+        return super().infer(request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if self._ended:
@@ -196,8 +194,6 @@ class WatchedScheduler(SchedulerWrapper):
 
 
 class _SpoiltSequences:
-    """Sequences that got non-finite inputs: a model's state may keep such numbers for good."""
-
     def __init__(self) -> None:
         self._ids: set[int | str] = set()
 
@@ -279,7 +275,6 @@ class WatchedVersion(NamedTuple):
         return ""
 
     def slower(self) -> str:
-        """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
         times = mirror.times() if mirror is not None and mirror.timed else []
         if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
@@ -295,11 +290,7 @@ class WatchedVersion(NamedTuple):
         )
 
     def hang(self, awake: AwakeTime) -> str:
-        """The run that hangs; on the monitor's thread, which replays the request at once.
-
-        Args:
-            awake: of the monitor, which has just looked.
-        """
+        """The run that hangs; on the monitor's thread, which replays the request at once."""
         run_s = awake.since(self.scheduler.running_since())
         if run_s < HANGS_S:
             return ""
@@ -411,9 +402,7 @@ class CanaryMonitor:
     away.
 
     Args:
-        name: the model's name.
         on_failed: called with the reason, at most once, on the thread of this monitor.
-        on_passed: likewise; never both.
         on_over: called last, whatever the verdict.
         on_news: called whenever the news of a serving version changes; empty where there is none
             any more.
@@ -524,13 +513,11 @@ class CanaryMonitor:
         return False
 
     def fault(self) -> str:
-        """The fault that makes a version worse, from the responses so far; empty where none is."""
         found = ((each.model.version, each.fault()) for each in self.watched)
         return next((f"version {version}: {text}" for version, text in found if text), "")
 
     @property
     def is_comparing(self) -> bool:
-        """Whether requests with a fault still wait for their replay."""
         mirrors = [each.mirror for each in self.watched]
         return not self._over and any(m is not None and m.is_comparing for m in mirrors)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_server.backends.contract import interrupt
 from edge_server.errors import InvalidRequest, Unavailable
 from edge_server.inference.registry import UNLOADED, ModelState
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         InferRequest,
         InferResponse,
         Respond,
-        ResponseCallback,
     )
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,6 @@ ENDS_S = 5.0
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """The metadata of a model for clients; `versions` lists its READY versions."""
-
     config: ModelConfig
     versions: tuple[int, ...]
 
@@ -78,16 +76,8 @@ class DataPlane:
         """
         lease = lease or self.lease()
 
-        def pass_on(response: ResponseCallback, final: bool) -> None:
-            if final:
-                lease.release()
-            try:
-                respond(response, final)
-            except Exception:
-                log.exception("model %s: a response could not be given", request.model_name)
-
         try:
-            lease.snapshot.submit(request, pass_on)
+            lease.snapshot.submit(request, Reply(lease, respond))
         except BaseException:
             lease.release()
             raise
@@ -152,7 +142,6 @@ class DataPlane:
         return ModelMetadata(loaded.config, versions)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """Return every model version in the registry, sorted by name and version."""
         entries = self._registry.snapshot.entries
         return [
             entry
@@ -208,14 +197,11 @@ class ModelControl(Protocol):
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Refuse new requests for `name`; returns at once, requests in flight finish.
 
-        Raises:
-            Unavailable: the control mode does not allow the unload.
+        Raises: Unavailable: the control mode does not allow the unload.
         """
         ...
 
-    def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """Return every known model version, sorted by name and version."""
-        ...
+    def index(self, *, only_ready: bool) -> list[ModelEntry]: ...
 
 
 class BoundedControl:
@@ -297,8 +283,7 @@ class LiveModels:
 def path_in_model(key: str) -> str:
     """Return the path within a model's directory that the load parameter `file:<path>` names.
 
-    Raises:
-        InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
+    Raises: InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
     """
     if not key.startswith(_FILE):
         raise InvalidRequest(f"unrecognized load parameter '{key}'.")

@@ -7,27 +7,27 @@ import time
 from collections import deque
 from itertools import zip_longest
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge_server.errors import (
-    Cancelled,
     DeadlineExceeded,
     EdgeServerError,
     ModelConfigError,
     Unavailable,
 )
 from edge_server.inference.execution import Job
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.line import Waiter
+from edge_server.inference.registry import Submits
 from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.backends.contract import Instance, Model
+    from edge_server.backends.contract import Instance
     from edge_server.inference.execution import Executor
     from edge_server.inference.rate_limiter import RateLimiter, Share
     from edge_server.inference.registry import Snapshot
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.requests import Cancellation, InferRequest, InferResponse, Respond
 
 # A typical run is the median of so many: one run that hangs does not close the queue.
@@ -39,6 +39,7 @@ _FORESEEN = 0.75
 # After so many urgent callers in a row one of the others is next: cameras that keep a model busy
 # leave a quarter of its runs to clients.
 _URGENT_IN_A_ROW = 3
+_TOO_LATE = "the request's deadline passed before an instance was idle"
 
 
 class InstancePool:
@@ -47,9 +48,7 @@ class InstancePool:
     Urgent callers go before the others, but every fourth run is one of the others' who wait.
 
     Args:
-        passive: instances that stay loaded and never run.
         limiter: decides which of `instances` may run, and when; None where all may.
-        shares: those of `instances` and `passive` in the limiter, in order.
     """
 
     def __init__(
@@ -79,7 +78,9 @@ class InstancePool:
         self._waiting = 0
 
     @staticmethod
-    def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
+    def of(
+        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
+    ) -> InstancePool:
         """Create all instances of the configuration.
 
         Raises:
@@ -90,7 +91,7 @@ class InstancePool:
 
     @staticmethod
     def each_of(
-        config: ModelConfig, model: Model, limiter: RateLimiter | None = None
+        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
         """Create one pool per running instance; passive instances are closed with the first pool.
 
@@ -105,6 +106,11 @@ class InstancePool:
 
     def __len__(self) -> int:
         return len(self._instances)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether an instance is idle and no caller waits for one."""
+        return bool(self._idle) and not self._waiting
 
     def waiting(self) -> int:
         return self._waiting
@@ -125,7 +131,6 @@ class InstancePool:
         )
 
     def running_s(self, now: float) -> float:
-        """The age of the oldest unfinished run at `now`; 0 where an instance is idle."""
         return 0.0 if self._idle else max(0.0, now - self.running_since())
 
     def close(self) -> None:
@@ -146,11 +151,15 @@ class InstancePool:
         """
         now = time.monotonic()
         if deadline is not None and now >= deadline:
-            raise _too_late()
-        instance: Instance | None = None
+            raise DeadlineExceeded(_TOO_LATE)
         with self._lock:
-            if self._idle and self._may_take(urgent):
-                instance = self._pop_idle(urgent)
+            instance: Instance | None = None
+            if self._idle:
+                if not self._waiting:
+                    self._urgent_in_a_row = 0
+                    instance = self._idle.pop()
+                elif self._may_take(urgent):
+                    instance = self._pop_idle(urgent)
         if instance is None:
             instance = self._wait_for_idle(urgent, deadline, cancellation)
             now = time.monotonic()
@@ -165,35 +174,30 @@ class InstancePool:
         ran_s = time.monotonic() - self._started_at.pop(id(instance))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
-        self._make_idle(instance)
+        with self._lock:
+            self._idle.append(instance)
+            if self._waiting:
+                self._wake_next()
         return ran_s
 
     def _wait_for_idle(
         self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
     ) -> Instance:
-        waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
-        if cancellation is not None:
-            cancellation.when_cancelled(waiter)
+        waiter = Waiter(self._for_urgent if urgent else self._for_others, cancellation)
         with self._lock:
             self._urgent_waiting += urgent
             self._others_waiting += not urgent
             self._waiting += 1
             try:
-                may_take = waiter.turn.wait_for(
-                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent)),
-                    _left_s(deadline),
-                )
+                served = waiter.wait(lambda: self._idle and self._may_take(urgent), deadline)
             finally:
-                waiter.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
                 self._others_waiting -= not urgent
-            if waiter.cancelled or not may_take or _left_s(deadline) == 0.0:
+            if not served or (deadline is not None and time.monotonic() >= deadline):
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
-                if waiter.cancelled:
-                    raise Cancelled("the caller cancelled the request")
-                raise _too_late()
+                raise waiter.refusal(_TOO_LATE)
             return self._pop_idle(urgent)
 
     def _pop_idle(self, urgent: bool) -> Instance:
@@ -228,17 +232,13 @@ class InstancePool:
             share = limiter.take(tuple(self._instance_of), deadline, cancellation)
             return self._instance_of[share]
         except BaseException:
-            self._make_idle(right)
+            with self._lock:
+                self._idle.append(right)
+                self._wake_next()
             raise
         finally:
             with self._lock:
                 self._waiting -= 1
-
-    def _make_idle(self, instance: Instance) -> None:
-        with self._lock:
-            self._idle.append(instance)
-            if self._waiting:
-                self._wake_next()
 
     def _wake_next(self) -> None:
         if self._idle and self._waiting:
@@ -246,21 +246,10 @@ class InstancePool:
             (self._for_urgent if is_urgent_next else self._for_others).notify()
 
 
-class _CancelWaiter:
-    __slots__ = ("_lock", "cancelled", "turn", "waits")
+class MakesInstances(Protocol):
+    """A model, or what warms its instances up."""
 
-    def __init__(self, lock: threading.Lock, turn: threading.Condition) -> None:
-        self._lock = lock
-        self.turn = turn
-        self.waits = True
-        self.cancelled = False
-
-    def __call__(self) -> None:
-        # Also called after a call with a response, when no caller waits any more.
-        with self._lock:
-            if self.waits:
-                self.cancelled = True
-                self.turn.notify_all()
+    def make_instance(self, name: str, placement: Placement) -> Instance: ...
 
 
 class _Made(NamedTuple):
@@ -269,7 +258,7 @@ class _Made(NamedTuple):
     share: Share | None
 
 
-def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> list[_Made]:
+def _make(config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None) -> list[_Made]:
     groups = config.instance_groups
     if groups and all(group.passive for group in groups):
         raise ModelConfigError(
@@ -307,14 +296,6 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool
     )
 
 
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's deadline passed before an instance was idle")
-
-
-def _left_s(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
 class ExpectedWait:
     """Refuses at once a request whose response would come too late.
 
@@ -327,25 +308,19 @@ class ExpectedWait:
     never refused, so that quick runs correct what slow runs have taught. No lock is needed.
 
     Args:
-        instances: number of concurrent runs.
         together: maximum number of requests per run.
     """
 
     def __init__(self, instances: int, together: int = 1) -> None:
         self._instances = max(1, instances)
         self._together = max(1, together)
-        self._runs_s: deque[float] = deque(maxlen=_RUNS)
-
-    def ran(self, run_s: float) -> None:
-        self._runs_s.append(run_s)
+        self.runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
         """Return where `request` may join the queue, raise otherwise.
 
         Args:
             ahead: number of requests served before it.
-            running_s: age of the oldest run; 0 where an instance is idle.
-            now: `time.monotonic()`.
 
         Raises:
             DeadlineExceeded: the deadline has passed already.
@@ -356,7 +331,7 @@ class ExpectedWait:
         left_s = request.deadline - now
         if left_s <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was begun")
-        runs_s = sorted(self._runs_s)
+        runs_s = sorted(self.runs_s)
         if not runs_s or request.urgent or not (ahead or running_s):
             return
         run_s = runs_s[len(runs_s) // 2]
@@ -369,7 +344,7 @@ class ExpectedWait:
             )
 
 
-class DirectScheduler:
+class DirectScheduler(Submits):
     """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop.
 
     Where every instance is busy the caller waits for one until its deadline; a request whose
@@ -383,8 +358,8 @@ class DirectScheduler:
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
-            return infer_by_submit(self, request, snapshot)
-        job = Job(self._executor.config, request, snapshot)
+            return super().infer(request, snapshot)
+        job = Job(self._executor, request, snapshot)
         try:
             instance = self._take(job)
         except EdgeServerError as error:
@@ -393,10 +368,10 @@ class DirectScheduler:
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._expected_wait.ran(self._pool.give_back(instance))
+            self._expected_wait.runs_s.append(self._pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         try:
             instance = self._take(job)
         except EdgeServerError as error:
@@ -405,7 +380,7 @@ class DirectScheduler:
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._expected_wait.ran(self._pool.give_back(instance))
+            self._expected_wait.runs_s.append(self._pool.give_back(instance))
 
     def pending(self) -> int:
         return self._pool.waiting()
@@ -417,17 +392,13 @@ class DirectScheduler:
         self._pool.close()
 
     def _take(self, job: Job) -> Instance:
-        """Take an instance for `job`.
-
-        Raises:
-            DeadlineExceeded, Unavailable: an instance would be free too late.
-            DeadlineExceeded, Cancelled: see `InstancePool.take`.
-        """
+        """Raises: as `ExpectedWait.check` and `InstancePool.take`."""
         request = job.request
         if request.deadline is not None:
             now = time.monotonic()
-            ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
-            self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
+            if now >= request.deadline or not self._pool.is_free:
+                ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
+                self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
         return self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
         )

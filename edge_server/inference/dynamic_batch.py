@@ -15,7 +15,7 @@ from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError,
 from edge_server.inference.direct import DirectScheduler, ExpectedWait
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,16 +29,13 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
     # A job that left the queue without a run, and its error.
     RefusedJob = tuple[Job, EdgeServerError]
 
 log = logging.getLogger(__name__)
 
-# A level of this length is searched for cancelled and overdue jobs, and again when it has doubled:
-# such jobs do not pile up behind a model that hangs, whatever limit the level has.
-_SEARCHED_FROM = 64
 # So many empty levels are kept: making them anew takes time.
 _EMPTY_LEVELS = 8
 # The urgent level comes before the first.
@@ -68,16 +65,13 @@ class PolicyQueue:
     def add(self, job: Job, now_ns: int) -> None:
         """Append `job` to its level.
 
-        Raises:
-            Unavailable: that level is full (Triton's text).
+        Raises: Unavailable: that level is full (Triton's text).
         """
         request = job.request
         level = self._level_of(request)
         if level.full:
             # Dead jobs at the head make room; those further in wait for the queue to move.
             level.settle(now_ns, self._refused)
-        elif len(level) >= level.searched_from:
-            level.search(now_ns, self._refused)
         if level.full:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         level.add(job, now_ns)
@@ -111,9 +105,9 @@ class PolicyQueue:
         self._forget_empty()
 
     def drop_dead(self, now_ns: int) -> None:
-        """Drop all jobs dead by `now_ns`, at any position."""
         for level in self._levels.values():
-            level.search(now_ns, self._refused)
+            for _ in level.walk(now_ns, self._refused):
+                pass
         self._forget_empty()
 
     def next_limit_at(self) -> float:
@@ -152,13 +146,12 @@ class PolicyQueue:
 class _Level:
     """One level: `_line` in order of arrival, then `_late`, the expired jobs (DELAY)."""
 
-    __slots__ = ("_late", "_line", "_policy", "searched_from")
+    __slots__ = ("_late", "_line", "_policy")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
         self._line: deque[tuple[Job, int | None]] = deque()
         self._late: deque[Job] = deque()
-        self.searched_from = _SEARCHED_FROM
 
     def __len__(self) -> int:
         return len(self._line) + len(self._late)
@@ -183,10 +176,6 @@ class _Level:
 
     def settle(self, now_ns: int, refused: list[RefusedJob]) -> None:
         next(self.walk(now_ns, refused), None)
-
-    def search(self, now_ns: int, refused: list[RefusedJob]) -> None:
-        left = sum(1 for _ in self.walk(now_ns, refused))
-        self.searched_from = max(_SEARCHED_FROM, 2 * left)
 
     def walk(self, now_ns: int, refused: list[RefusedJob]) -> Iterator[Job]:
         at = 0
@@ -246,7 +235,6 @@ class BatchRule:
         )
 
     def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
-        """The batch at the head of `line` at `now_ns` (`time.monotonic_ns()`)."""
         first: Job | None = None
         count = size = preferred_count = 0
         oldest_ns = now_ns
@@ -290,7 +278,7 @@ _LOOK_S = 5.0
 _STOP_S = 5.0
 
 
-class DynamicBatchScheduler:
+class DynamicBatchScheduler(Submits):
     """A queue of requests, and as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
@@ -300,11 +288,7 @@ class DynamicBatchScheduler:
 
     The workers have no supervisor: a model that hangs shows in `running_since`.
 
-    Args:
-        watch: applies the time limits of the queue, also while every worker runs a model.
-
-    Raises:
-        InternalError: the system gives no thread; the pool is closed.
+    Raises: InternalError: the system gives no thread; the pool is closed.
     """
 
     def __init__(
@@ -336,11 +320,8 @@ class DynamicBatchScheduler:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
-
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         with self._work:
             refusal = self._enqueue(job)
             refused = self._queue.take_refused()
@@ -354,7 +335,6 @@ class DynamicBatchScheduler:
         return DirectScheduler(self._executor, self._pool)
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`; the queue's time limits count here, too."""
         with self._work:
             self._queue.drop_dead(time.monotonic_ns())
             refused = self._queue.take_refused()
@@ -397,7 +377,9 @@ class DynamicBatchScheduler:
         if self._closed:
             return stopping(job.request)
         try:
-            self._check_wait(job.request)
+            now = time.monotonic()
+            ahead, running_s = self._queue.ahead_of(job.request), self._pool.running_s(now)
+            self._expected_wait.check(job.request, ahead=ahead, running_s=running_s, now=now)
             self._queue.add(job, job.queued_at_ns)
         except (DeadlineExceeded, Unavailable) as error:
             return error
@@ -407,14 +389,7 @@ class DynamicBatchScheduler:
         (self._company if self._gathering else self._work).notify()
         return None
 
-    def _check_wait(self, request: InferRequest) -> None:
-        """Raises: DeadlineExceeded, Unavailable: the run would start too late."""
-        now = time.monotonic()
-        ahead, running_s = self._queue.ahead_of(request), self._pool.running_s(now)
-        self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
-
     def _serve(self, _now: float) -> bool:
-        """Run one batch, or wait a bounded time for requests; False ends the worker."""
         if self._begin_gathering():
             try:
                 self._run_batch()
@@ -448,12 +423,15 @@ class DynamicBatchScheduler:
             except DeadlineExceeded:
                 return
             finally:
-                self._end_gathering()
+                with self._work:
+                    self._gathering = False
+                    if self._queue:
+                        self._work.notify()
             self._refuse(refused)
             if jobs:
                 began = time.monotonic()
                 self._executor.run(instance, jobs)
-                self._expected_wait.ran(time.monotonic() - began)
+                self._expected_wait.runs_s.append(time.monotonic() - began)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)
@@ -480,12 +458,6 @@ class DynamicBatchScheduler:
             batch = self._rule.batch(self._queue.in_order(now_ns), now_ns)
             return self._queue.take(batch.count), self._queue.take_refused()
 
-    def _end_gathering(self) -> None:
-        with self._work:
-            self._gathering = False
-            if self._queue:
-                self._work.notify()
-
     def _refuse(self, refused: Iterable[RefusedJob]) -> None:
         for job, error in refused:
             self._executor.refuse(job, error)
@@ -505,11 +477,7 @@ class OrderedResponses:
     def place(
         self, respond: Respond, gone: Callable[[], EdgeServerError | None] = lambda: None
     ) -> Respond:
-        """Return a callback that replaces `respond` and passes its responses on in order.
-
-        Args:
-            gone: the error of a cancelled or overdue request; None while its caller waits.
-        """
+        """Return a callback that replaces `respond` and passes its responses on in order."""
         place = _Place(respond, gone)
         with self._lock:
             self._places.append(place)

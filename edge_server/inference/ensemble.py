@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.inference.ensemble_steps import DataFlow, EnsembleCall, plan_of
 from edge_server.inference.line import StepSlots
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from edge_server.inference.ensemble_steps import DataSet, Plan, PlannedStep
-    from edge_server.inference.line import LineWatch, StepThreads
+    from edge_server.inference.line import StepThreads
     from edge_server.inference.registry import Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
@@ -154,7 +155,6 @@ class EnsembleRun:
             return None
 
     def _submit(self, task: StepTask, ready: deque[StepTask]) -> None:
-        """Submit `task` to its model; `ready` gets the tasks that a response here makes ready."""
         step, slots = task.step, self.slots_of(task.step)
         if slots is not None and not task.has_slot:
             try:
@@ -184,8 +184,7 @@ class EnsembleRun:
     def _take(self, task: StepTask, response: ResponseCallback, *, final: bool) -> list[StepTask]:
         """Store a step's response unless the run is over; return the steps it makes ready.
 
-        Raises:
-            EdgeServerError: the response is an error, or lacks what other steps wait for.
+        Raises: EdgeServerError: the response is an error, or lacks what other steps wait for.
         """
         step = task.step
         if isinstance(response, EdgeServerError):
@@ -298,24 +297,22 @@ class StepTask:
             (slots.give_back if self.has_slot else slots.wake_next)()
 
 
-class _StepCall:
+class _StepCall(Reply["InferResponse"]):
     """A submitted step; its model calls this as `respond`.
 
     The step keeps the snapshot's models open until its last response.
 
     Attributes:
-        ready: the tasks of the submitting thread.
         thread: that thread, while it submits; else 0.
     """
 
-    __slots__ = ("_lease", "_over", "_run", "ready", "task", "thread")
+    __slots__ = ("_run", "ready", "task", "thread")
 
     def __init__(
         self, run: EnsembleRun, task: StepTask, snapshot: Snapshot, ready: deque[StepTask]
     ) -> None:
+        super().__init__(snapshot.retain())
         self._run = run
-        self._lease = snapshot.retain()
-        self._over = False
         self.task = task
         self.ready = ready
         self.thread = threading.get_ident()
@@ -324,31 +321,20 @@ class _StepCall:
         """Whether this thread submits the step, and will run the tasks in `ready`."""
         return self.thread == threading.get_ident()
 
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        # An error that a scheduler raises after the last response must not free a second slot.
-        if self._over:
-            return
-        self._over = final
-        try:
-            self._run.responded(self, response, final=final)
-        finally:
-            if final and self._lease is not None:
-                self._lease.release()
+    def _take(self, response: ResponseCallback, final: bool) -> None:
+        self._run.responded(self, response, final=final)
 
 
 # The number of cached plans; a client may request any subset of the outputs.
 _PLANS = 64
 
 
-class EnsembleScheduler:
+class EnsembleScheduler(Submits):
     """Runs the steps that the requested outputs need, each as soon as its tensors are there.
 
     The graph is resolved before the scheduler is made, so an order exists. Steps run in the
     snapshot that the request's lease pins, so no request sees two versions of one member. With a
     decoupled step the ensemble responds once for each response of that step, in their order.
-
-    Args:
-        watch: drops the ended tasks that wait for a slot of a step; None without such a watch.
     """
 
     def __init__(
@@ -357,24 +343,22 @@ class EnsembleScheduler:
         version: int,
         statistics: ModelStatistics,
         threads: StepThreads,
-        watch: LineWatch | None = None,
     ) -> None:
         self._call = partial(EnsembleCall, config, str(version), statistics)
         self._threads = threads
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._plan = lru_cache(_PLANS)(partial(plan_of, config))
         limit = config.max_inflight_requests
-        self._slots = [StepSlots(limit, watch) for _ in config.steps] if limit else []
-        self._watch = watch
-        if watch is not None:
-            for slots in self._slots:
-                watch.add(slots)
+        self._watch = threads.watch
+        self._slots = [StepSlots(limit, self._watch) for _ in config.steps] if limit else []
+        for slots in self._slots:
+            self._watch.add(slots)
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         names = request.outputs or self._output_names
         plan = self._plan(frozenset(names))
         if not plan.is_chain or self._slots:
-            return infer_by_submit(self, request, snapshot)
+            return super().infer(request, snapshot)
         call = self._call(request, names)
         try:
             response = _run_chain(plan, call, snapshot)
@@ -398,17 +382,12 @@ class EnsembleScheduler:
         return inf
 
     def close(self) -> None:
-        if self._watch is not None:
-            for slots in self._slots:
-                self._watch.remove(slots)
+        for slots in self._slots:
+            self._watch.remove(slots)
 
 
 def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferResponse:
-    """Run steps that wait for each other one after the other, on this very thread.
-
-    Raises:
-        EdgeServerError: a step failed, or was not begun.
-    """
+    """Run steps that wait for each other one after the other, on this very thread."""
     tensors: dict[str, Tensor | None] = dict(call.inputs())
     timings: list[StepTiming] = []
     for step in plan.steps:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from edge_server.backends.contract import Phases, all_on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 from edge_server.inference.execution import batch_size_of, in_rank, in_shape
@@ -45,7 +47,6 @@ class PlannedStep:
         outputs: the same for the outputs that a step or the response reads; `wanted` are the
             model's names of them.
         reads: the tensors that the step waits for: the ensemble's inputs are there.
-        hands_on: another step reads an output; otherwise only the response does.
     """
 
     index: int
@@ -133,7 +134,6 @@ def _needed(
 
 
 def _in_order(config: ModelConfig) -> list[tuple[int, EnsembleStep]]:
-    """The steps, ordered so that each comes after those that write its inputs."""
     written = {spec.name for spec in config.inputs}
     waiting = list(enumerate(config.steps))
     ordered: list[tuple[int, EnsembleStep]] = []
@@ -152,8 +152,6 @@ class DataSet:
 
     Attributes:
         parent: the data set that the decoupled step worked on; None for the request's own.
-        timings: of the models that made the tensors, by the places of their steps.
-        begun: the places of the steps that have had all their tensors.
         parts: the responses of the decoupled step that worked on this data set, in order, until
             they have been sent.
         all_parts: the decoupled step has sent its last response.
@@ -190,7 +188,6 @@ class DataFlow:
         return list(self._begin(self._root))
 
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
-        """The inputs of `step`, without those that the request or another step has left out."""
         own, shared = data.tensors, self._root.tensors
         found = (
             (name, own[tensor] if tensor in own else shared.get(tensor))
@@ -277,8 +274,6 @@ _NO_SEQUENCE = _sequence_parameters(SequencePlace(0))
 
 
 class EnsembleCall:
-    """One checked request to an ensemble for the outputs `names`."""
-
     def __init__(
         self,
         config: ModelConfig,
@@ -321,24 +316,17 @@ class EnsembleCall:
                 name: in_rank(tensor, shapes[name]) if name in shapes else tensor
                 for name, tensor in inputs.items()
             }
-        return InferRequest(
-            step.model_name,
-            inputs,
-            step.version,
-            step.wanted,
-            request.id,
-            request.deadline,
-            request.urgent,
-            request.priority,
-            request.timeout_us,
-            request.sequence,
-            request.parameters,
-            request.cancellation,
-            None if request.trace is None else request.trace.child(step.model_name, request.id),
+        trace = request.trace
+        return replace(
+            request,
+            model_name=step.model_name,
+            inputs=inputs,
+            model_version=step.version,
+            outputs=step.wanted,
+            trace=None if trace is None else trace.child(step.model_name, request.id),
             # The model itself copies outputs that only the response reads: it may have a faster
             # way to the host.
             on_device=request.on_device or step.hands_on,
-            replayed=request.replayed,
         )
 
     def step_failure(self, step: PlannedStep, error: Exception) -> InternalError:
@@ -355,7 +343,6 @@ class EnsembleCall:
         return {tensor: made.get(name) for name, tensor in step.outputs}
 
     def deadlock(self) -> InternalError:
-        """The error of a step that ended without a response (Triton's text)."""
         return InternalError(
             f"in ensemble '{self._config.name}', {self.request.log_prefix}unexpected deadlock, "
             "at least one output is not set while no more ensemble steps can be made"

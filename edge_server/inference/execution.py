@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import ExecuteRequest, Phases, all_on_host
 from edge_server.errors import (
@@ -25,7 +23,7 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import Instance, RespondTensors, Tensors
+    from edge_server.backends.contract import Instance, Tensors
     from edge_server.inference.registry import Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
@@ -38,28 +36,26 @@ def no_respond(response: ResponseCallback, final: bool) -> None:
     """The `respond` of a job whose response is returned; see `Executor.infer`."""
 
 
-class Execution(Protocol):
-    """A job's run, and those after it."""
-
-    @property
-    def failure(self) -> EdgeServerError | None:
-        """The error that the model gave."""
-        ...
-
-
 class Job:
-    """One checked request on its way to an instance.
+    """One checked request on its way to an instance, which responds by calling the job.
+
+    The response of a model that is not decoupled is kept until the run has ended and is counted;
+    each of a decoupled model goes to the caller at once.
 
     Attributes:
         inputs: of the model; a scheduler may add its own tensors to the request's.
         outputs: names of those wanted from the model; a scheduler may add its own.
         batch_size: 0 where the model does not batch.
-        made: called with all outputs of the model before the caller gets its response; an
+        on_outputs: called with all outputs of the model before the caller gets its response; an
             `EdgeServerError` that it raises becomes the response.
         padding: the job only fills a row of a batch: it has no response and is not counted.
         iterative: the model may have the job run again.
-        execution: the job's run; it goes on in the next run of an iterative job.
         turn_ns: when the job queued for its next run.
+        began_ns: when its first run began; 0 before.
+        made: what the model responded, with `parameters`.
+        responses, last_ns: the number of a decoupled model's responses so far, and when the last
+            one came.
+        ended: the model may not respond any more.
         over: the caller has the last response.
     """
 
@@ -67,41 +63,66 @@ class Job:
         "_again",
         "_forget",
         "batch_size",
-        "execution",
+        "began_ns",
+        "ended",
+        "executor",
         "inputs",
         "iterative",
+        "last_ns",
         "made",
+        "on_outputs",
         "outputs",
         "over",
         "padding",
+        "parameters",
         "queued_at_ns",
         "request",
         "respond",
+        "responses",
         "snapshot",
         "turn_ns",
     )
 
     def __init__(
         self,
-        config: ModelConfig,
+        executor: Executor,
         request: InferRequest,
         snapshot: Snapshot,
         respond: Respond = no_respond,
     ) -> None:
+        self.executor = executor
         self.request = request
         self.snapshot = snapshot
         self.respond = respond
         self.inputs: Tensors = request.inputs
+        config = executor.config
         self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        self.batch_size = batch_size_of(config, request) if config.max_batch_size else 0
-        self.queued_at_ns = time.monotonic_ns()
+        self.batch_size = 0
+        if config.max_batch_size and self.inputs:
+            self.batch_size = next(iter(self.inputs.values())).array.shape[0]
+        self.queued_at_ns = self.turn_ns = time.monotonic_ns()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", self.queued_at_ns)
-        self.made: Callable[[Tensors], None] | None = None
-        self.padding = self.iterative = self.over = self._again = False
-        self.turn_ns = self.queued_at_ns
-        self.execution: Execution | None = None
+        self.on_outputs: Callable[[Tensors], None] | None = None
+        self.padding = self.iterative = self.over = self.ended = self._again = False
+        self.began_ns = self.last_ns = self.responses = 0
+        self.made: Tensors | EdgeServerError | None = None
+        self.parameters = NO_PARAMETERS
         self._forget: Callable[[], None] | None = None
+
+    def __call__(
+        self,
+        made: Tensors | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        if self.ended:
+            if not self.padding:
+                log.warning("model %s: a response after the last one", self.executor.config.name)
+        elif self.executor.config.decoupled:
+            self.executor.pass_on(self, made, parameters, final=final)
+        elif made is not None:
+            self.made, self.parameters = made, parameters
 
     def reschedule(self, forget: Callable[[], None]) -> None:
         """Have the job run again; `forget` is called where it will not."""
@@ -117,7 +138,7 @@ class Job:
 
     def abandon(self) -> None:
         """End the job: it will not run again."""
-        self.over, self.execution = True, None
+        self.over, self.made = True, None
         forget, self._forget = self._forget, None
         if forget is not None:
             forget()
@@ -127,8 +148,7 @@ class Job:
         None while it shall run."""
         if self.over:
             return Cancelled("")
-        failure = None if self.execution is None else self.execution.failure
-        return failure or self.gone()
+        return self.made if isinstance(self.made, EdgeServerError) else self.gone()
 
     def gone(self) -> EdgeServerError | None:
         """The error of a cancelled or overdue request; None while its caller waits."""
@@ -141,7 +161,6 @@ class Job:
 
 
 def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
-    """The number of rows of a checked request; 0 where the model does not batch."""
     batched = config.max_batch_size > 0 and request.inputs
     return next(iter(request.inputs.values())).shape[0] if batched else 0
 
@@ -195,87 +214,53 @@ class Executor:
 
     def infer(self, instance: Instance, job: Job) -> InferResponse:
         """Run `job` of a model that is not decoupled; return its response or raise its error."""
-        began_ns = time.monotonic_ns()
-        execution = _Execution(job, self.config.name, began_ns)
-        failure, phases = self._execute(instance, [self._request(job, execution)], began_ns)
-        if failure is None and not job.request.replayed:
-            self.statistics.executed(job.batch_size or 1, phases)
-        response = self._result(execution, failure, phases)
+        failure, phases = self._execute(instance, (job,))
+        response = self._result(job, failure, phases, 0 if failure else job.batch_size or 1)
         if isinstance(response, EdgeServerError):
             raise response
         return response
 
     def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
         """Run `jobs` as one batch; all but decoupled ones have their response on return."""
-        if self.config.decoupled:
-            self._run_decoupled(instance, jobs)
-            return
-        began_ns = time.monotonic_ns()
-        executions = [self._begun(job, began_ns) for job in jobs]
-        failure, phases = self._execute_batch(instance, jobs, executions, began_ns)
-        for execution in executions:
-            job = execution.job
-            if not (job.padding or job.over or (failure is None and job.runs_again)):
-                result = self._result(execution, failure, phases)
-                self.respond(job, result, final=True)
-
-    def _begun(self, job: Job, began_ns: int) -> _Execution:
-        if not isinstance(job.execution, _Execution):
-            job.execution = _Execution(job, self.config.name, began_ns)
-        return job.execution
-
-    def _run_decoupled(self, instance: Instance, jobs: Sequence[Job]) -> None:
-        # A request may get its last response, and so lose its lease, while the model is still
-        # inside `execute`.
-        leases = [job.snapshot.retain() for job in jobs]
+        # A decoupled request may get its last response, and so lose its lease, while the model is
+        # still inside `execute`.
+        decoupled = self.config.decoupled
+        leases = [job.snapshot.retain() for job in jobs] if decoupled else ()
         try:
-            began_ns = time.monotonic_ns()
-            executions = [self._decoupled(job, began_ns) for job in jobs]
-            failure, _ = self._execute_batch(instance, jobs, executions, began_ns)
-            for execution in executions:
-                execution.end(failure)
+            failure, phases = self._execute(instance, jobs)
+            if failure is None and not all(job.request.replayed for job in jobs):
+                batch_size = max(1, sum(job.batch_size for job in jobs))
+                self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
+            for job in jobs:
+                if job.padding or job.over:
+                    continue
+                if not decoupled and (failure is not None or not job.runs_again):
+                    self.respond(job, self._result(job, failure, phases), final=True)
+                elif decoupled and failure is not None:
+                    job.ended = True
+                    self.refuse(job, failure)
         finally:
             for lease in leases:
                 if lease is not None:
                     lease.release()
 
-    def _decoupled(self, job: Job, began_ns: int) -> _DecoupledExecution:
-        if not isinstance(job.execution, _DecoupledExecution):
-            job.execution = _DecoupledExecution(self, job, began_ns)
-        return job.execution
-
-    def _execute_batch(
-        self,
-        instance: Instance,
-        jobs: Sequence[Job],
-        responds: Sequence[RespondTensors],
-        began_ns: int,
-    ) -> tuple[InternalError | None, Phases]:
-        """Run `jobs` as one batch and count the run; return why it failed, and its phases."""
-        failure, phases = self._execute(
-            instance,
-            [self._request(job, respond) for job, respond in zip(jobs, responds, strict=True)],
-            began_ns,
-        )
-        if failure is None and not all(job.request.replayed for job in jobs):
-            batch_size = sum(job.batch_size for job in jobs)
-            padding = sum(job.padding for job in jobs)
-            self.statistics.executed(max(1, batch_size), phases, padding)
-        return failure, phases
-
     def _execute(
-        self, instance: Instance, requests: Sequence[ExecuteRequest], began_ns: int
+        self, instance: Instance, jobs: Sequence[Job]
     ) -> tuple[InternalError | None, Phases]:
+        """Run `jobs` together; return why the run failed, and its phases."""
+        began_ns = time.monotonic_ns()
+        for job in jobs:
+            if not job.began_ns:
+                job.began_ns = job.last_ns = began_ns
         try:
-            phases = instance.execute(requests)
+            phases = instance.execute([self._request(job) for job in jobs])
         except Exception as error:
             log.exception("model %s: an instance raised", self.config.name)
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
             return failure, Phases(0, time.monotonic_ns() - began_ns, 0)
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
-    def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
-        """`job` as its instance takes it, with the inputs in the model's own shapes."""
+    def _request(self, job: Job) -> ExecuteRequest:
         inputs = job.inputs
         if shapes := self._model_shapes:
             inputs = {
@@ -285,7 +270,7 @@ class Executor:
         return ExecuteRequest(
             inputs,
             job.outputs,
-            respond,
+            job,
             job.request,
             job.snapshot,
             self.statistics.copied,
@@ -293,26 +278,72 @@ class Executor:
         )
 
     def _result(
-        self, execution: _Execution, failure: InternalError | None, phases: Phases
+        self, job: Job, failure: InternalError | None, phases: Phases, alone: int = 0
     ) -> InferResponse | EdgeServerError:
-        """Trace and count an ended execution, and return its response."""
-        job = execution.job
+        """Trace and count an ended job, and return its response.
+
+        Args:
+            alone: the batch size of a run that was the job's alone and is still to be counted.
+        """
         if (trace := job.request.trace) is not None:
             # As in the statistics: phases that the instance did not measure count as inference.
-            at_ns = execution.began_ns
+            at_ns = job.began_ns
             trace.mark("COMPUTE_START", at_ns)
             trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
             trace.mark("COMPUTE_OUTPUT_START", at_ns := at_ns + phases.infer)
             trace.mark("COMPUTE_END", at_ns + phases.output)
-        made = execution.end()
+        job.ended = True
+        made = job.made
         if made is None:
             made = failure or InternalError(f"model '{self.config.name}' ended without a response")
-        response = self.response(job, made, execution.parameters, phases.infer)
+        response = self._response(job, made, job.parameters, phases.infer)
         if isinstance(response, EdgeServerError):
+            if alone and not job.request.replayed:
+                self.statistics.executed(alone, phases)
             self.count_failure(job, response)
-        else:
-            self.count_success(job, execution.began_ns, phases)
+        elif not job.request.replayed:
+            total_ns = time.monotonic_ns() - job.queued_at_ns
+            queue_ns = job.began_ns - job.queued_at_ns
+            self.statistics.succeeded(total_ns, queue_ns, phases, alone)
         return response
+
+    def pass_on(
+        self,
+        job: Job,
+        made: Tensors | EdgeServerError | None,
+        parameters: Parameters,
+        *,
+        final: bool,
+    ) -> None:
+        if job.padding:
+            return
+        now_ns = time.monotonic_ns()
+        phases = Phases(0, now_ns - job.began_ns, 0)
+        failed = isinstance(made, EdgeServerError)
+        job.ended = final = final or failed
+        if final and (trace := job.request.trace) is not None:
+            trace.mark("COMPUTE_START", job.began_ns)
+            trace.mark("COMPUTE_END", now_ns)
+        self.statistics.responded(
+            job.responses, now_ns - job.last_ns, empty=made is None, failed=failed
+        )
+        if job.responses == 0:
+            self.statistics.first_responded(now_ns - job.queued_at_ns)
+        job.responses += 1
+        job.last_ns = now_ns
+        if made is None and not final:
+            return
+        response: ResponseCallback = None
+        if made is not None:
+            response = self._response(job, made, parameters, phases.infer)
+        if isinstance(response, EdgeServerError):
+            job.ended = True
+            self.refuse(job, response)
+            return
+        if final and not job.request.replayed:
+            total_ns = time.monotonic_ns() - job.queued_at_ns
+            self.statistics.succeeded(total_ns, job.began_ns - job.queued_at_ns, phases)
+        self.respond(job, response, final=final)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
         """Respond with `error` to a job that will not run or has failed, and count it; without
@@ -326,23 +357,17 @@ class Executor:
     def respond(self, job: Job, response: ResponseCallback, *, final: bool) -> None:
         """Pass a response to the caller; log what the callback raises, so other jobs go on."""
         if final:
-            # The execution has the job: a cycle would keep the request's tensors for the collector.
-            job.over, job.execution = True, None
+            job.over, job.made = True, None
         try:
             job.respond(response, final)
         except Exception:
             log.exception("model %s: a response could not be given", self.config.name)
 
-    def count_success(self, job: Job, began_ns: int, phases: Phases) -> None:
-        if not job.request.replayed:
-            total_ns = time.monotonic_ns() - job.queued_at_ns
-            self.statistics.succeeded(total_ns, began_ns - job.queued_at_ns, phases)
-
     def count_failure(self, job: Job, error: EdgeServerError) -> None:
         if not job.request.replayed:
             self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
 
-    def response(
+    def _response(
         self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
     ) -> InferResponse | EdgeServerError:
         """The caller's response for the model's outputs, of which it may omit some; or the error:
@@ -351,9 +376,9 @@ class Executor:
             return made
         request = job.request
         try:
-            if job.made is not None:
+            if job.on_outputs is not None:
                 made = all_on_host(made, self.statistics.copied)
-                job.made(made)
+                job.on_outputs(made)
             names = request.outputs or self._output_names
             outputs: Tensors = {name: made[name] for name in names if name in made}
             if not request.on_device:
@@ -371,103 +396,6 @@ class Executor:
         config = self.config
         timing = StepTiming(config.name, config.backend, infer_ns)
         return InferResponse(config.name, self._version, request.id, outputs, (timing,), parameters)
-
-
-class _Execution(msgspec.Struct, eq=False):
-    """One running job of a model that is not decoupled: its instance responds here, once.
-
-    The response is kept until the run has ended and is counted.
-    """
-
-    job: Job
-    model_name: str
-    began_ns: int
-    parameters: Parameters = NO_PARAMETERS
-    _made: Tensors | EdgeServerError | None = None
-    _over: bool = False
-
-    def __call__(
-        self,
-        made: Tensors | EdgeServerError | None,
-        final: bool,  # noqa: ARG002 - there is one response
-        parameters: Parameters = NO_PARAMETERS,
-    ) -> None:
-        if self._over:
-            if not self.job.padding:
-                log.warning("model %s: a response after the last one", self.model_name)
-        elif made is not None:
-            self._made, self.parameters = made, parameters
-
-    @property
-    def failure(self) -> EdgeServerError | None:
-        return self._made if isinstance(self._made, EdgeServerError) else None
-
-    def end(self) -> Tensors | EdgeServerError | None:
-        self._over = True
-        return self._made
-
-
-class _DecoupledExecution:
-    """One running job of a decoupled model: each response goes to the caller at once."""
-
-    __slots__ = ("_began_ns", "_executor", "_job", "_last_ns", "_over", "_responses")
-
-    def __init__(self, executor: Executor, job: Job, began_ns: int) -> None:
-        self._executor = executor
-        self._job = job
-        self._began_ns = self._last_ns = began_ns
-        self._responses = 0
-        self._over = False
-
-    def __call__(
-        self,
-        made: Tensors | EdgeServerError | None,
-        final: bool,
-        parameters: Parameters = NO_PARAMETERS,
-    ) -> None:
-        executor, job = self._executor, self._job
-        if job.padding:
-            return
-        if self._over:
-            log.warning("model %s: a response after the last one", executor.config.name)
-            return
-        now_ns = time.monotonic_ns()
-        phases = Phases(0, now_ns - self._began_ns, 0)
-        failed = isinstance(made, EdgeServerError)
-        self._over = final = final or failed
-        if final and (trace := job.request.trace) is not None:
-            trace.mark("COMPUTE_START", self._began_ns)
-            trace.mark("COMPUTE_END", now_ns)
-        executor.statistics.responded(
-            self._responses, now_ns - self._last_ns, empty=made is None, failed=failed
-        )
-        if self._responses == 0:
-            executor.statistics.first_responded(now_ns - job.queued_at_ns)
-        self._responses += 1
-        self._last_ns = now_ns
-        if made is None and not final:
-            return
-        response: ResponseCallback = None
-        if made is not None:
-            response = executor.response(job, made, parameters, phases.infer)
-        if isinstance(response, EdgeServerError):
-            self._over = True
-            executor.refuse(job, response)
-            return
-        if final:
-            executor.count_success(job, self._began_ns, phases)
-        executor.respond(job, response, final=final)
-
-    @property
-    def failure(self) -> None:
-        """None: an error goes to the caller at once."""
-        return
-
-    def end(self, failure: InternalError | None) -> None:
-        """End the job where its instance has failed; otherwise further responses may come."""
-        if failure is not None and not self._over and not self._job.padding:
-            self._over = True
-            self._executor.refuse(self._job, failure)
 
 
 def _reason(error: EdgeServerError) -> FailureReason:

@@ -10,11 +10,14 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.errors import Unavailable
+from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from edge_server.errors import EdgeServerError
+    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,46 @@ _LEAST_S = 0.001
 # The limit of a queue that no configuration bounds: more than all the calls that the gRPC server
 # admits together, so that only a model's own flood of responses reaches it.
 MOST_WAITING = 4096
+
+
+class Waiter:
+    """A thread that waits for its turn until its deadline, or until its caller cancels.
+
+    Args:
+        turn: notified when it may be this thread's turn.
+    """
+
+    __slots__ = ("_cancelled", "_waits", "turn")
+
+    def __init__(self, turn: threading.Condition, cancellation: Cancellation | None = None) -> None:
+        self.turn = turn
+        self._waits = True
+        self._cancelled = False
+        if cancellation is not None:
+            cancellation.when_cancelled(self._cancel)
+
+    def wait(self, ready: Callable[[], object], deadline: float | None) -> bool:
+        """Wait, in possession of the lock of `turn`, until `ready`; False where it is not."""
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return bool(self.turn.wait_for(lambda: self._cancelled or ready(), left_s)) and (
+                not self._cancelled
+            )
+        finally:
+            self._waits = False
+
+    def refusal(self, too_late: str) -> EdgeServerError:
+        """Why the wait ended early: `too_late`, or the caller's cancellation."""
+        if self._cancelled:
+            return Cancelled("the caller cancelled the request")
+        return DeadlineExceeded(too_late)
+
+    def _cancel(self) -> None:
+        # Also called after a call with a response, when no caller waits any more.
+        with self.turn:
+            if self._waits:
+                self._cancelled = True
+                self.turn.notify_all()
 
 
 class WatchedLine(Protocol):
@@ -116,8 +159,6 @@ LIMIT = 32
 
 
 class Task(Protocol):
-    """A step of one request that has all its tensors."""
-
     def run(self) -> None: ...
 
     def run_later(self) -> None:
@@ -141,12 +182,11 @@ class StepThreads:
 
     Args:
         limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
-        watch: drops ended tasks while every thread is busy; None without such a watch.
     """
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
         self._limit = limit
-        self._watch = watch
+        self.watch = watch or LineWatch()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._threads: list[threading.Thread] = []
@@ -161,8 +201,7 @@ class StepThreads:
     def run(self, task: Task) -> None:
         """Run `task` as soon as a thread is free, never on the caller's, unless it is over then.
 
-        Raises:
-            Unavailable: there is no thread, and the system gives none.
+        Raises: Unavailable: there is no thread, and the system gives none.
         """
         with self._changed:
             if self._offer(task):
@@ -170,14 +209,12 @@ class StepThreads:
             if not self._closed and (self._threads or not self._limit):
                 # Every thread has a task, or one queued before this, and then takes this one.
                 self._tasks.append(task)
-                if self._watch is not None:
-                    self._watch.note_waiting()
+                self.watch.note_waiting()
                 return
         # A request that has outlived the server's stop, whose caller may still be there.
         _started(threading.Thread(target=task.run, name="step-late", daemon=True))
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`."""
         for task in _drop_over(self._tasks, self._changed):
             task.dropped()
         return bool(self._tasks)
@@ -236,12 +273,9 @@ class StepSlots:
 
     Only a request at the model holds a slot, so a caller that waits for a slot waits for models
     only.
-
-    Args:
-        watch: drops the parked tasks of ended requests; None without such a watch.
     """
 
-    def __init__(self, limit: int, watch: LineWatch | None = None) -> None:
+    def __init__(self, limit: int, watch: LineWatch) -> None:
         self._limit = limit
         self._watch = watch
         self._taken = 0
@@ -252,8 +286,7 @@ class StepSlots:
     def take(self, task: Task, *, urgent: bool) -> bool:
         """Take a slot; where none is left, `task` is run later once one may be free.
 
-        Raises:
-            Unavailable: the limit of parked tasks is reached.
+        Raises: Unavailable: the limit of parked tasks is reached.
         """
         with self._changed:
             if self._taken < self._limit:
@@ -264,8 +297,7 @@ class StepSlots:
                     f"Exceeds maximum queue size: {MOST_WAITING} requests wait for a step already"
                 )
             (self._parked.appendleft if urgent else self._parked.append)(task)
-            if self._watch is not None:
-                self._watch.note_waiting()
+            self._watch.note_waiting()
             return False
 
     def wait(self, deadline: float | None, held: Task, given_up: Callable[[], bool]) -> bool:
@@ -274,15 +306,12 @@ class StepSlots:
         Args:
             held: its `is_over` is called now and then, and makes `given_up` true.
         """
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        waiter = Waiter(self._changed)
         with self._changed:
             self._held.append(held)
-            if self._watch is not None:
-                self._watch.note_waiting()
+            self._watch.note_waiting()
             try:
-                free = self._changed.wait_for(
-                    lambda: given_up() or self._taken < self._limit, left_s
-                )
+                free = waiter.wait(lambda: given_up() or self._taken < self._limit, deadline)
             finally:
                 self._held.remove(held)
             if not free or given_up():
@@ -312,13 +341,11 @@ class StepSlots:
             parked.run_later()
 
     def look_again(self) -> None:
-        """Wake all waiting threads to check whether they have given up."""
         with self._changed:
             self._changed.notify_all()
 
 
 def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
-    """Remove the tasks of ended requests from `tasks`, and return them."""
     with lock:
         waiting = tuple(tasks)
     # Outside the lock, because `is_over` may respond to a caller.
@@ -333,7 +360,6 @@ def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
 
 
 def _started(thread: threading.Thread) -> None:
-    """Raises: Unavailable: the system gives no thread."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from edge_server.backends.contract import interrupt, not_counted, on_host
+from edge_server.backends.contract import Interruptible, interrupt, not_counted, on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -26,14 +26,14 @@ from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.inference.registry import (
     ModelEntry,
     ModelState,
-    ResponseFuture,
     Snapshot,
     innermost,
 )
 from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import size_bytes
 from edge_server.model_config.fields import FRAMEWORK_BACKENDS, interface_break
-from edge_server.requests import InferResponse
+from edge_server.process.worker import Worker
+from edge_server.requests import InferResponse, Reply
 from edge_server.tensors import Tensor, is_finite
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ _CALCULATE = FRAMEWORK_BACKENDS | {
 }
 # The deadline of a replay in the predecessor's queue.
 _DEADLINE_S = 10.0
+# How often a thread looks for a replay that hangs, where its model can be ended.
+_LOOK_S = 1.0
 
 
 class Fault(Enum):
@@ -106,6 +108,8 @@ class ReplayTarget:
         self._snapshot = _MembersOnly(models[1:])
         self.calculates = False
         self.batch_size = 1
+        self._watch: Worker | None = None
+        self._began_s = math.inf
 
     @property
     def others_used(self) -> bool:
@@ -118,26 +122,33 @@ class ReplayTarget:
         """Run a copied request. A model is closed after its runs, so one that hangs is waited for;
         it is ended where its backend can do that."""
         predecessor = self._models[0]
-        watch = threading.Timer(MODEL_STUCK_S, self._end_runs, [time.monotonic()])
-        watch.daemon = True
-        with suppress(RuntimeError):  # the system has no thread left
-            watch.start()
-        future = ResponseFuture()
+        if self._watch is None and any(isinstance(m.model, Interruptible) for m in self._models):
+            self._watch = Worker("replays", self._end_hanging, deadline_s=math.inf)
+            with suppress(RuntimeError):  # the system has no thread left
+                self._watch.start()
+        self._began_s = time.monotonic()
+        reply: Reply[InferResponse] = Reply()
         queued = replace(request, deadline=time.monotonic() + _DEADLINE_S)
         try:
             check_request(predecessor.config, queued)
-            innermost(predecessor.scheduler).submit(queued, self._snapshot, future)
-            return future.wait(request)
+            innermost(predecessor.scheduler).submit(queued, self._snapshot, reply)
+            return reply.wait(request)
         except EdgeServerError as error:
             return error
         finally:
-            watch.cancel()
+            self._began_s = math.inf
 
-    def _end_runs(self, began: float) -> None:
-        for model in self._models:
-            interrupt(model.model, began + ENDS_S)
+    def _end_hanging(self, now: float) -> None:
+        began_s = self._began_s
+        if now - began_s > MODEL_STUCK_S:
+            for model in self._models:
+                interrupt(model.model, began_s + ENDS_S)
+        if self._watch is not None:
+            self._watch.wait(_LOOK_S)
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.ask_to_stop()
         for model in self._models:
             try:
                 model.close()
@@ -175,8 +186,7 @@ def copied(request: InferRequest) -> InferRequest:
     """The request to run again, without the caller's deadline and cancellation; its inputs stay
     constant after the caller gets the response.
 
-    Raises:
-        EdgeServerError: the device that holds an input failed.
+    Raises: EdgeServerError: the device that holds an input failed.
     """
     return replace(
         request,
@@ -236,10 +246,6 @@ class Mirror:
 
     Any thread may call any method but `step` and `time_s`, which have one thread.
 
-    Args:
-        target: the predecessor; closed by the thread that calls `step`.
-        wake: called when there is something to replay.
-
     Attributes:
         comparable: whether the predecessor's responses are known.
         shared_failures: number of requests that both versions failed at, and neither refused.
@@ -263,7 +269,6 @@ class Mirror:
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
-        """Whether the next request is to be replayed as a sample."""
         may = self.target.calculates and not self._has_sample
         return may and time.monotonic() >= self._samples_from_s
 
@@ -284,7 +289,6 @@ class Mirror:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether replays of requests with a fault are queued or running."""
         with self._lock:
             replays = (self._running, *self._waiting)
         return any(replay is not None and replay.fault is not None for replay in replays)
@@ -314,11 +318,9 @@ class Mirror:
         return [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
 
     def wait_s(self, now: float) -> float:
-        """How long to wait before `step`; infinity where the queue is empty."""
         return max(0.0, self._rests_till_s - now) if self._waiting else math.inf
 
     def step(self) -> bool:
-        """Replay the first queued request; False where the queue is empty."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -401,8 +403,6 @@ class Mirror:
 
 
 class _Replay(NamedTuple):
-    """Without `fault` a sample."""
-
     request: InferRequest
     fault: Fault | None
     work_ns: int

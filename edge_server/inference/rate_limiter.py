@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
+from edge_server.errors import ModelConfigError
+from edge_server.inference.line import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,15 +74,14 @@ class RateLimiter:
         self._shares: list[Share] = []
         self._totals: Mapping[Resource, int] = {}
         self._used: Counter[Resource] = Counter()
-        self._waiters: list[_Waiter] = []
+        self._claims: list[_Claim] = []
         # The last turn granted per resource: new and returning instances join there.
         self._turns: dict[Resource, int] = {}
 
     def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
         """Make a share for each instance of `groups`, in order; passive ones hold theirs from now.
 
-        Raises:
-            ModelConfigError: a resource has less than the instances need (Triton's texts).
+        Raises: ModelConfigError: a resource has less than the instances need (Triton's texts).
         """
         joining = [Share(group, place.gpu) for group in groups for place in group.placements]
         with self._lock:
@@ -116,27 +115,22 @@ class RateLimiter:
             DeadlineExceeded: no share got its resources by `deadline` (`time.monotonic()`).
             Cancelled: the caller cancelled while it waited.
         """
-        waiter = _Waiter(shares, self._lock)
-        if cancellation is not None:
-            cancellation.when_cancelled(waiter.cancel)
+        claim = _Claim(shares, self._lock, cancellation)
         with self._lock:
             for share in shares:
                 if not share.running and share.needs:
                     share.turn = max(share.turn, min(self._turns.get(r, 0) for r in share.needs))
-            self._waiters.append(waiter)
+            self._claims.append(claim)
             self._grant()
-            left_s = None if deadline is None else deadline - time.monotonic()
-            waiter.granted.wait_for(lambda: waiter.share is not None or waiter.cancelled, left_s)
-            if waiter.share is None:
-                self._waiters.remove(waiter)
+            claim.wait(lambda: claim.share is not None, deadline)
+            if claim.share is None:
+                self._claims.remove(claim)
                 # The resources reserved for this caller are free for those behind.
                 self._grant()
-                if waiter.cancelled:
-                    raise Cancelled("the caller cancelled the request")
-                raise DeadlineExceeded(
+                raise claim.refusal(
                     "the request's deadline passed before an instance had its resources"
                 )
-            return waiter.share
+            return claim.share
 
     def give_back(self, share: Share) -> None:
         with self._lock:
@@ -147,29 +141,29 @@ class RateLimiter:
     def _grant(self) -> None:
         candidates = sorted(
             (
-                (share, waiter)
-                for waiter in self._waiters
-                for share in waiter.shares
+                (share, claim)
+                for claim in self._claims
+                for share in claim.shares
                 if not share.running
             ),
             key=lambda candidate: candidate[0].turn,
         )
-        kept: dict[Resource, _Waiter] = {}
-        for share, waiter in candidates:
-            if share.running or waiter.share is not None:
+        kept: dict[Resource, _Claim] = {}
+        for share, claim in candidates:
+            if share.running or claim.share is not None:
                 continue
-            mine = all(kept.get(resource, waiter) is waiter for resource in share.needs)
+            mine = all(kept.get(resource, claim) is claim for resource in share.needs)
             if mine and self._fits(share):
                 self._used.update(share.needs)
                 self._turns.update(dict.fromkeys(share.needs, share.turn))
                 share.turn += share.priority
                 share.running = True
-                waiter.share = share
-                waiter.granted.notify()
+                claim.share = share
+                claim.turn.notify()
             else:
                 for resource in share.needs:
-                    kept.setdefault(resource, waiter)
-        self._waiters = [waiter for waiter in self._waiters if waiter.share is None]
+                    kept.setdefault(resource, claim)
+        self._claims = [claim for claim in self._claims if claim.share is None]
 
     def _fits(self, share: Share) -> bool:
         return all(
@@ -179,8 +173,7 @@ class RateLimiter:
     def _totals_for(self, shares: Sequence[Share]) -> dict[Resource, int]:
         """The amount of each resource.
 
-        Raises:
-            ModelConfigError: too little for one of `shares`, or one name is used in two ways.
+        Raises: ModelConfigError: too little for one of `shares`, or one name is used in two ways.
         """
         needed = _largest_needs(shares)
         for name in sorted({resource.name for resource in needed}):
@@ -213,19 +206,17 @@ class RateLimiter:
         )
 
 
-class _Waiter:
-    __slots__ = ("cancelled", "granted", "share", "shares")
+class _Claim(Waiter):
+    """Of a caller that wants one of `shares` to run; `share` is the one that it got."""
 
-    def __init__(self, shares: Sequence[Share], lock: threading.Lock) -> None:
+    __slots__ = ("share", "shares")
+
+    def __init__(
+        self, shares: Sequence[Share], lock: threading.Lock, cancellation: Cancellation | None
+    ) -> None:
+        super().__init__(threading.Condition(lock), cancellation)
         self.shares = shares
         self.share: Share | None = None
-        self.cancelled = False
-        self.granted = threading.Condition(lock)
-
-    def cancel(self) -> None:
-        with self.granted:
-            self.cancelled = True
-            self.granted.notify()
 
 
 def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:

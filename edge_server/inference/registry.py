@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
     EdgeServerError,
-    InternalError,
     NotFound,
     Unavailable,
 )
 from edge_server.inference.request_check import check_request, parse_version
 from edge_server.process.threads import side_by_side, start_thread
+from edge_server.requests import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +27,14 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback, Trace
+    from edge_server.requests import (
+        InferRequest,
+        InferResponse,
+        Respond,
+        ResponseCallback,
+        RetainedSnapshot,
+        Trace,
+    )
 
     Entries = Mapping[tuple[str, int], "ModelEntry"]
 
@@ -100,14 +104,11 @@ class Scheduler(Protocol):
         Args:
             snapshot: the snapshot that the request's lease pins until the final response.
 
-        Raises:
-            InvalidRequest: the scheduler refuses the request; `respond` is not called.
+        Raises: InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
         ...
 
-    def pending(self) -> int:
-        """The number of requests that wait for an instance."""
-        ...
+    def pending(self) -> int: ...
 
     def running_since(self) -> float:
         """When the oldest unfinished run began (`time.monotonic()`); infinity where nothing runs.
@@ -124,7 +125,6 @@ class LoadedModel:
     """One model version that can respond to requests.
 
     Attributes:
-        model: the model of the scheduler's instances; an ensemble has none.
         after_close: called once everything the version holds is released.
         scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
     """
@@ -198,18 +198,8 @@ class ModelEntry:
     may_pass: bool = False
 
 
-class RetainedSnapshot(Protocol):
-    """The right to use the models of a snapshot until `release`, which is called once."""
-
-    def release(self) -> None: ...
-
-
 class Snapshot:
-    """All model entries at one moment. Immutable; safe to read from any thread.
-
-    Args:
-        keep: takes another lease on this snapshot; None where its models are never closed.
-    """
+    """All model entries at one moment. Immutable; safe to read from any thread."""
 
     def __init__(
         self,
@@ -283,8 +273,7 @@ class Snapshot:
     def model_ready(self, name: str, version: str) -> bool:
         """Whether the model can respond; an unknown model is not ready, and no error.
 
-        Raises:
-            InvalidRequest: `version` is not a version number.
+        Raises: InvalidRequest: `version` is not a version number.
         """
         try:
             return not self.find(name, version).not_ready_reason()
@@ -295,74 +284,32 @@ class Snapshot:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 
 
-def infer_by_submit(
-    scheduler: Scheduler, request: InferRequest, snapshot: Snapshot
-) -> InferResponse:
-    """`Scheduler.infer` for a scheduler that queues: submit `request` and wait for its response.
+class Submits:
+    """A scheduler whose `infer` submits the request and waits for its response."""
 
-    A caller that leaves early, at its deadline or cancelled, leaves the request in the queue, or
-    running: the snapshot stays leased until the final response.
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        """See `Scheduler.infer`.
 
-    Raises:
-        EdgeServerError: see `Scheduler.infer`.
-    """
-    future = ResponseFuture(snapshot.retain())
-    try:
-        scheduler.submit(request, snapshot, future)
-    except BaseException:
-        future.end()
-        raise
-    return future.wait(request)
+        A caller that leaves early, at its deadline or cancelled, leaves the request in the queue,
+        or running: the snapshot stays leased until the final response.
+        """
+        reply: Reply[InferResponse] = Reply(snapshot.retain())
+        try:
+            self.submit(request, snapshot, reply)
+        except BaseException:
+            reply(None, True)
+            raise
+        return reply.wait(request)
 
-
-class ResponseFuture:
-    """A `Respond` that keeps the last response, and a thread that waits for it."""
-
-    __slots__ = ("_lease", "_over", "_response")
-
-    def __init__(self, lease: RetainedSnapshot | None = None) -> None:
-        self._lease = lease
-        self._response: ResponseCallback = None
-        self._over = threading.Event()
-
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        if response is not None:
-            self._response = response
-        if final:
-            self.end()
-
-    def end(self) -> None:
-        """Release the lease and end the wait: no response comes any more."""
-        if self._lease is not None:
-            self._lease.release()
-        self._over.set()
-
-    def wait(self, request: InferRequest) -> InferResponse:
-        """Return the response to `request`; raise as `Scheduler.infer`."""
-        if request.cancellation is not None and not self._over.is_set():
-            # Also called once the request has its response, and then without effect.
-            request.cancellation.when_cancelled(self._over.set)
-        left_s = None if request.deadline is None else request.deadline - time.monotonic()
-        if not self._over.wait(left_s):
-            raise DeadlineExceeded("the request's deadline passed before its response")
-        response = self._response
-        if isinstance(response, EdgeServerError):
-            raise response
-        if response is not None:
-            return response
-        if request.cancelled:
-            raise Cancelled("the caller cancelled the request")
-        raise InternalError(f"model '{request.model_name}' ended without a response")
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        raise NotImplementedError
 
 
-class SchedulerWrapper:
+class SchedulerWrapper(Submits):
     """A scheduler that does something before or after the one `beneath` it, which it closes."""
 
     def __init__(self, beneath: Scheduler) -> None:
         self.beneath = beneath
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return self.beneath.infer(request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self.beneath.submit(request, snapshot, respond)
@@ -388,9 +335,6 @@ class TracedScheduler(SchedulerWrapper):
         self._trace = trace
         self._version = loaded.version
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
-
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         trace = self._trace
 
@@ -410,7 +354,6 @@ class TracedScheduler(SchedulerWrapper):
 
 
 def innermost(scheduler: Scheduler) -> Scheduler:
-    """The scheduler beneath the wrappers."""
     while isinstance(scheduler, SchedulerWrapper):
         scheduler = scheduler.beneath
     return scheduler
@@ -600,11 +543,10 @@ class Lease(msgspec.Struct, eq=False):
     def __enter__(self) -> Snapshot:
         return self.snapshot
 
-    def __exit__(self, *_: object) -> None:
+    def release(self, *_: object) -> None:
         self._registry.end(self)
 
-    def release(self) -> None:
-        self._registry.end(self)
+    __exit__ = release
 
 
 class _PinnedSnapshot:

@@ -91,8 +91,7 @@ def check_tensor(
 ) -> int:
     """Return the batch size of the input `name`, 0 where the model does not batch.
 
-    Raises:
-        InvalidRequest: the model takes another type or shape.
+    Raises: InvalidRequest: the model takes another type or shape.
     """
     expected_type, expected = config.full_inputs[name]
     if datatype is not expected_type:
@@ -119,8 +118,7 @@ def check_tensor(
 def parse_version(text: str) -> int:
     """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
 
-    Raises:
-        InvalidRequest: not an integral value > 0 (Triton's texts).
+    Raises: InvalidRequest: not an integral value > 0 (Triton's texts).
     """
     if not _VERSION.match(text):
         raise InvalidRequest(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.inference.registry import SchedulerWrapper, infer_by_submit
+from edge_server.inference.registry import SchedulerWrapper
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
@@ -97,9 +97,6 @@ class CachingScheduler(SchedulerWrapper):
         self._cache = cache
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._statistics = statistics
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         on_device = any(tensor.on_device for tensor in request.inputs.values())

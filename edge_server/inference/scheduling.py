@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +20,23 @@ from edge_server.inference.line import LineWatch, StepThreads
 from edge_server.inference.registry import LoadedModel, RefCount, Snapshot
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.sequence import SequenceScheduler
-from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
+from edge_server.inference.statistics import COUNTERS_ONLY, LatencyMetrics, ModelStatistics
 from edge_server.model_config.files import WARMUP_DIRECTORY, reading
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
-from edge_server.requests import NO_PARAMETERS, InferRequest
+from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor, first_tensor, random_data, shape_fits, shape_text, zeros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, Model, ModelMetric, Tensors
+    from edge_server.backends.contract import Instance, Model, Tensors
+    from edge_server.inference.direct import MakesInstances
     from edge_server.inference.rate_limiter import RateLimiter
     from edge_server.inference.registry import Scheduler
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.scheduling import Warmup, WarmupInput
-    from edge_server.requests import Parameters
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ RUN_TIMEOUT_S = 90.0
 _BUILDING_TIMEOUT_S = 600.0
 
 
-def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
+def warmed_up(config: ModelConfig, model: Model, directory: Path) -> MakesInstances:
     """Wrap `model` so that each new instance runs the configuration's samples first.
 
     Raises: as `read_samples`.
@@ -80,7 +79,7 @@ def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mappin
 
 
 class _WarmingModel:
-    """A `Model` whose instances have run the samples, which no statistics count.
+    """Makes instances of a model that have run the samples, which no statistics count.
 
     The samples run in an empty snapshot; a Python model finds the models that serve already. A run
     that hangs is ended where the backend can do that.
@@ -94,7 +93,6 @@ class _WarmingModel:
         self._samples = samples
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
-        """Raises: ModelConfigError: a sample failed; names model, sample and remedy."""
         instance = self._model.make_instance(name, placement)
         try:
             if isinstance(self._model, Interruptible):
@@ -105,15 +103,6 @@ class _WarmingModel:
             instance.close()
             raise
         return instance
-
-    def not_ready_reason(self) -> str:
-        return self._model.not_ready_reason()
-
-    def metrics(self) -> Sequence[ModelMetric]:
-        return self._model.metrics()
-
-    def close(self) -> None:
-        self._model.close()
 
     def _run_bounded(self, model: Interruptible, instance: Instance) -> None:
         """Raises: ModelLoadError: a run hung, and was ended; GivenUp: see `require_wanted`."""
@@ -160,25 +149,13 @@ class _WarmingModel:
 
 
 def _run(config: ModelConfig, instance: Instance, inputs: Mapping[str, Tensor]) -> None:
-    over = threading.Event()
-    errors: list[EdgeServerError] = []
-
-    def respond(
-        answer: Tensors | EdgeServerError | None,
-        final: bool,
-        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG001 - not needed
-    ) -> None:
-        if isinstance(answer, EdgeServerError):
-            errors.append(answer)
-        if final:
-            over.set()
-
+    reply: Reply[Tensors] = Reply()
     request, others = InferRequest(config.name, inputs), Snapshot({})
-    instance.execute([ExecuteRequest(inputs, config.output_names, respond, request, others)])
-    if not over.wait(RESPONSE_TIMEOUT_S if config.decoupled else 0.0):
+    instance.execute([ExecuteRequest(inputs, config.output_names, reply, request, others)])
+    if not reply.is_over(RESPONSE_TIMEOUT_S if config.decoupled else 0.0):
         raise InternalError("it ended without a response")
-    if errors:
-        raise errors[0]
+    if isinstance(reply.response, EdgeServerError):
+        raise reply.response
 
 
 def _inputs(config: ModelConfig, warmup: Warmup, folder: Path) -> dict[str, Tensor]:
@@ -230,7 +207,6 @@ def _array(data: WarmupInput, folder: Path) -> NDArray[Any]:
 
 
 _NO_EFFECT = "model %s: field '%s' has no effect here: the server runs without %s"
-_COUNTERS_ONLY = LatencyMetrics()
 
 
 class Scheduling:
@@ -240,15 +216,13 @@ class Scheduling:
 
     Args:
         limiter: decides which instances of all models run at once; None lets all run.
-        cache_bytes: size of the response cache for models that allow it; 0 is no cache.
-        latency_metrics: the distributions of latencies that the statistics keep.
     """
 
     def __init__(
         self,
         limiter: RateLimiter | None = None,
         cache_bytes: int = 0,
-        latency_metrics: LatencyMetrics = _COUNTERS_ONLY,
+        latency_metrics: LatencyMetrics = COUNTERS_ONLY,
     ) -> None:
         self._limiter = limiter
         self._latency_metrics = latency_metrics
@@ -263,7 +237,7 @@ class Scheduling:
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
         statistics = self._statistics(config)
-        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
+        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads)
         scheduler = self._cached(config, ensemble, statistics)
         return LoadedModel(config, version, scheduler, statistics)
 
@@ -343,7 +317,7 @@ class Scheduling:
             return scheduler
         return CachingScheduler(scheduler, self._cache, config, statistics)
 
-    def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
+    def _scheduler(self, executor: Executor, model: MakesInstances, directory: Path) -> Scheduler:
         config = executor.config
         if config.sequence_batching is not None:
             return SequenceScheduler(

@@ -16,7 +16,7 @@ from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavail
 from edge_server.inference.direct import InstancePool
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
-from edge_server.inference.registry import infer_by_submit
+from edge_server.inference.registry import Submits
 from edge_server.inference.sequence_book import (
     DirectStrategy,
     Head,
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
-    from edge_server.backends.contract import Model, Tensors
+    from edge_server.backends.contract import Tensors
     from edge_server.errors import EdgeServerError
+    from edge_server.inference.direct import MakesInstances
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import LineWatch
     from edge_server.inference.rate_limiter import RateLimiter
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from edge_server.inference.sequence_book import BookedSequence, WaitingRequest
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
-    from edge_server.requests import InferResponse, Respond
+    from edge_server.requests import Respond
 
     _Begun = tuple[BookedSequence[Job], WaitingRequest[Job]]
     _Refused = list[tuple[Job, EdgeServerError]]
@@ -57,7 +58,6 @@ class InstanceThread:
     """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
 
     Args:
-        pool: holds the one instance.
         tick: without work it waits on `wake`, a condition of `lock`, for a bounded time.
     """
 
@@ -125,7 +125,7 @@ class InstanceThread:
 _LONGEST_WAIT_S = 5.0
 
 
-class SequenceScheduler:
+class SequenceScheduler(Submits):
     """Runs each sequence in order on one instance, several sequences as one batch.
 
     A cancelled or overdue request does not run, at whatever position, and ends its sequence: the
@@ -137,10 +137,7 @@ class SequenceScheduler:
     until the request is over.
 
     Args:
-        model: each of its instances gets a thread.
-        directory: the model's, for files of initial states.
         watch: drops cancelled and overdue requests while every instance runs.
-        limiter: see `InstancePool`.
 
     Raises:
         ModelConfigError: an initial state is wrong.
@@ -151,7 +148,7 @@ class SequenceScheduler:
         self,
         executor: Executor,
         batching: SequenceBatching,
-        model: Model,
+        model: MakesInstances,
         directory: Path,
         *,
         watch: LineWatch,
@@ -183,11 +180,8 @@ class SequenceScheduler:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
-
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor.config, request, snapshot, respond)
+        job = Job(self._executor, request, snapshot, respond)
         job.outputs |= self._states.output_names
         job.iterative = self._iterative
         place = self._place(job)
@@ -382,7 +376,6 @@ class SequenceScheduler:
         return refused
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
-        """The rows of the next batch, or how long in s to wait for one."""
         ready = self._book.ready(index)
         if not ready:
             return (), _LONGEST_WAIT_S
@@ -413,13 +406,13 @@ class SequenceScheduler:
         job = waiting.item
         job.inputs = {**job.request.inputs, **sequence.states, **self._controls.of(waiting.place)}
         if self._states.output_names:
-            job.made = partial(self._keep, sequence)
+            job.on_outputs = partial(self._keep, sequence)
         return job
 
     def _padding_like(self, job: Job) -> Job:
         inputs = {name: Tensor(zeros(t.datatype, t.shape)) for name, t in job.inputs.items()}
         request = InferRequest(self._executor.config.name, inputs | self._controls.of(None))
-        padding = Job(self._executor.config, request, job.snapshot)
+        padding = Job(self._executor, request, job.snapshot)
         padding.outputs = job.outputs
         padding.padding = True
         return padding
@@ -435,7 +428,6 @@ class SequenceScheduler:
 def _strategy(
     config: ModelConfig, batching: SequenceBatching
 ) -> tuple[int, DirectStrategy | OldestStrategy]:
-    """The number of sequences per instance, and how their requests become batches."""
     max_batch, delay_s = max(1, config.max_batch_size), batching.max_queue_delay_us / 1e6
     candidates = batching.max_candidate_sequences
     if candidates:

@@ -47,14 +47,8 @@ class BookedSequence(Generic[T]):
     A second START before an END begins anew in the same slot, after the earlier requests.
 
     Attributes:
-        waiting: in order of arrival.
-        slot: None while the sequence waits for one.
-        running: its first request has begun and is not over.
-        open: more requests may come.
         generated: its id is the server's own, which no other request may join.
-        over_at: when its last request was over.
         expires_at: when the sequence gives up waiting for a slot.
-        states: state tensors that the scheduler carries from one request to the next.
     """
 
     id: int | str
@@ -78,7 +72,6 @@ class SequenceBook(Generic[T]):
 
     Args:
         slots: number per instance; slots are made on demand.
-        max_idle_s: time after the sequence's last request was over.
     """
 
     def __init__(self, instances: int, slots: int, max_idle_s: float) -> None:
@@ -97,7 +90,6 @@ class SequenceBook(Generic[T]):
         self.next_expiry = inf
 
     def is_live(self, sequence_id: int | str) -> bool:
-        """Whether a request without START may join a sequence of that id."""
         return sequence_id in self._live
 
     def is_taken(self, place: SequencePlace) -> bool:
@@ -150,12 +142,10 @@ class SequenceBook(Generic[T]):
         self._free_if_over(sequence)
 
     def again(self, sequence: BookedSequence[T], item: T, place: SequencePlace) -> None:
-        """Let the running request of `sequence` wait for another run, behind the others."""
         sequence.waiting.append(WaitingRequest(item, place))
         self.waiting += 1
 
     def close(self, sequence: BookedSequence[T]) -> None:
-        """Take no further request into `sequence`: it is over once its requests are."""
         self._shut(sequence)
         self._free_if_over(sequence)
 
@@ -288,7 +278,6 @@ class DirectStrategy:
     rows whose request cannot be joined with the oldest: these run in the next batch.
 
     Args:
-        rows: number of rows of a full batch.
         min_utilization, delay_s: while a smaller share of the rows has a request, the oldest one
             waits for others, at most this long; where either is 0 it does not wait.
     """
@@ -359,7 +348,6 @@ class SequenceControls:
         self.largest_id = min([2**63 - 1, *(int(np.iinfo(each).max) for each in numbers)])
 
     def check(self, sequence_id: int | str) -> None:
-        """Raises: InvalidRequest: the model's CORRID input cannot hold that id."""
         for control in self._ids:
             self._id_tensor(control, sequence_id)
 
@@ -402,14 +390,7 @@ class SequenceControls:
 class SequenceStates:
     """The states of a model: output tensors of one request that are inputs of the next one.
 
-    Args:
-        directory: the model's; files of initial states are under its `initial_state/`.
-
-    Attributes:
-        initial: the inputs at START.
-
-    Raises:
-        ModelConfigError: an initial state cannot be read or does not fit its state.
+    Raises: ModelConfigError: an initial state cannot be read or does not fit its state.
     """
 
     def __init__(
@@ -426,8 +407,7 @@ class SequenceStates:
     def after(self, made: Tensors) -> Tensors:
         """The states for the sequence's next request, from the outputs of this run.
 
-        Raises:
-            InternalError: a state is missing, or is not of the configured type and shape.
+        Raises: InternalError: a state is missing, or is not of the configured type and shape.
         """
         return {state.input_name: self._next(state, made) for state in self._states}
 

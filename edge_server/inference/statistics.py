@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -65,7 +65,6 @@ class SlidingSummary:
         self._parts: deque[tuple[int, Counter[int]]] = deque(maxlen=_PARTS)
 
     def add(self, ns: int, now_ns: int) -> None:
-        """Count a value at `now_ns` (`time.monotonic_ns()`)."""
         self._count += 1
         self._sum_ns += ns
         part = now_ns // _PART_NS
@@ -94,8 +93,6 @@ def _quantile_ns(window: Counter[int], share: float) -> float:
 
 @dataclass(frozen=True)
 class RequestSummaries:
-    """The summaries of one model version; the fields are the names of Triton's metrics."""
-
     request: SlidingSummary = field(default_factory=SlidingSummary)
     queue: SlidingSummary = field(default_factory=SlidingSummary)
     compute_input: SlidingSummary = field(default_factory=SlidingSummary)
@@ -122,7 +119,7 @@ _MOST_RESPONSES = 1000
 _BOUNDS_NS = [(5 + quarter) << octave >> 2 for octave in range(10, 64) for quarter in range(4)]
 
 
-_COUNTERS_ONLY = LatencyMetrics()
+COUNTERS_ONLY = LatencyMetrics()
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -147,16 +144,12 @@ class Duration:
 
 @dataclass
 class CopyCount:
-    """Tensors copied between host and device in one direction."""
-
     count: int = 0
     n_bytes: int = 0
 
 
 @dataclass
 class ComputeTimes:
-    """The number of computations, and the total time of each phase."""
-
     computed: int = 0
     input_ns: int = 0
     infer_ns: int = 0
@@ -184,8 +177,6 @@ class ComputeTimes:
 
 @dataclass
 class ResponseStatistics:
-    """Outcomes of the n-th responses of decoupled requests."""
-
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
     success: Duration = field(default_factory=Duration)
@@ -200,14 +191,9 @@ class Counts(ComputeTimes):
 
     Attributes:
         last_inference_ns: epoch; 0 before the first.
-        padding: batch elements that belong to no request.
-        success: whole requests, from the data plane to their last response.
-        failures: by reason; `fail` is their sum.
-        queue_ns: the time of all successes in the queue.
         batches: batch size → its executions.
         responses: index of a response of a decoupled request, "0" first; the last of
             `_MOST_RESPONSES` includes all after it.
-        copies: of inputs to the model's device, and of outputs to the callers'.
     """
 
     last_inference_ns: int = 0
@@ -236,12 +222,10 @@ class Counts(ComputeTimes):
 
     @property
     def inference_count(self) -> int:
-        """The number of batch elements."""
         return sum(size * runs.computed for size, runs in self.batches.items()) - self.padding
 
     @property
     def execution_count(self) -> int:
-        """The number of runs of the model; a batch is one."""
         return sum(runs.computed for runs in self.batches.values())
 
     @property
@@ -253,16 +237,13 @@ class ModelStatistics:
     """Counts of one loaded model version; every method may be called from any thread.
 
     Args:
-        kept: the distributions of latencies to keep.
         first_response_bounds_ms: the buckets of the time to the first response; empty where the
             model is not decoupled.
-        tags: further labels of the version's metrics.
-        cached: responses may come from the cache.
     """
 
     def __init__(
         self,
-        kept: LatencyMetrics = _COUNTERS_ONLY,
+        kept: LatencyMetrics = COUNTERS_ONLY,
         first_response_bounds_ms: Sequence[float] = (),
         tags: Mapping[str, str] = NO_TAGS,
         *,
@@ -277,7 +258,7 @@ class ModelStatistics:
 
     def _begin(self) -> None:
         self._counts = Counts()
-        self._latencies = Latencies()
+        self._latencies = Buckets(_BOUNDS_NS)
         self._summaries = RequestSummaries() if self.kept.summaries else None
         self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
 
@@ -285,8 +266,10 @@ class ModelStatistics:
         """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
         `least` requests."""
         with self._lock:
-            enough = self._latencies.count >= least
-            return self._latencies.quantile_ns(0.99) if enough else 0
+            bounds_ns, at_most, _ = self._latencies.now()
+        if at_most[-1] < max(1, least):
+            return 0
+        return round(bounds_ns[bisect_left(at_most, 0.99 * at_most[-1])])
 
     def counts(self) -> Counts:
         with self._lock:
@@ -310,22 +293,27 @@ class ModelStatistics:
             return None if self._first_responses is None else self._first_responses.now()
 
     def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
-        """Count a run of the model on `batch_size` elements (1 where the model does not batch).
-
-        Args:
-            padding: number of elements that belong to no request.
-        """
+        """Count a run of the model on `batch_size` elements (1 where the model does not batch)."""
         with self._lock:
             counts = self._counts
             counts.last_inference_ns = time.time_ns()
             counts.padding += padding
             counts.batches[batch_size].add(phases)
 
-    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
+    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases, alone: int = 0) -> None:
+        """Count a request that got its last response.
+
+        Args:
+            alone: the batch size of the request's run, where that is to be counted here, too.
+        """
         with self._lock:
             counts = self._counts
+            if alone:
+                counts.last_inference_ns = time.time_ns()
+                counts.batches[alone].add(phases)
             counts.add(phases)
-            counts.success.add(total_ns)
+            counts.success.count += 1
+            counts.success.ns += total_ns
             counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
             if self._summaries is not None:
@@ -343,7 +331,6 @@ class ModelStatistics:
                 self._summaries.cache_hit.add(total_ns, now_ns)
 
     def missed(self, ns: int) -> None:
-        """Count a cache miss; lookup and insertion took `ns` together."""
         with self._lock:
             self._counts.cache_miss.add(ns)
             if self._summaries is not None:
@@ -361,7 +348,6 @@ class ModelStatistics:
             copies.n_bytes += n_bytes
 
     def first_responded(self, total_ns: int) -> None:
-        """Count the time from a decoupled request to its first response."""
         if self._first_responses is not None:
             with self._lock:
                 self._first_responses.add(total_ns / 1e6)
@@ -377,24 +363,3 @@ class ModelStatistics:
             response.compute_infer.add(ns)
             response.compute_output.add(0)
             (response.fail if failed else response.success).add(ns)
-
-
-class Latencies:
-    """Counts of durations in ns, in buckets a quarter wide; the caller locks."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._buckets = [0] * len(_BOUNDS_NS)
-
-    def add(self, ns: int) -> None:
-        self.count += 1
-        self._buckets[bisect(_BOUNDS_NS, ns)] += 1
-
-    def quantile_ns(self, share: float) -> int:
-        """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
-        above = self.count * (1 - share)
-        for count, bound_ns in zip(reversed(self._buckets), reversed(_BOUNDS_NS), strict=True):
-            above -= count
-            if above < 0:
-                return bound_ns
-        return 0

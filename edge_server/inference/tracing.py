@@ -1,28 +1,115 @@
-"""The tracer: chooses the requests to trace, keeps their timestamps, and has them written."""
+"""Chooses the requests to trace, keeps their timestamps, and writes Triton's trace file."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import logging
+import math
+import os
+import stat
 import threading
 import time
+from collections import deque
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.otlp import FrameTrace, RequestSpans
+from edge_server.process.disk import error_of_place
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from edge_server.inference.otlp import Headers, SpanContext, SpanSender
-    from edge_server.inference.trace_file import TraceWriter
+    from edge_server.inference.otlp import FrameTrace, Parent, SpanSender
+
+    # The metadata of a call, or the headers of an HTTP request; read only where they are needed.
+    Headers = Callable[[], Iterable[tuple[str, str | bytes]]]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
 # Limit of a traced request id, which may otherwise be as long as a message.
 _LONGEST_ID = 1024
+
+
+class TraceQueue(Generic[T]):
+    """Traces that wait, up to a limit, to be exported on a thread of their own.
+
+    No request waits for a disk or a collector. The worker has no supervisor: one that hangs costs
+    traces and nothing else.
+
+    Args:
+        gather_s: what comes within that time is exported together; a crash costs as much.
+
+    Attributes:
+        dropped: the number of traces that were not exported.
+    """
+
+    def __init__(self, name: str, gather_s: float) -> None:
+        self.dropped = 0
+        self._gather_s = gather_s
+        self._news = threading.Condition()
+        self._waiting: deque[tuple[int, T]] = deque()
+        self._waiting_size = 0
+        self._closed = False
+        self._worker = Worker(name, self._tick, deadline_s=math.inf, on_end=self.end)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Export what waits, as far as there is time; accept no more."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._worker.stop(timeout_s)
+
+    def write(self, now: float) -> None:
+        """Export what waits at `now` (`time.monotonic()`), or wait a bounded time."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+    def _enqueue(self, item: T, size: int, most: int) -> bool:
+        """Queue `item` and return at once; False where more than `most` would wait."""
+        with self._news:
+            if self._closed or self._waiting_size + size > most:
+                return False
+            self._waiting_size += size
+            self._waiting.append((size, item))
+            if len(self._waiting) == 1:
+                self._news.notify()
+            return True
+
+    def _next(self) -> T | None:
+        with self._news:
+            if not self._waiting:
+                return None
+            size, item = self._waiting.popleft()
+            self._waiting_size -= size
+            return item
+
+    def _clear(self) -> int:
+        with self._news:
+            size, self._waiting_size = self._waiting_size, 0
+            self._waiting.clear()
+            return size
+
+    def _tick(self, now: float) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._waiting or self._closed)
+            self._news.wait_for(lambda: self._closed, self._gather_s)
+        self.write(now)
 
 
 @dataclass(frozen=True)
@@ -74,7 +161,6 @@ class TracedRequest:
 
     Args:
         sampler: the sampler that chose the request for the trace file; None where none did.
-        ids: gives each trace its number.
         when_over: called with this request, on the thread that ended the last trace.
     """
 
@@ -124,7 +210,6 @@ class TracedRequest:
         self._when_over(self)
 
     def written(self) -> bytes:
-        """The elements of Triton's JSON array, one per line."""
         lines = [line for trace in self._traces for line in trace.written()]
         return ",\n".join(lines).encode()
 
@@ -133,11 +218,8 @@ class ModelTrace:
     """See `edge_server.requests.Trace`.
 
     Attributes:
-        request: the traced request around this trace.
-        id: counts the traces of this process.
         parent_id: of the trace around it; 0 for the first of a request.
         moments: name and `time.monotonic_ns`, in the order in which they were recorded.
-        error: why the request failed; empty where it did not.
     """
 
     def __init__(
@@ -181,7 +263,6 @@ class ModelTrace:
         return self.request.trace(model_name, request_id, self.id)
 
     def written(self) -> tuple[str, str]:
-        """The trace's identity, and its timestamps in order, as JSON."""
         about: dict[str, object] = {
             "id": self.id,
             "model_name": self.model_name,
@@ -202,8 +283,6 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """The settings given for all models, or for one."""
-
     given: Mapping[str, Any]
     sampler: Sampler
 
@@ -216,7 +295,6 @@ class Tracer:
     counts its requests anew. Every method may be called from any thread.
 
     Args:
-        at_start: the rule of all models until it is changed.
         writer: None keeps and reports the rules, and writes no traces.
         sender: sends spans of requests, which it chooses itself, and of frames; None sends none.
 
@@ -288,36 +366,29 @@ class Tracer:
         sampler = self.sampler(model_name)
         return sampler if sampler.take() else None
 
-    def _report(self, parent: SpanContext | None, request: TracedRequest) -> None:
+    def _report(self, parent: Parent | None, request: TracedRequest) -> None:
         if request.sampler is not None and self._writer is not None:
             self._writer.put(request)
         if self._sender is not None:
-            self._sender.put(RequestSpans(request, parent))
+            self._sender.put_request(request, parent)
 
     def frame(self, camera: str, frame_id: int, capture_ns: int) -> FrameTrace | None:
-        """The trace of this frame; None where it is not traced."""
         if self._sender is None or not self._sender.choose(None)[0]:
             return None
         about: dict[str, str | int] = {"edge.camera": camera, "edge.frame_id": frame_id}
-        return FrameTrace(self._sender, capture_ns, about)
+        return self._sender.frame(capture_ns, about)
 
-    def of_frame(self, model_name: str, parent: SpanContext) -> ModelTrace | None:
+    def of_frame(self, model_name: str, parent: Parent) -> ModelTrace | None:
         """The trace of a traced frame's request; `parent` is the stage that it belongs to."""
         sender = self._sender
         if sender is None:
             return None
 
-        def report(request: TracedRequest) -> None:
-            sender.put(RequestSpans(request, parent, is_server=False))
-
+        report = partial(sender.put_request, parent=parent, is_server=False)
         return TracedRequest(None, self._ids, report).trace(model_name, "")
 
     def begin_anew(self, rule: TraceRule) -> None:
-        """Apply `rule` as if it were that of the start: clients' settings are gone.
-
-        Args:
-            rule: one that requests can be traced with.
-        """
+        """Apply `rule` as if it were that of the start: clients' settings are gone."""
         with self._lock:
             self._at_start = rule
             self._of_all = _Group({}, Sampler(rule))
@@ -331,8 +402,7 @@ class Tracer:
             model_name: empty is all models.
             changes: by the names of `TraceRule`; None removes the setting.
 
-        Raises:
-            InvalidRequest: no request can be traced with these settings (Triton's text).
+        Raises: InvalidRequest: no request can be traced with these settings (Triton's text).
         """
         with self._lock:
             of_all, of_models = self._of_all, dict(self._of_models)
@@ -351,11 +421,7 @@ class Tracer:
 
 
 def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any]) -> _Group:
-    """`group` after `changes`, with the settings of `below` where `group` has none.
-
-    Raises:
-        InvalidRequest: see `Tracer.change`.
-    """
+    """`group` after `changes`, with the settings of `below` where `group` has none."""
     given = {} if group is None else dict(group.given)
     if group is not None and "count" in given:
         given["count"] = group.sampler.rule_now.count
@@ -368,3 +434,201 @@ def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any])
     if group is not None and group.sampler.rule_now == rule:
         return _Group(given, group.sampler)
     return _Group(given, Sampler(rule))
+
+
+# Limit of all files together; no person clears the disk of an appliance.
+MOST_BYTES = 64 * 1024 * 1024
+# The disk space of the smallest file.
+_BLOCK_BYTES = 4096
+# The limit of traces that wait to be written: requests beyond it are dropped and counted.
+MOST_WAITING = 10_000
+_GATHER_S = 0.1
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HEAD, _BETWEEN, _TAIL = b"[\n", b",\n", b"\n]\n"
+
+
+class TraceFile:
+    """Appends traces to `path`, or to `path.0`, `path.1`, … where a limited number share a file.
+
+    Each file is a whole JSON array after every write, so that any end of the process costs only
+    the unwritten traces. Files of an earlier run stay until the first trace for the same file.
+    They all count towards the limit. Not thread-safe.
+
+    Raises: Unavailable: `path` is not writable; the text names the path and the remedy.
+    """
+
+    def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
+        # As clients are told; the working directory may change later.
+        self.name = path
+        self.path = Path(path).absolute()
+        self.full = False
+        self._most_bytes = most_bytes
+        # The numbered file of each sampler, and its number of traces.
+        self._parts: WeakKeyDictionary[Sampler, tuple[Path, int]] = WeakKeyDictionary()
+        self._next_part = 0
+        self._begun: set[Path] = set()
+        self._failed = False
+        try:
+            self._check_writable()
+            self._sizes = self._find()
+        except OSError as error:
+            what = "is a link" if error.errno == errno.ELOOP else error.strerror
+            raise error_of_place(
+                error,
+                f"trace.file: {path}: {what}; give a path in a directory that this user may write "
+                "to (--trace-config triton,file=FILE)",
+            ) from error
+        self._used_bytes = sum(map(_on_disk, self._sizes.values()))
+
+    def write(self, sampler: Sampler, elements: bytes) -> bool:
+        """Append the elements of one traced request; True where they were written.
+
+        Where the disk or the space for traces is full, the log reports that once.
+        """
+        if self.full:
+            return False
+        path = self._path_for(sampler)
+        try:
+            self.full = not self._append(path, elements)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("trace %s: traces are lost: %s", path, error.strerror)
+            return False
+        if self.full:
+            log.warning(
+                "trace %s: no more traces: its files have %d MiB; move them away and start anew",
+                self.path,
+                self._most_bytes >> 20,
+            )
+        return not self.full
+
+    def _check_writable(self) -> None:
+        was_there = os.path.lexists(self.path)
+        with _opened(self.path):
+            if not was_there:
+                # An empty file is not valid JSON; the first trace creates the file.
+                self.path.unlink()
+
+    def _find(self) -> dict[Path, int]:
+        name = self.path.name
+        found = {}
+        with os.scandir(self.path.parent) as entries:
+            for entry in entries:
+                number = entry.name.removeprefix(f"{name}.")
+                if entry.name == name or (number != entry.name and number.isdecimal()):
+                    found[self.path.with_name(entry.name)] = entry.stat(
+                        follow_symlinks=False
+                    ).st_size
+        return found
+
+    def _path_for(self, sampler: Sampler) -> Path:
+        if not sampler.rule.log_frequency:
+            return self.path
+        path, traces = self._parts.get(sampler, (self.path, sampler.rule.log_frequency))
+        if traces == sampler.rule.log_frequency:
+            path, traces = self.path.with_name(f"{self.path.name}.{self._next_part}"), 0
+            self._next_part += 1
+        self._parts[sampler] = (path, traces + 1)
+        return path
+
+    def _append(self, path: Path, elements: bytes) -> bool:
+        """False, or an OSError: nothing was written, and the file's old content is whole."""
+        with _opened(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            goes_on = path in self._begun and size == self._sizes[path] > 0
+            at = size - len(_TAIL) if goes_on else 0
+            data = (_BETWEEN if goes_on else _HEAD) + elements + _TAIL
+            more_bytes = _on_disk(at + len(data)) - _on_disk(self._sizes.get(path, 0))
+            if self._used_bytes + more_bytes > self._most_bytes:
+                if not size:
+                    path.unlink()
+                return False
+            if not goes_on:
+                os.ftruncate(descriptor, 0)
+                self._begun.add(path)
+                self._count(path, 0)
+            try:
+                _write_all(descriptor, data, at)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, at)
+                    if goes_on:
+                        _write_all(descriptor, _TAIL, at)
+                    else:
+                        path.unlink()
+                raise
+            self._count(path, at + len(data))
+            return True
+
+    def _count(self, path: Path, size: int) -> None:
+        self._used_bytes += _on_disk(size) - _on_disk(self._sizes.get(path, 0))
+        self._sizes[path] = size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Raises: OSError: the file cannot be opened, or is no regular file."""
+    descriptor = os.open(path, _FLAGS, 0o640)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no plain file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes, at: int) -> None:
+    written = os.pwrite(descriptor, data, at)
+    if written < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+class TraceWriter(TraceQueue["TracedRequest"]):
+    """Takes finished traced requests from any thread and writes them in their order."""
+
+    def __init__(self, file: TraceFile) -> None:
+        super().__init__("trace", _GATHER_S)
+        self._file = file
+        self._written = 0
+
+    @property
+    def file_name(self) -> str:
+        return self._file.name
+
+    @property
+    def full(self) -> bool:
+        """Whether writing has ended: the writer is stopped or the trace files are full."""
+        return self._closed or self._file.full
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        super().stop(timeout_s)
+        if self._written or self.dropped:
+            log.info(
+                "trace %s: %d requests written, %d dropped",
+                self._file.path,
+                self._written,
+                self.dropped,
+            )
+
+    def put(self, request: TracedRequest) -> None:
+        if not self._enqueue(request, len(request), MOST_WAITING):
+            with self._news:
+                self.dropped += 1
+
+    def write(self, now: float) -> None:
+        del now
+        self.end()
+
+    def end(self) -> None:
+        while (request := self._next()) is not None:
+            sampler = request.sampler
+            written = sampler is not None and self._file.write(sampler, request.written())
+            with self._news:
+                self._written += written
+                self.dropped += not written

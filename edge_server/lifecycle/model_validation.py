@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-import threading
 import time
 import zipfile
 import zlib
@@ -30,7 +29,7 @@ from edge_server.inference.scheduling import RESPONSE_TIMEOUT_S
 from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.files import GOLDEN_DIRECTORY, reading
 from edge_server.model_config.scheduling import ControlKind
-from edge_server.requests import InferRequest, InferResponse, SequencePlace
+from edge_server.requests import InferRequest, InferResponse, Reply, SequencePlace
 from edge_server.tensors import (
     DataType,
     Tensor,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
     from edge_server.inference.registry import LoadedModel
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import ResponseCallback
     from edge_server.tensors import TensorSpec
 
 log = logging.getLogger(__name__)
@@ -355,14 +353,14 @@ class _Running:
         self._last = inputs
         request = InferRequest(self.config.name, inputs, id="validation", sequence=self._sequence())
         check_request(self.config, request)
-        responses = _OneResponse()
+        reply: Reply[InferResponse] = Reply()
         self._on_progress()
         began_s = time.monotonic()
-        self._scheduler.submit(request, Snapshot({}), responses)
-        while not responses.over.wait(RESPONSE_TIMEOUT_S):
+        self._scheduler.submit(request, Snapshot({}), reply)
+        while not reply.is_over(RESPONSE_TIMEOUT_S):
             if self._scheduler.running_since() == math.inf:
                 raise InternalError(f"no response within {RESPONSE_TIMEOUT_S:g} s")
-        outputs = responses.outputs()
+        outputs = reply.only().outputs
         self.took_s.append(time.monotonic() - began_s)
         return outputs
 
@@ -384,28 +382,6 @@ class _Running:
         )
         number = self._sequences
         return SequencePlace(f"validation-{number}" if texts else number, start=True, end=True)
-
-
-class _OneResponse:
-    """A `Respond` that keeps the single response, also of a decoupled model."""
-
-    def __init__(self) -> None:
-        self._responses: list[ResponseCallback] = []
-        self.over = threading.Event()
-
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        if response is not None:
-            self._responses.append(response)
-        if final:
-            self.over.set()
-
-    def outputs(self) -> Mapping[str, Tensor]:
-        for response in self._responses:
-            if isinstance(response, EdgeServerError):
-                raise response
-        if len(self._responses) != 1 or not isinstance(self._responses[0], InferResponse):
-            raise InternalError(f"{len(self._responses)} responses, not one")
-        return self._responses[0].outputs
 
 
 def _latency_limit_s(config: ModelConfig) -> float | None:

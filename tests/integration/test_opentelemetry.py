@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-from edge_server.inference.otlp import library_exporter
+from edge_server.inference.otlp import exporter
 from edge_server.settings import TracingSection
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ def test_no_body_of_a_collector_is_read_and_a_redirect_takes_no_spans(
         thread = threading.Thread(target=respond_without_end)
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/traces"
-        export, close = library_exporter(TracingSection(enabled=True, endpoint=url), {})
-        assert export([]) is is_taken
-        close()
+        made = exporter(TracingSection(enabled=True, endpoint=url))
+        assert (made.export([]) is SpanExportResult.SUCCESS) is is_taken
+        made.shutdown()
         thread.join()
     assert hung_up.is_set()

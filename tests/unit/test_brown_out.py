@@ -16,8 +16,7 @@ import pytest
 from edge_server.backends.tensorrt.plan_options import read_side_car, side_car_path
 from edge_server.board.update_record import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
-from edge_server.inference.trace_file import TraceFile
-from edge_server.inference.tracing import Sampler, TraceRule
+from edge_server.inference.tracing import Sampler, TraceFile, TraceRule
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore

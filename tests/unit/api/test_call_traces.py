@@ -10,8 +10,7 @@ import pytest
 
 from edge_server.api.call_threads import CallMoments
 from edge_server.api.call_traces import CallTraces
-from edge_server.inference.trace_file import TraceFile, TraceWriter
-from edge_server.inference.tracing import Tracer, TraceRule
+from edge_server.inference.tracing import TraceFile, Tracer, TraceRule, TraceWriter
 from edge_server.requests import InferRequest
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from edge_server.inference.registry import (
     ModelEntry,
     ModelState,
     Snapshot,
-    infer_by_submit,
+    Submits,
 )
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import ModelStatistics
@@ -94,16 +94,13 @@ def plus(number: float) -> Run:
     return run
 
 
-class Queueing:
+class Queueing(Submits):
     """A scheduler that only keeps what is submitted, until the test responses."""
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[InferRequest, Respond]] = deque()
         self.came = threading.Semaphore(0)
         self.closed = threading.Event()
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self.jobs.append((request, respond))
@@ -125,14 +122,11 @@ def queueing(name: str, scheduler: Queueing, inputs: str = "a", outputs: str = "
     return entry_of(config(name, inputs, outputs, "dynamic_batching { }"), scheduler)
 
 
-class Streaming:
+class Streaming(Submits):
     """A decoupled model: `produce` responds on the thread that submits."""
 
     def __init__(self, produce: Callable[[InferRequest, Respond], None]) -> None:
         self._produce = produce
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self._produce(request, respond)

@@ -11,12 +11,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
-from edge_server.errors import (
-    InternalError,
-)
-from edge_server.inference.registry import ModelEntry, ModelState, ResponseFuture, Snapshot
+from edge_server.errors import InternalError
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
-from edge_server.requests import InferRequest, SequencePlace
+from edge_server.requests import InferRequest, InferResponse, Reply, SequencePlace
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class SentRequest:
     """A request on its way."""
 
     def __init__(self, snapshot: Snapshot, request: InferRequest) -> None:
-        self._pending = ResponseFuture()
+        self._pending: Reply[InferResponse] = Reply()
         snapshot.submit(request, self._pending)
 
     def outputs(self, timeout_s: float = TIMEOUT_S) -> dict[str, list[float]]:

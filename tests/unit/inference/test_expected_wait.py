@@ -24,7 +24,7 @@ def learnt(instances: int = 1, together: int = 1) -> ExpectedWait:
     """That every run takes `RUN_S`."""
     wait = ExpectedWait(instances, together)
     for _ in range(5):
-        wait.ran(RUN_S)
+        wait.runs_s.append(RUN_S)
     return wait
 
 
@@ -69,7 +69,7 @@ def test_a_caller_that_comes_after_its_deadline_is_refused() -> None:
 
 def test_one_run_that_hangs_does_not_close_the_queue() -> None:
     wait = learnt()
-    wait.ran(60.0)
+    wait.runs_s.append(60.0)
     assert joins(wait, ahead=1, within_s=0.04)
 
 
@@ -88,7 +88,7 @@ def in_time_per_s(wait: ExpectedWait | None, times: float, timeout_s: float) -> 
             in_time += now <= serving + timeout_s
             serving = None
             if wait is not None:
-                wait.ran(run_s)
+                wait.runs_s.append(run_s)
         else:
             now, comes = comes, comes + chance.expovariate(times / (1.25 * RUN_S))
             running_s = 0.0 if serving is None else now - began + 1e-9
@@ -127,6 +127,6 @@ def test_a_caller_that_waits_longer_is_admitted_wherever_a_short_deadline_is(
 ) -> None:
     wait = ExpectedWait(2, 4)
     for run_s in runs_s:
-        wait.ran(run_s)
+        wait.runs_s.append(run_s)
     if joins(wait, ahead=ahead, within_s=timeout_s, running_s=running_s):
         assert joins(wait, ahead=ahead, within_s=timeout_s + more_s, running_s=running_s)

@@ -333,6 +333,7 @@ def test_a_replay_that_hangs_is_ended_where_its_model_can(
     old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_module, "MODEL_STUCK_S", 0.05)
+    monkeypatch.setattr(mirror_module, "_LOOK_S", 0.02)
 
     def interrupt(before: float) -> None:
         old.error = InternalError("the run hung and was ended")

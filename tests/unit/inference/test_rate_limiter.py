@@ -59,11 +59,11 @@ class Taker:
     """Somebody on a thread of their own who waits for a share."""
 
     def __init__(self, limit: RateLimiter, *shares: Share) -> None:
-        before = len(limit._waiters)
+        before = len(limit._claims)
         self.got: Share | None = None
         self._thread = threading.Thread(target=self._take, args=(limit, shares))
         self._thread.start()
-        wait_until(lambda: len(limit._waiters) > before or not self._thread.is_alive())
+        wait_until(lambda: len(limit._claims) > before or not self._thread.is_alive())
 
     def _take(self, limit: RateLimiter, shares: tuple[Share, ...]) -> None:
         self.got = limit.take(shares, time.monotonic() + TIMEOUT_S)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.inference.trace_file import TraceFile
-from edge_server.inference.tracing import Sampler, TraceRule
+from edge_server.inference.tracing import Sampler, TraceFile, TraceRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.inference import trace_file
-from edge_server.inference.trace_file import TraceFile, TraceWriter
-from edge_server.inference.tracing import Sampler, Tracer, TraceRule
+from edge_server.inference import tracing
+from edge_server.inference.tracing import Sampler, TraceFile, Tracer, TraceRule, TraceWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,15 +55,15 @@ def test_all_that_was_taken_is_written_by_the_end(
 def test_beyond_what_may_wait_requests_are_dropped_and_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_file, "MOST_WAITING", 100)
+    monkeypatch.setattr(tracing, "MOST_WAITING", 100)
     writer = TraceWriter(TraceFile(str(path)))
     tracer = Tracer(ON, writer)
-    for number in range(trace_file.MOST_WAITING + 7):
+    for number in range(tracing.MOST_WAITING + 7):
         run(tracer, "m", str(number))
     assert writer.dropped == 7
     writer.start()
     writer.stop(30.0)
-    assert len(traced_ids(path)) == trace_file.MOST_WAITING
+    assert len(traced_ids(path)) == tracing.MOST_WAITING
 
 
 def test_where_there_is_no_more_room_nothing_is_traced_any_more(path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Threads for steps: never waited for, never more than the limit, and gone after close."""
+"""Waits end in time; threads for steps are never waited for, and gone after close."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import Unavailable
-from edge_server.inference.line import StepThreads
+from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
+from edge_server.inference.line import StepThreads, Waiter
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
@@ -110,3 +111,48 @@ def test_a_thread_that_cannot_be_started_is_not_counted() -> None:
     threads.run(Step(ran.set))
     assert ran.wait(TIMEOUT_S)
     threads.close()
+
+
+class Caller:
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], None] = lambda: None
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self.cancel = callback
+
+
+def test_a_thread_that_waits_goes_on_in_its_turn() -> None:
+    turn, served = threading.Condition(), threading.Event()
+
+    def serve() -> None:
+        with turn:
+            served.set()
+            turn.notify()
+
+    waiter = Waiter(turn)
+    threading.Thread(target=serve).start()
+    with turn:
+        assert waiter.wait(served.is_set, time.monotonic() + TIMEOUT_S)
+
+
+def test_a_wait_ends_at_its_deadline() -> None:
+    turn = threading.Condition()
+    waiter = Waiter(turn)
+    with turn:
+        assert not waiter.wait(lambda: False, time.monotonic() + 0.01)
+    assert isinstance(refusal := waiter.refusal("late"), DeadlineExceeded)
+    assert str(refusal) == "late"
+
+
+def test_a_wait_ends_once_its_caller_has_cancelled_and_no_later() -> None:
+    turn, one, other = threading.Condition(), Caller(), Caller()
+    waiter, served = Waiter(turn, one), Waiter(turn, other)
+    threading.Thread(target=one.cancel).start()
+    with turn:
+        assert not waiter.wait(lambda: False, time.monotonic() + TIMEOUT_S)
+        assert served.wait(lambda: True, None)
+    assert isinstance(waiter.refusal("late"), Cancelled)
+    other.cancel()
+    assert isinstance(served.refusal("late"), DeadlineExceeded)
