@@ -17,8 +17,8 @@ import asyncapi
 import msgspec
 from msgspec import inspect as types
 
-from edge_server.api.http.board_metrics import BoardMetrics
 from edge_server.api.http.metric_table import TABLE
+from edge_server.api.http.metrics import BoardMetrics
 from edge_server.api.http.model_metrics import ModelMetrics
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.cli.exit_codes import EXIT_CODE_MEANINGS

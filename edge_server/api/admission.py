@@ -3,16 +3,79 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_server.errors import Unavailable
+from edge_server.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.errors import EdgeServerError
     from edge_server.requests import Cancellation
+
+    class Call(Cancellation, Protocol):
+        """A request on its way, as the door knows it that it came through."""
+
+        def count(self, size_bytes: int) -> None:
+            """Count what is about to be made of the request, until the call no longer needs it.
+
+            Raises:
+                Unavailable: see `ByteBudget.take`.
+            """
+            ...
+
+
+WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's, the header included
+PART_BYTES = 256 * 1024
+
+
+def decompress(
+    data: bytes | memoryview, encoding: str, longest_bytes: int, call: Call, setting: str
+) -> bytes:
+    """Return what `data` was before its client compressed it.
+
+    Args:
+        encoding: one of `WINDOW_BITS`.
+        longest_bytes: of the result.
+        call: counts the result, part by part and before it is kept.
+        setting: of `longest_bytes`, for the error text.
+
+    Raises:
+        InvalidRequest: it is not compressed in that way, or too long.
+        Unavailable: there is no room for the result.
+    """
+    reader = zlib.decompressobj(WINDOW_BITS[encoding])
+    parts: list[bytes] = []
+    size_bytes = 0
+    try:
+        for part in _inflated(reader, memoryview(data)):
+            size_bytes += len(part)
+            if size_bytes > longest_bytes:
+                raise InvalidRequest(
+                    f"the body has more than {longest_bytes} bytes when it is decompressed "
+                    f"({setting})"
+                )
+            if len(part) == PART_BYTES:
+                call.count(len(part))
+            parts.append(part)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not compressed with {encoding}: {error}") from error
+    if not reader.eof:
+        raise InvalidRequest(f"the body ends before its {encoding} data does")
+    return b"".join(parts)
+
+
+def _inflated(reader: Any, body: memoryview) -> Iterator[bytes]:
+    """Yield what `body` decompresses to, in parts of at most `PART_BYTES`."""
+    for start in range(0, len(body), PART_BYTES):
+        left: bytes | memoryview = body[start : start + PART_BYTES]
+        while left and not reader.eof:
+            yield reader.decompress(left, PART_BYTES)
+            left = reader.unconsumed_tail
+    yield reader.flush()
+
 
 MIB = 1024 * 1024
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
@@ -123,20 +186,6 @@ class Admission:
         """After `close`: return after the last caller and stream, or after `timeout_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self.inside and not self._open_streams, timeout_s)
-
-
-if TYPE_CHECKING:
-
-    class Call(Cancellation, Protocol):
-        """A request on its way, as the door knows it that it came through."""
-
-        def count(self, size_bytes: int) -> None:
-            """Count what is about to be made of the request, until the call no longer needs it.
-
-            Raises:
-                Unavailable: see `ByteBudget.take`.
-            """
-            ...
 
 
 class ByteBudget:

@@ -13,11 +13,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from edge_server.api.access import Tokens
 from edge_server.api.certificates import check_certificates
-from edge_server.api.grpc.client import TOKEN
-from edge_server.api.grpc.self_call import server_name
-from edge_server.api.grpc.unix_socket import check_path
-from edge_server.api.tokens import Tokens
+from edge_server.api.grpc.client import TOKEN, server_name
+from edge_server.api.grpc.side import check_path
 from edge_server.board.identity import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera

@@ -246,7 +246,7 @@ def _no_such_model(name: str, repositories: Sequence[str]) -> str:
 
 def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> Look:
     """Look at the daemon once; it may be missing."""
-    from edge_server.api.grpc.self_call import not_ready_reason
+    from edge_server.api.grpc.client import not_ready_reason
     from edge_server.api.http.scrape import scrape
 
     try:

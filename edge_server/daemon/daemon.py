@@ -11,18 +11,17 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from edge_server.api.access import AccessRules
+from edge_server.api.access import AccessRules, Tokens
+from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding
-from edge_server.api.http.page.pictures import PictureWriter
+from edge_server.api.http.page.routes import PictureWriter
 from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import SharedMemory
-from edge_server.api.tokens import Tokens
 from edge_server.board.identity import Identity
 from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, BoardWatch, ClockWatch
 from edge_server.daemon.camera_set import CameraSet

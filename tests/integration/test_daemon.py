@@ -18,7 +18,7 @@ from support.endless_onnx import write_endless_onnx
 from support.mosquitto import Subscriber
 from tritonclient.utils import InferenceServerException
 
-from edge_server.api.grpc import self_call
+from edge_server.api.grpc import client
 from edge_server.daemon import daemon as daemon_module
 from edge_server.daemon.daemon import Daemon
 from edge_server.errors import EdgeServerError, StageStuck
@@ -332,7 +332,7 @@ def test_what_cannot_be_reported_ends_nothing(
 def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_call, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(client, "_PERIOD_S", 0.05)
     overrides = {
         "repository": {"paths": [str(tmp_path)]},
         "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from edge_server.api.call_threads import CallThreads
+from edge_server.api.calls import CallThreads
 from edge_server.api.grpc.methods import unary
 from edge_server.api.grpc.side import refusable
 from edge_server.errors import Unavailable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from edge_server.api.grpc.self_call import MOST_FAILURES, SelfCall
+from edge_server.api.grpc.client import MOST_FAILURES, SelfCall
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.errors import StageStuck
 from edge_server.inference.data_plane import DataPlane

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge_server.api.admission import MIB
-from edge_server.api.call_threads import CallThreads
+from edge_server.api.calls import CallThreads
 from edge_server.api.grpc import traffic as traffic_module
 from edge_server.api.grpc.methods import streaming, unary
 from edge_server.api.grpc.traffic import Traffic

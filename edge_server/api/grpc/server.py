@@ -8,24 +8,29 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
-from edge_server.api.call_traces import CallTraces
+from edge_server.api.calls import CallTraces, RequestMetrics
+from edge_server.api.grpc.client import SelfCall
 from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.api.grpc.methods import status_of
-from edge_server.api.grpc.self_call import SelfCall
-from edge_server.api.grpc.side import LOADS_AT_ONCE, Certificates, Side, limit_bytes, refusable
+from edge_server.api.grpc.side import (
+    LOADS_AT_ONCE,
+    Certificates,
+    Side,
+    UnixSocket,
+    limit_bytes,
+    refusable,
+)
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
-from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.api.headers import HeaderForwarding
-from edge_server.api.request_metrics import RequestMetrics
 from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.data_plane import BoundedControl
 from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
+    from edge_server.api.access import Tokens
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.shared_memory import SharedMemory
-    from edge_server.api.tokens import Tokens
     from edge_server.errors import EdgeServerError
     from edge_server.inference.data_plane import DataPlane, ModelControl
     from edge_server.settings import Grpc

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import grpc
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
 
-from edge_server.api.admission import Admission, ByteBudget
-from edge_server.api.call_threads import CallTask, CallThreads
+from edge_server.api.access import REFLECTION
+from edge_server.api.admission import SHUTTING_DOWN, Admission, ByteBudget
+from edge_server.api.calls import CallTask, CallThreads
 from edge_server.api.certificates import CertificateWatch
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
@@ -17,10 +27,17 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, status_of
-from edge_server.api.grpc.traffic import Traffic
+from edge_server.api.grpc.methods import method_handlers, status_of, streaming
+from edge_server.api.grpc.traffic import Traffic, end_call
 from edge_server.board.listening import host_and_port, listener, remedy
-from edge_server.errors import LimitReached, Unavailable
+from edge_server.errors import (
+    AlreadyRunning,
+    InvalidRequest,
+    LimitReached,
+    SettingsError,
+    Unavailable,
+)
+from edge_server.process.disk import error_of_place, lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +46,150 @@ if TYPE_CHECKING:
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Handler
-    from edge_server.api.grpc.unix_socket import UnixSocket
     from edge_server.errors import EdgeServerError
     from edge_server.settings import Grpc, Tls
+
+
+class UnixSocket:
+    """Reserves a path for this daemon alone, from construction to `release`.
+
+    The lock is on `<path>.lock` beside the socket, a file that stays: the kernel releases the lock
+    however a process ends. A stale socket is thereby distinguished from a served one, and only the
+    holder of the lock replaces the socket. The directory decides which users may connect: its owner
+    and its group may, others if its mode allows.
+
+    Raises:
+        AlreadyRunning: another daemon holds the lock.
+        SettingsError: the path cannot be used; the text names it and the remedy.
+        Unavailable: the directory does not exist yet, or is not writable.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        _require_safe_directory(self.path.parent)
+        self._lock = _lock(self.path)
+        try:
+            _require_socket_or_nothing(self.path)
+            self.path.unlink(missing_ok=True)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address in gRPC's notation, which escapes some characters."""
+        return f"unix:{quote(str(self.path.absolute()))}"
+
+    def let_group_in(self) -> None:
+        """Open the socket to its group; call after listening, which applies the umask."""
+        self.path.chmod(0o660)
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """Raises: OSError: no server listens there, or the connection took too long."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def release(self) -> None:
+        """Remove the socket and release the lock."""
+        self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def check_path(path: str) -> None:
+    """Return if a socket may be at `path`; changes nothing.
+
+    Raises:
+        SettingsError: the path cannot be used; the text names it and the remedy.
+        Unavailable: the directory does not exist yet.
+    """
+    _require_safe_directory(Path(path).parent)
+    _require_socket_or_nothing(Path(path))
+
+
+def _require_socket_or_nothing(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise SettingsError(
+                f"grpc.socket: {path}: is there and is no socket; remove it, or choose another "
+                "path with --grpc-socket"
+            )
+
+
+def _require_safe_directory(directory: Path) -> None:
+    try:
+        mode = directory.stat().st_mode
+    except OSError as error:
+        raise error_of_place(
+            error,
+            f"grpc.socket: {directory}: {error.strerror}; make the directory, for this user and "
+            "the group that may connect (systemd: RuntimeDirectory=)",
+        ) from error
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise SettingsError(
+            f"grpc.socket: {directory}: anybody could put another socket there; chmod o-w it"
+        )
+
+
+def _lock(path: Path) -> int:
+    lock_path = path.with_name(f"{path.name}.lock")
+    try:
+        return lock_file(lock_path)
+    except BlockingIOError:
+        raise AlreadyRunning(
+            f"grpc.socket: {path}: another daemon serves there; stop it, or choose another path "
+            "with --grpc-socket"
+        ) from None
+    except OSError as error:
+        raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error
+
+
+def register_reflection(
+    server: grpc.Server,
+    services: Sequence[str],
+    streams: Admission,
+    *,
+    traffic: Traffic,
+    rules: AccessRules,
+    on_threads: Callable[[Handler], Handler],
+) -> None:
+    """Serve reflection, as v1 and v1alpha, whose messages are the same.
+
+    Args:
+        server: is not started yet.
+        services: their full names.
+        streams: admits a client's stream, which holds a thread for as long as it is open.
+        traffic, rules: see `unary`.
+        on_threads: has a handler run on the threads of such streams.
+    """
+    paths = [path.rsplit("/", 1) for path in REFLECTION]
+    # v1 itself cannot be described: its .proto is in no package that fits protobuf 6.
+    servicer = ReflectionServicer((*services, SERVICE_NAME))
+
+    def reflect(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        def shut_down() -> None:
+            end_call(context, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+
+        with streams.stream(shut_down):
+            for response in servicer.ServerReflectionInfo(map(_parse, requests), context):
+                yield response.SerializeToString()
+
+    for service, method in paths:
+        handler = on_threads(streaming(reflect, f"{service}/{method}", traffic, rules))
+        server.add_registered_method_handlers(service.strip("/"), {method: handler})
+
+
+def _parse(request: bytes) -> Any:
+    try:
+        return reflection_pb2.ServerReflectionRequest.FromString(request)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is no ServerReflectionRequest: {error}") from error
+
 
 # Calls wait in their thread for an instance or for a model load, and each open stream holds one;
 # the spare threads keep answering health and metadata calls.
@@ -115,7 +273,7 @@ class Side:
 
     def add_reflection(self, services: Sequence[str]) -> None:
         # Nobody pays for its descriptors who has turned it off.
-        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+        from edge_server.api.grpc.side import register_reflection  # noqa: PLC0415
 
         register_reflection(
             self.server,

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.admission import COUNTED_FROM_BYTES, MIB, ByteBudget
-from edge_server.api.compressed import decompress
+from edge_server.api.admission import COUNTED_FROM_BYTES, MIB, ByteBudget, decompress
 from edge_server.errors import Unsupported
 from edge_server.process.allocator import give_back, resident_bytes
 

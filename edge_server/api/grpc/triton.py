@@ -9,11 +9,14 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.call_traces import CallTraces
+from edge_server.api.calls import CallTraces, RequestMetrics
 from edge_server.api.control_calls import (
     load_model,
     loading,
     refuse_repository_name,
+    server_extensions,
+    statistics_message,
+    tensor_metadata,
     unload_model,
     update_log_settings,
     update_trace_settings,
@@ -23,9 +26,7 @@ from edge_server.api.grpc.methods import UnaryCall, method_handlers, status_of, 
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
-from edge_server.api.model_info import server_extensions, statistics_message, tensor_metadata
 from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
-from edge_server.api.request_metrics import RequestMetrics
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing import Tracer

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from edge_server.api.access import BrowserRule
 from edge_server.api.admission import ByteBudget
-from edge_server.api.http.encryption import Encryption, bound_handshakes
+from edge_server.api.certificates import CertificateWatch
+from edge_server.api.http.call import HttpCall, Refusal, Refused
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
@@ -20,17 +28,221 @@ from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from edge_server.api.certificates import CertificateFiles
     from edge_server.api.http.page.state import PageSources
     from edge_server.api.http.rest.api import RestApi
     from edge_server.api.http.sources import Sources
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
+
+# A client may read its refusal before its connection is closed.
+_LAST_WORDS_S = 1.0
+
+
+def application(
+    name: str, routes: Sequence[BaseRoute], browsers: BrowserRule | None = None
+) -> ASGIApp:
+    """Return the application that serves `routes`; its errors are JSON: `{"error": …}`.
+
+    An exception of a handler is logged, and answered with 500; it ends no connection of others.
+
+    Args:
+        name: of the listener, for the log.
+        browsers: refuses requests and sockets before any route, and any token, is looked at.
+    """
+    browsers = browsers or BrowserRule()
+    starlette = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+    starlette.router.redirect_slashes = False
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = browsers.refusal(scope.get("method", ""), scope["headers"])
+        if scope["type"] != "http":
+            if refusal:
+                await receive()  # websocket.connect
+                await send({"type": "websocket.close"})  # before it is accepted: 403
+            else:
+                await starlette(scope, receive, send)
+            return
+        call = HttpCall.of(scope)
+
+        async def receive_whole() -> Message:
+            """The first message is the whole body; the next one comes when the client is gone."""
+            message = await receive()
+            if call.refusal is not None:
+                raise Refused
+            return message if message["type"] != "http.request" else {**message, "body": call.body}
+
+        try:
+            if refusal:
+                await JSONResponse({"error": refusal}, 403)(scope, receive_whole, send)
+            elif call.refusal is None:
+                await starlette(scope, receive_whole, send)
+            else:
+                await _refuse_body(call, receive, send)
+        except Refused:
+            await _refuse_body(call, receive, send)
+        except ClientDisconnect:
+            log.debug("%s: a client went before its request was complete", name)
+        except Exception:
+            # Starlette has answered it, and raises it again for the log.
+            log.exception("%s: %s failed", name, scope["path"])
+        finally:
+            call.release()
+
+    return run
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _refuse_body(call: HttpCall, receive: Receive, send: Send) -> None:
+    """Answer, and close the connection once the client has sent what it was sending, or has had a
+    moment to read the answer: a connection that is closed before would lose it."""
+    status, text = call.refusal or Refusal(500, "")
+    body = msgspec.json.encode({"error": text})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_sent(receive), _LAST_WORDS_S)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _sent(receive: Receive) -> None:
+    """Return when the client has sent its request, or is gone."""
+    message = await receive()
+    while message["type"] == "http.request" and message["more_body"]:
+        message = await receive()
+
+
+# After a connection that cannot be accepted, as without a free file descriptor.
+_RETRY_S = 0.5
+
+
+class Encryption:
+    """The certificates of a listener; renewed files are what new connections see.
+
+    Attributes:
+        context: for the next connection.
+    """
+
+    def __init__(self, name: str, tls: Tls) -> None:
+        self._watch = CertificateWatch(tls, f"{name}.tls")
+        self._loaded = self._watch.shown
+        self.context = _context_of(self._loaded)
+
+    def renew(self) -> None:
+        """Read the files again; what is not valid leaves the certificates as they are."""
+        self._watch.renewed()
+        if (shown := self._watch.shown) is not self._loaded:
+            # Without a free file descriptor, the next call tries again.
+            with suppress(OSError):
+                # A context keeps every authority that it was ever given, also one that is gone now.
+                self.context = _context_of(shown)
+                self._loaded = shown
+
+
+def _context_of(files: CertificateFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    files.load_into(context)
+    return context
+
+
+def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+    """Have servers of `loop` whose `ssl` is an `Encryption` be `_HandshakeServer`s, with as many
+    handshakes as their backlog has connections: uvicorn has no setting for either bound."""
+    create = loop.create_server
+
+    async def create_server(factory: Callable[[], asyncio.Protocol], **options: Any) -> Any:
+        encryption = options.get("ssl")
+        if encryption is None:
+            return await create(factory, **options)
+
+        def greet(connection: socket.socket) -> Awaitable[object]:
+            return loop.connect_accepted_socket(
+                factory, connection, ssl=encryption.context, ssl_handshake_timeout=timeout_s
+            )
+
+        return _HandshakeServer(loop, options["sock"], greet, options["backlog"])
+
+    # What uvicorn passes is all that this one takes.
+    loop.create_server = create_server  # type: ignore[method-assign, assignment]
+
+
+class _HandshakeServer:
+    """Accepts connections and waits for their handshakes: one more than `most` ends the oldest.
+
+    A server of asyncio gives a connection to its protocol after the handshake; what it waits for
+    before, nothing counts, and the file descriptors are those of the whole daemon.
+
+    Args:
+        greet: does the handshake on an accepted connection, and hands it to its protocol.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        bound: socket.socket,
+        greet: Callable[[socket.socket], Awaitable[object]],
+        most: int,
+    ) -> None:
+        self._loop = loop
+        self._bound = bound
+        self._greet = greet
+        self._most = most
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._accepting = loop.create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more connections, and end handshakes that are not done."""
+        for task in (self._accepting, *self._handshakes):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait({self._accepting, *self._handshakes})
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._bound)
+            except ConnectionError:  # it is gone already
+                await asyncio.sleep(0)
+                continue
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._handshakes) >= self._most:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._shake_hands(connection))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+            # The handshake begins, and other connections have their turn.
+            await asyncio.sleep(0)
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        # What a client does wrong is not worth a line; the transport closes its connection.
+        with suppress(OSError, asyncio.TimeoutError):
+            await self._greet(connection)
+
 
 _TICK_S = 0.5
 # Certificates are looked at for renewed ones.
@@ -309,9 +521,12 @@ def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server
     # Not needed to start, nor by an appliance that nobody asks over HTTP.
     import uvicorn  # noqa: PLC0415
 
-    from edge_server.api.http.app import application  # noqa: PLC0415
-    from edge_server.api.http.protocol import BoundedProtocol, ConnectionLimits  # noqa: PLC0415
-    from edge_server.api.http.web_socket import BoundedWebSocket  # noqa: PLC0415
+    from edge_server.api.http.protocol import (  # noqa: PLC0415
+        BoundedProtocol,
+        BoundedWebSocket,
+        ConnectionLimits,
+    )
+    from edge_server.api.http.server import application  # noqa: PLC0415
 
     limits = each.limits
     bounds = ConnectionLimits(

@@ -14,7 +14,7 @@ from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.api.request_metrics import RequestMetrics
+    from edge_server.api.calls import RequestMetrics
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
     from edge_server.inference.registry import ModelEntry

@@ -13,7 +13,7 @@ from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.settings import Grpc, Http, Tls, read_settings
 
 if TYPE_CHECKING:
-    from edge_server.api.tokens import Tokens
+    from edge_server.api.access import Tokens
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 METHODS = {f"/{_SERVICE.full_name}/{method.name}" for method in _SERVICE.methods}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.waiting import wait_until
 
-from edge_server.api.call_threads import CallThreads
+from edge_server.api.calls import CallThreads
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:

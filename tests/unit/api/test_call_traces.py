@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.api.call_threads import CallMoments
-from edge_server.api.call_traces import CallTraces
+from edge_server.api.calls import CallMoments, CallTraces
 from edge_server.inference.tracing import TraceFile, Tracer, TraceRule, TraceWriter
 from edge_server.requests import InferRequest
 

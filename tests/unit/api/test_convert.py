@@ -17,7 +17,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import output_forms, to_infer_request, to_response_message
 from edge_server.api.grpc.wire import read_request
-from edge_server.api.http.rest.tensor_data import to_raw_contents
+from edge_server.api.http.rest.infer_request import to_raw_contents
 from edge_server.api.shared_memory import RegionSlice, SharedMemory
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.model_config.config import ModelConfig

@@ -14,12 +14,11 @@ from starlette.requests import Request
 
 from edge_server.api.access import AccessRules
 from edge_server.api.admission import ByteBudget
-from edge_server.api.call_threads import CallThreads
+from edge_server.api.calls import CallThreads, RequestMetrics
 from edge_server.api.grpc.methods import unary
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.rest.generate import GeneratedResponses
 from edge_server.api.http.rest.routes import rest_routes
-from edge_server.api.request_metrics import RequestMetrics
 from edge_server.errors import InternalError, forget_frames
 
 if TYPE_CHECKING:

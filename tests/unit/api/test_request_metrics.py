@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge_server.api.request_metrics import RequestMetrics
+from edge_server.api.calls import RequestMetrics
 from edge_server.errors import Unavailable
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.waiting import wait_until
 
-from edge_server.api.tokens import Tokens
+from edge_server.api.access import Tokens
 from edge_server.errors import PermissionDenied, SettingsError, Unauthenticated
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from edge_server.api.admission import Admission
-from edge_server.api.call_threads import CallThreads
+from edge_server.api.calls import CallThreads, RequestMetrics
 from edge_server.api.headers import HeaderForwarding
-from edge_server.api.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.api.call_traces import HTTP, UnaryTrace
-from edge_server.api.compressed import PART_BYTES, WINDOW_BITS, decompress
+from edge_server.api.admission import PART_BYTES, WINDOW_BITS, decompress
+from edge_server.api.calls import HTTP, UnaryTrace
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import Classification, to_infer_request
 from edge_server.api.http.rest.api import JSON, Answer
-from edge_server.api.http.rest.infer_request import Wanted, json_length, json_request, raw_request
-from edge_server.api.http.rest.tensor_data import to_json
+from edge_server.api.http.rest.infer_request import (
+    Wanted,
+    json_length,
+    json_request,
+    raw_request,
+    to_json,
+)
 from edge_server.api.shared_memory import RegionSlice
 from edge_server.errors import Unsupported
 

@@ -9,13 +9,14 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.api.control_calls import (
     load_files,
     refuse_long_config,
+    server_extensions,
+    statistics_message,
     unload_model,
     update_log_settings,
     update_trace_settings,
 )
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.api import NOTHING, Answer, as_json
-from edge_server.api.model_info import server_extensions, statistics_message
 from edge_server.api.shared_memory import DISABLED
 from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.data_plane import path_in_model

@@ -7,7 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from edge_server.api.http.encryption import Encryption
+from edge_server.api.http.server import Encryption
 from edge_server.settings import Tls
 
 if TYPE_CHECKING:

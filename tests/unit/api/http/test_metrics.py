@@ -14,10 +14,10 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 from support.boards import plant
 
+from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.api.request_metrics import RequestMetrics
 from edge_server.backends.contract import Phases
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera

@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
-from edge_server.api.http.page.access import COOKIE, PageAccess
-from edge_server.api.http.page.live import MISTAKE, NEEDS_TOKEN, TRY_LATER, LivePages
-from edge_server.api.http.page.pictures import PictureWriter
-from edge_server.api.http.page.routes import page_routes
+from edge_server.api.http.page.routes import (
+    COOKIE,
+    MISTAKE,
+    NEEDS_TOKEN,
+    TRY_LATER,
+    LivePages,
+    PageAccess,
+    PictureWriter,
+    page_routes,
+)
 from edge_server.api.http.page.state import PageSources, state_text
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
