@@ -41,7 +41,7 @@ from onnx import TensorProto, helper, numpy_helper
 from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.cli.models.push import pack
+from edge_server.cli.model_push import pack
 from edge_server.repository.transfer import receive
 
 if TYPE_CHECKING:

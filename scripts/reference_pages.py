@@ -21,7 +21,7 @@ from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import BoardMetrics
 from edge_server.api.http.model_metrics import ModelMetrics
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.cli.exit_codes import EXIT_CODE_MEANINGS
+from edge_server.cli.verbs import EXIT_CODE_MEANINGS
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.examples import verbs_of
-from edge_server.cli.exit_codes import OK
+from edge_server.cli.verbs import OK
 
 if TYPE_CHECKING:
     import argparse

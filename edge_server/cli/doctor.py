@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.hardware import Level
 from edge_server.board.jetson import JETPACKS
-from edge_server.cli.exit_codes import OK
+from edge_server.cli.verbs import OK
 
 if TYPE_CHECKING:
     import argparse

@@ -13,9 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK, UNAVAILABLE, USAGE
 from edge_server.cli.running_daemon import add_config_flag, settings_of
-from edge_server.cli.verbs import seconds
+from edge_server.cli.verbs import OK, UNAVAILABLE, USAGE, seconds
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:

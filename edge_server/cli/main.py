@@ -14,27 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.cli.bench.verb import add_bench
-from edge_server.cli.calibrate.verbs import add_calibrate_verbs
-from edge_server.cli.cameras.verbs import add_camera_verbs
+from edge_server.cli.bench import add_bench
+from edge_server.cli.calibrate import add_calibrate_verbs
+from edge_server.cli.cameras import add_camera_verbs
 from edge_server.cli.completion import add_completion
-from edge_server.cli.convert.verb import add_convert
+from edge_server.cli.convert import add_convert
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.examples import add_examples, verbs_of
-from edge_server.cli.exit_codes import INTERRUPTED, OK, report
 from edge_server.cli.flags.parser import add_settings_flags, nearest
 from edge_server.cli.health import add_health
-from edge_server.cli.infer.verb import add_infer
-from edge_server.cli.models.verbs import add_verbs
-from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.cli.infer import add_infer
+from edge_server.cli.models import add_verbs
+from edge_server.cli.plan import add_verbs as add_plan_verbs
 from edge_server.cli.power import add_power
-from edge_server.cli.provision.verb import add_provision
+from edge_server.cli.provision import add_provision
 from edge_server.cli.recordings import add_recording_verbs
 from edge_server.cli.run import broker_of, run, run_check, stop_on_signals
 from edge_server.cli.running_daemon import INSTALLED
-from edge_server.cli.status.verbs import add_status, add_top
+from edge_server.cli.status import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
-from edge_server.cli.verbs import positive
+from edge_server.cli.verbs import INTERRUPTED, OK, positive, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,7 +168,7 @@ def _add_support_bundle(parser: argparse.ArgumentParser) -> None:
 
 
 def _support_bundle(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.support_bundle.bundle import make_bundle
+    from edge_server.cli.support_bundle import make_bundle
 
     return make_bundle(arguments)
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs
+from edge_server.cli.verbs import OK, Verbs
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:

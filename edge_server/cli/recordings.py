@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.installation import missing
-from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs
+from edge_server.cli.verbs import OK, Verbs
 from edge_server.errors import SettingsError, SourceError
 from edge_server.process.disk import state_directory
 from edge_server.process.utf8 import shown

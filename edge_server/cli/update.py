@@ -15,10 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK, USAGE
 from edge_server.cli.health import STABLE_S, Stability, faults_of
 from edge_server.cli.running_daemon import INSTALLED
-from edge_server.cli.verbs import Verbs, seconds
+from edge_server.cli.verbs import OK, USAGE, Verbs, seconds
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.process.disk import INSTALLED_STATE
 

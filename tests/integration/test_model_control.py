@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from edge_server.cli.models.push import write_manifest
+from edge_server.cli.model_push import write_manifest
 from edge_server.repository.manifest import SigningKey, make_keys
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import requests
 from support.free_ports import free_ports
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.push import write_manifest
+from edge_server.cli.model_push import write_manifest
 from edge_server.repository.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from edge_server.cli.models.push import pack, sent_entries
+from edge_server.cli.model_push import pack, sent_entries
 from edge_server.repository.content import take_inventory
 from edge_server.repository.transfer import read_archive, receive, write_archive
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.waiting import wait_until
 
-from edge_server.cli.models.push import pack
+from edge_server.cli.model_push import pack
 from edge_server.repository.manifest import SigningKey, make_keys
 from edge_server.repository.transfer import roll_back, write_archive
 from tests.integration.delivery.verbs import (
@@ -179,7 +179,7 @@ def archive_of(model: Path) -> bytes:
 # Loads the code once for all processes; each begins when it is continued.
 _FORKS = """
 import os, signal, sys
-import edge_server.cli.models.outcome
+import edge_server.cli.model_push
 from edge_server.cli.main import run_command
 for repository in sys.stdin:
     process = os.fork()

@@ -13,7 +13,7 @@ from support.endless_onnx import write_endless_onnx
 
 from edge_server.backends import BACKENDS
 from edge_server.backends.vision.identity import complete
-from edge_server.cli.models.push import write_manifest
+from edge_server.cli.model_push import write_manifest
 from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.loader import RepositoryLoader

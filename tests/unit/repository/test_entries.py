@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cli.models.push import pack
+from edge_server.cli.model_push import pack
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.repository.manifest import Manifest
 from edge_server.repository.transfer import Entry, read_archive, receive, write_archive

@@ -7,8 +7,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.cli.bench import report
-from edge_server.cli.bench.verb import numbers
+from edge_server.cli.bench import numbers
+from edge_server.cli.bench_run import as_object, report_lines
 from edge_server.cli.main import run_command
 from edge_server.model_config.config import ModelConfig
 from edge_server.tools.bench import (
@@ -79,7 +79,7 @@ def measurement(concurrency: int, per_s: float, **changes: object) -> Measuremen
 
 
 def test_the_tables_have_a_row_for_each_concurrency_and_each_stage() -> None:
-    text = list(report.lines([measurement(1, 50.0), measurement(2, 60.0, stable=False, failed=3)]))
+    text = list(report_lines([measurement(1, 50.0), measurement(2, 60.0, stable=False, failed=3)]))
     assert text[1].split() == [
         "1",
         "50.0",
@@ -100,7 +100,7 @@ def test_the_tables_have_a_row_for_each_concurrency_and_each_stage() -> None:
 
 
 def test_the_object_has_percentiles_by_name() -> None:
-    found = report.as_object(measurement(1, 50.0))
+    found = as_object(measurement(1, 50.0))
     assert found["latency_ms"]["p99"] == 30.0
     assert found["transport_ms"] == 1.5
     assert found["stages"][0]["compute_input"] == 0.25

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.outcome import Progress
+from edge_server.cli.model_push import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from edge_server.backends.tensorrt.plan_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage, Working
 from edge_server.cli.main import run_command
-from edge_server.cli.plan.verbs import add_verbs
+from edge_server.cli.plan import add_verbs
 from edge_server.errors import InvalidRequest
 from edge_server.tools.plan import BuildBar, requested_options
 

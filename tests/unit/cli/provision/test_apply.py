@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli.provision import apply as apply_module
-from edge_server.cli.provision.apply import Places, apply
-from edge_server.cli.provision.document import SignedText, parse
-from edge_server.cli.provision.verb import refuse_unless_newer, refuse_unless_trusted
+from edge_server.cli import provisioning
+from edge_server.cli.provision import refuse_unless_newer, refuse_unless_trusted
+from edge_server.cli.provisioning import Places, SignedText, apply, parse
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
 
@@ -148,7 +147,7 @@ def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
 ) -> None:
     applied(WHOLE, places)
     complete = files(places)
-    real = apply_module.atomic_write
+    real = provisioning.atomic_write
     for survives in range(7):
         for path in (places.data, places.config.parent):
             for file in [each for each in path.rglob("*") if each.is_file()]:
@@ -162,13 +161,13 @@ def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
             left[0] -= 1
             real(*arguments, **named)
 
-        monkeypatch.setattr(apply_module, "atomic_write", write)
+        monkeypatch.setattr(provisioning, "atomic_write", write)
         with pytest.raises(KeyboardInterrupt):
             applied(WHOLE, places)
         assert not places.record.exists()
         settings = read_settings(places.config, {})
         assert settings.mqtt is None or Path(settings.mqtt.password_file or "").exists()
-        monkeypatch.setattr(apply_module, "atomic_write", real)
+        monkeypatch.setattr(provisioning, "atomic_write", real)
         applied(WHOLE, places)
         assert files(places) == complete
 

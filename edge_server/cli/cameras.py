@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs, number
+from edge_server.cli.verbs import OK, Verbs, number
 
 _ABOUT = """\
 The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a camera
@@ -56,7 +55,7 @@ def _picture(text: str) -> Path:
 
 def _list(arguments: argparse.Namespace) -> int:
     # Here and below: --help imports no OpenCV.
-    from edge_server.cli.cameras.listing import list_cameras
+    from edge_server.cli.camera_probing import list_cameras
 
     for line in list_cameras(Path("/dev"), as_json=arguments.json):
         print(line)
@@ -64,7 +63,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.cameras.probing import probe
+    from edge_server.cli.camera_probing import probe
 
     probe(
         arguments.uri,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
-from edge_server.cli.verbs import positive
+from edge_server.cli.verbs import OK, positive
 
 _ABOUT = """\
 Sends one request to a model of the running daemon, over gRPC, and prints the outputs. A picture
@@ -75,7 +74,7 @@ def _result_file(text: str) -> Path:
 
 
 def _infer(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.infer.request import run_infer
+    from edge_server.cli.infer_request import run_infer
 
     run_infer(settings_of(arguments), arguments)
     return OK

@@ -7,8 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from edge_server.cli.exit_codes import INTERRUPTED
-from edge_server.cli.verbs import number, whole_number
+from edge_server.cli.verbs import INTERRUPTED, number, whole_number
 
 _ABOUT = """\
 Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,
@@ -142,7 +141,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.convert.conversion import convert
+    from edge_server.cli.conversion import convert
 
     try:
         return convert(arguments)

@@ -8,15 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import INSTALLED
+from edge_server.cli.verbs import OK
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
     import argparse
 
-    from edge_server.cli.provision.apply import Places
-    from edge_server.cli.provision.document import Document, SignedText
+    from edge_server.cli.provisioning import Document, Places, SignedText
 
 KEY = Path("/usr/lib/edge-server-image/provision.pem")
 DATA = Path("/data")
@@ -61,8 +60,7 @@ def add_provision(parser: argparse.ArgumentParser) -> None:
 
 
 def _provision(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.provision.apply import Places, apply
-    from edge_server.cli.provision.document import SignedText, parse, read_file
+    from edge_server.cli.provisioning import Places, SignedText, apply, parse, read_file
 
     if (arguments.file is None) == (arguments.from_broker is None):
         raise SettingsError("provision: give a FILE, or --from-broker SECONDS")
@@ -156,7 +154,7 @@ def refuse_unless_newer(
     Raises:
         SettingsError: it is not; the text says why.
     """
-    from edge_server.cli.provision.apply import begun
+    from edge_server.cli.provisioning import begun
 
     greatest, last = begun(places)
     if digest == last:
@@ -209,7 +207,7 @@ def _is_signed(text: bytes, signature: bytes, key: Path) -> bool:
 
 def _from_broker(arguments: argparse.Namespace) -> tuple[str, bytes]:
     """Return the name and the bytes of the file that the device's own broker keeps for it."""
-    from edge_server.cli.provision.document import check_length
+    from edge_server.cli.provisioning import check_length
     from edge_server.mqtt.broker import address_of
     from edge_server.mqtt.clients import read_retained
     from edge_server.mqtt.payloads import Topics

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK
 from edge_server.cli.running_daemon import add_address_flags, settings_of
-from edge_server.cli.verbs import interval, positive
+from edge_server.cli.verbs import OK, interval, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -64,14 +63,14 @@ def _describe(parser: argparse.ArgumentParser, about: str, examples: str) -> Non
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.status.top import print_status
+    from edge_server.cli.status_screen import print_status
 
     print_status(settings_of(arguments), as_json=arguments.json)
     return OK
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.status.top import run_top
+    from edge_server.cli.status_screen import run_top
 
     settings = settings_of(arguments)
     run_top(settings, arguments.interval, arguments.count, as_json=arguments.json)

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.exit_codes import FAILED, OK
-from edge_server.cli.verbs import Run, Verbs, positive, whole_number
+from edge_server.cli.verbs import FAILED, OK, Run, Verbs, positive, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +114,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _refresh(arguments: argparse.Namespace) -> int:
     from importlib.metadata import version
 
-    from edge_server.cli.plan.refresh import refresh_for_unit
+    from edge_server.cli.plan_refresh import refresh_for_unit
     from edge_server.process.logs import set_up_logging
     from edge_server.settings import read_settings
 

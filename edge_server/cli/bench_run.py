@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.board.installation import shipped_models
-from edge_server.cli.bench import report
 from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
+from edge_server.cli.tables import number, size_text, table
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.tools.bench import (
+    PERCENTILES,
     LoadPlan,
     ModelVariant,
     VariantResult,
@@ -41,6 +42,85 @@ if TYPE_CHECKING:
     from edge_server.tools.bench import Measurement, OwnDaemon, Recommendation
     from edge_server.tools.inputs import Arrays
 
+_HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "MAX", "REQUESTS")
+_STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")
+
+
+def as_object(measured: Measurement) -> dict[str, Any]:
+    """Return one measurement as JSON has it."""
+    found = asdict(measured)
+    latency = found.pop("latency")
+    percentiles = {f"p{p}": value for p, value in latency.pop("percentiles").items()}
+    return {
+        **found,
+        "latency_ms": {**latency, **percentiles},
+        "transport_ms": measured.transport_ms,
+    }
+
+
+def report_lines(measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Yield a table of throughput and latency, and one of the stages in the server."""
+    rows: list[tuple[str, ...]] = [(*_HEAD, "")]
+    for each in measurements:
+        percentiles = (number(each.latency.percentiles[p], 2) for p in PERCENTILES)
+        rows.append(
+            (
+                *(str(each.concurrency), number(each.per_s), number(each.latency.mean, 2)),
+                *(*percentiles, number(each.latency.max, 2), str(each.requests)),
+                _notes(each),
+            )
+        )
+    yield from table(rows, left=(len(rows[0]) - 1,))
+    stages: list[tuple[str, ...]] = [_STAGES]
+    for each in measurements:
+        for stage in each.stages:
+            times = (stage.total, stage.queue, stage.compute_input, stage.compute_infer)
+            stages.append(
+                (
+                    *(str(each.concurrency), stage.model, str(stage.requests)),
+                    *(number(ms, 2) for ms in (*times, stage.compute_output)),
+                )
+            )
+        rest = (str(each.concurrency), "gRPC and client", "", number(each.transport_ms, 2))
+        stages.append((*rest, "", "", "", ""))
+    yield ""
+    yield "in the server, by its statistics (of all clients):"
+    yield from table(stages, left=(1,))
+    if not all(each.stable for each in measurements):
+        yield ""
+        yield (
+            "not stable: the last windows differ by more than --stability; the machine has other "
+            "work, or --window is too short"
+        )
+
+
+def sweep_lines(results: Sequence[VariantResult]) -> Iterator[str]:
+    """Yield a table with a row for each measurement of each variant, and what failed."""
+    head = ("SETTINGS", "CONCURRENCY", "INFER/S", "MEAN ms", "P50", "P99", "MEMORY", "")
+    rows: list[tuple[str, ...]] = [head]
+    for result in results:
+        memory = "" if result.resident_bytes is None else size_text(result.resident_bytes)
+        for each in result.measurements:
+            percentiles = each.latency.percentiles
+            times = (each.latency.mean, percentiles[50], percentiles[99])
+            rows.append(
+                (
+                    *(str(result.variant), str(each.concurrency), number(each.per_s)),
+                    *(number(ms, 2) for ms in times),
+                    memory,
+                    _notes(each),
+                )
+            )
+    yield from table(rows, left=(0, len(head) - 1))
+    yield from (f"{each.variant}: {each.failure}" for each in results if each.failure)
+
+
+def _notes(measured: Measurement) -> str:
+    notes = [] if measured.stable else ["not stable"]
+    notes += [f"{measured.failed} failed"] if measured.failed else []
+    return ", ".join(notes)
+
+
 _ROAD = "synthetic://road?seed=7"
 
 
@@ -63,11 +143,11 @@ def run_bench(arguments: argparse.Namespace) -> None:
     with connected(settings_of(arguments)) as client:
         measurements = _measure_all(client, arguments, plan)
     if arguments.json:
-        found = [report.as_object(each) for each in measurements]
+        found = [as_object(each) for each in measurements]
         print(json.dumps({**_asked(arguments), "measurements": found}, indent=2))
     else:
         _progress("")
-        print("\n".join(report.lines(measurements)))
+        print("\n".join(report_lines(measurements)))
 
 
 def bench_inputs(
@@ -184,7 +264,7 @@ def _sweep_object(
             **asdict(each.variant),
             "failure": each.failure,
             "resident_bytes": each.resident_bytes,
-            "measurements": [report.as_object(m) for m in each.measurements],
+            "measurements": [as_object(m) for m in each.measurements],
         }
         for each in results
     ]
@@ -208,7 +288,7 @@ def _sweep_lines(
     budget_ms: float | None,
 ) -> Iterator[str]:
     yield f"settings of {model}:"
-    yield from report.sweep_lines(results)
+    yield from sweep_lines(results)
     yield ""
     if best is None:
         budget = "" if budget_ms is None else f" within --latency-budget {budget_ms:g} ms"

@@ -183,7 +183,7 @@ def _takes_keys(verb: argparse.ArgumentParser, text: str) -> None:
 
 
 def _run(verb: str, arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.actions import ACTIONS
+    from edge_server.cli.model_actions import ACTIONS
 
     return ACTIONS[verb](arguments)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from edge_server.cli.exit_codes import OK
-from edge_server.cli.infer.verb import named_file
+from edge_server.cli.infer import named_file
 from edge_server.cli.running_daemon import add_address_flags
-from edge_server.cli.verbs import interval, positive, seconds
+from edge_server.cli.verbs import OK, interval, positive, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +148,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.bench.run import run_bench
+    from edge_server.cli.bench_run import run_bench
 
     run_bench(arguments)
     return OK

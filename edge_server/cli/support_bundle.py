@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.examination import read_configuration
 from edge_server.board.identity import Identity
-from edge_server.cli.support_bundle.parts import MOST_BYTES, Missing, Part, parts
-from edge_server.cli.support_bundle.redaction import Redaction
+from edge_server.cli.bundle_parts import MOST_BYTES, Missing, Part, Redaction, parts
 from edge_server.errors import EdgeServerError
 
 if TYPE_CHECKING:

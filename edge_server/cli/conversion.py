@@ -2,31 +2,99 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.convert.acceptance import accept, build_plan
-from edge_server.cli.exit_codes import FAILED, OK
-from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.cli.check import check
+from edge_server.cli.model_push import read_model
+from edge_server.cli.plan import add_verbs as add_plan_verbs
+from edge_server.cli.verbs import FAILED, OK
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unavailable
 from edge_server.model_config.files import CONFIG_NAME
 from edge_server.repository.content import usable_tree
 from edge_server.repository.manifest import ABOUT_CONTENT
 from edge_server.repository.scan import NAME_RULE, is_model_name
 from edge_server.repository.transfer import entries_of, receive
+from edge_server.settings import read_settings
 from edge_server.tools.convert.conversion import Conversion, compare
 from edge_server.tools.convert.formats import (
     SOURCES,
+    lacks,
     read_source,
     source_format,
 )
+from edge_server.tools.plan import build_for_people, find_target, verify
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from edge_server.repository.transfer import Entry
+    from edge_server.tools.convert.formats import FrameworkPackages
+
+
+def accept(
+    directory: Path, framework: FrameworkPackages, python: Path, show: Callable[[str], None]
+) -> None:
+    """Return if the daemon would load the model in `directory`, whose parent has no other.
+
+    Args:
+        directory: of the model.
+        framework: what runs it.
+        python: an interpreter that has it. Without msgspec, which the processes of models need
+            there, only configuration and files are checked.
+        show: called with each step.
+
+    Raises:
+        ModelConfigError: it would not load it; with check's own text.
+        Unavailable: it cannot load it now.
+    """
+    read_model(directory)
+    interpreters = {}
+    if not framework.is_ours and python != Path(sys.executable):
+        if lacks(python, ("msgspec",)):
+            show(f"not loaded: {python} lacks msgspec, which serving a model there needs")
+            return
+        interpreters = {framework.name: str(python)}
+    show("checking the model's directory")
+    off = {"enabled": False}
+    chosen: dict[str, Any] = {
+        "repository": {"paths": [str(directory.parent)]},
+        "grpc": off,
+        "metrics": off,
+    }
+    chosen["python"] = {"interpreters": interpreters}
+    findings = check(read_settings(None, chosen))
+    if findings.faults:
+        raise ModelConfigError("\n".join(findings.faults))
+    if findings.unavailable:
+        raise Unavailable("\n".join(findings.unavailable))
+
+
+def build_plan(directory: Path, version: int, *, strongly_typed: bool) -> None:
+    """Build the plan of the model in `directory` with `plan build`, and hold it to `plan verify`.
+
+    Args:
+        directory: of the model.
+        version: which holds the ONNX file.
+        strongly_typed: calculate in the types of the ONNX file.
+
+    Raises:
+        Unavailable: there is no TensorRT or no GPU here.
+        InternalError: the plan's outputs are not those of the ONNX file.
+    """
+    parser = argparse.ArgumentParser()
+    add_plan_verbs(parser)
+    flags = ["--strongly-typed"] if strongly_typed else []
+    given = parser.parse_args(["build", str(directory), "--version", str(version), *flags])
+    build_for_people(find_target(str(directory), (), version), given)
+    found = verify(find_target(str(directory), (), version), None, 4)
+    for line in found.lines:
+        print(line)
+    if not found.agrees:
+        raise InternalError(f"{directory.name}: the plan's outputs differ from the ONNX file's")
 
 
 def convert(arguments: argparse.Namespace) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
-from edge_server.cli.exit_codes import OK
-from edge_server.cli.verbs import Verbs, number
+from edge_server.cli.verbs import OK, Verbs, number
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

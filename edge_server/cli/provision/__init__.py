@@ -1,1 +1,0 @@
-"""`edge-server provision`: the settings of one device, from a USB stick or its broker."""

@@ -1,1 +1,0 @@
-"""What the daemon on this machine does: once (`status`), and again and again (`top`)."""

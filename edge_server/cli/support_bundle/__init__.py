@@ -1,1 +1,0 @@
-"""`edge-server support-bundle`: one archive that a vendor can be sent, without secrets."""
