@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from edge_server.repository.transfer import Delivery
     from edge_server.repository.verdicts import Verdict
 
-    Progress = Callable[[int], None]
+    ProgressCallback = Callable[[int], None]
 
 NOT_YET = 75
 
@@ -209,7 +209,7 @@ class Package:
     signature: bytes | None
     note: str = ""
 
-    def entries(self, progress: Progress | None = None) -> Iterator[Entry]:
+    def entries(self, progress: ProgressCallback | None = None) -> Iterator[Entry]:
         """Return the manifest, the signature and the files, for `receive`.
 
         Raises:
@@ -289,7 +289,7 @@ def pull(
     name: str,
     repository: Path | RemoteRepository,
     directory: Path,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Delivery:
     """Copy model `name` of `repository` into `directory`, under its name, with all its files.
 
@@ -310,7 +310,7 @@ def pull(
 
 
 def sent_entries(
-    name: str, repository: Path | RemoteRepository, progress: Progress | None = None
+    name: str, repository: Path | RemoteRepository, progress: ProgressCallback | None = None
 ) -> Generator[Entry]:
     """Return the entries of model `name` of `repository`; raises as `pull` does."""
     if isinstance(repository, Path):
