@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_server.api.http.page.routes import PictureWriter, page_routes
-from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.page.routes import page_routes
+from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity

@@ -16,8 +16,7 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding
-from edge_server.api.http.page.routes import PictureWriter
-from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources

@@ -18,8 +18,8 @@ from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from edge_server.api.http.page.routes import MOST_PAGES, PictureWriter, page_routes
-from edge_server.api.http.page.state import PageSources
+from edge_server.api.http.page.routes import MOST_PAGES, page_routes
+from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity

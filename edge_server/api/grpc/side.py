@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import grpc
-from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
 
-from edge_server.api.access import REFLECTION
-from edge_server.api.admission import SHUTTING_DOWN, Admission, ByteBudget
+from edge_server.api.admission import Admission, ByteBudget
 from edge_server.api.calls import CallTask, CallThreads
 from edge_server.api.certificates import CertificateWatch
 from edge_server.api.grpc.lane_service import (
@@ -27,16 +23,10 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, status_of, streaming
-from edge_server.api.grpc.traffic import Traffic, end_call
+from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.listening import host_and_port, listener, remedy
-from edge_server.errors import (
-    AlreadyRunning,
-    InvalidRequest,
-    LimitReached,
-    SettingsError,
-    Unavailable,
-)
+from edge_server.errors import AlreadyRunning, LimitReached, SettingsError, Unavailable
 from edge_server.process.disk import error_of_place, lock_file
 
 if TYPE_CHECKING:
@@ -149,48 +139,6 @@ def _lock(path: Path) -> int:
         raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error
 
 
-def register_reflection(
-    server: grpc.Server,
-    services: Sequence[str],
-    streams: Admission,
-    *,
-    traffic: Traffic,
-    rules: AccessRules,
-    on_threads: Callable[[Handler], Handler],
-) -> None:
-    """Serve reflection, as v1 and v1alpha, whose messages are the same.
-
-    Args:
-        server: is not started yet.
-        services: their full names.
-        streams: admits a client's stream, which holds a thread for as long as it is open.
-        traffic, rules: see `unary`.
-        on_threads: has a handler run on the threads of such streams.
-    """
-    paths = [path.rsplit("/", 1) for path in REFLECTION]
-    # v1 itself cannot be described: its .proto is in no package that fits protobuf 6.
-    servicer = ReflectionServicer((*services, SERVICE_NAME))
-
-    def reflect(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        def shut_down() -> None:
-            end_call(context, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
-
-        with streams.stream(shut_down):
-            for response in servicer.ServerReflectionInfo(map(_parse, requests), context):
-                yield response.SerializeToString()
-
-    for service, method in paths:
-        handler = on_threads(streaming(reflect, f"{service}/{method}", traffic, rules))
-        server.add_registered_method_handlers(service.strip("/"), {method: handler})
-
-
-def _parse(request: bytes) -> Any:
-    try:
-        return reflection_pb2.ServerReflectionRequest.FromString(request)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is no ServerReflectionRequest: {error}") from error
-
-
 # Calls wait in their thread for an instance or for a model load, and each open stream holds one;
 # the spare threads keep answering health and metadata calls.
 _INFERENCES_AT_ONCE = 28
@@ -273,7 +221,7 @@ class Side:
 
     def add_reflection(self, services: Sequence[str]) -> None:
         # Nobody pays for its descriptors who has turned it off.
-        from edge_server.api.grpc.side import register_reflection  # noqa: PLC0415
+        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
 
         register_reflection(
             self.server,

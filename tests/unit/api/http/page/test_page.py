@@ -19,10 +19,9 @@ from edge_server.api.http.page.routes import (
     TRY_LATER,
     LivePages,
     PageAccess,
-    PictureWriter,
     page_routes,
 )
-from edge_server.api.http.page.state import PageSources, state_text
+from edge_server.api.http.page.state import PageSources, PictureWriter, state_text
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
