@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.backends.contract import own_parameters
 from edge_server.backends.tensorrt import backend
-from edge_server.backends.tensorrt.model import PlanSource
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import probe_device
+from edge_server.backends.tensorrt.source import PlanSource
 from edge_server.board.identity import Identity
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_spec import ModelSpec

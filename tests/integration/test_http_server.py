@@ -20,7 +20,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from support.waiting import wait_until
 
-from edge_server.api.http import web_socket
+from edge_server.api.http import protocol
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.errors import Unavailable
@@ -324,7 +324,7 @@ def _wait_until_none_is_open(server: HttpServer) -> None:
 def test_a_websocket_whose_client_does_not_read_is_cut_off(
     serve: Callable[..., HttpServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_socket, "READ_S", 0.3)
+    monkeypatch.setattr(protocol, "READ_S", 0.3)
     server = serve()
     with _open(server, b"/talk"):
         _wait_until_none_is_open(server)
@@ -333,7 +333,7 @@ def test_a_websocket_whose_client_does_not_read_is_cut_off(
 def test_pings_are_not_answered_faster_than_their_client_reads(
     serve: Callable[..., HttpServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_socket, "READ_S", 1.0)
+    monkeypatch.setattr(protocol, "READ_S", 1.0)
     server = serve()
     pings = (b"\x89\xfd\0\0\0\0" + bytes(125)) * 1000
     sent = 0

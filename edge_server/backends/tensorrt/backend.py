@@ -75,7 +75,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 
 def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
-    from edge_server.backends.tensorrt.model import PlanModel, PlanSource  # noqa: PLC0415
+    from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
+    from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
     parameters = own_parameters(config, TensorRtParameters)
