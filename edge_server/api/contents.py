@@ -29,7 +29,7 @@ _CONTENTS_FIELDS = {
     "fp64_contents": (DataType.FP64,),
     "bytes_contents": (DataType.BYTES,),
 }
-_TYPES = {datatype.value: datatype for datatype in DataType}
+DATATYPES = {datatype.value: datatype for datatype in DataType}
 _FIELD_OF_TYPE = {
     datatype: field for field, datatypes in _CONTENTS_FIELDS.items() for datatype in datatypes
 }
@@ -60,11 +60,11 @@ class Declared(msgspec.Struct, frozen=True):
     @staticmethod
     def of(tensor: Any, name: str, model: str, request_id: str) -> Declared:
         """Raises: InvalidRequest: an unknown type, or an invalid shape."""
-        datatype = _TYPES.get(tensor.datatype)
+        datatype = DATATYPES.get(tensor.datatype)
         if datatype is None:
             raise InvalidRequest(
                 f"{log_prefix(request_id)}invalid datatype '{tensor.datatype[:32]}' for input "
-                f"'{name}' for model '{model}'; known: {', '.join(_TYPES)}"
+                f"'{name}' for model '{model}'; known: {', '.join(DATATYPES)}"
             )
         # Avoid a tuple of millions: one dimension too many proves the error.
         shape = tuple(tensor.shape[: MOST_DIMENSIONS + 1])

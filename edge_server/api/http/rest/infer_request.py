@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.contents import MOST_DIMENSIONS, joined, to_array
+from edge_server.api.contents import DATATYPES, MOST_DIMENSIONS, joined, to_array
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.parameters import write_parameter
 from edge_server.errors import InternalError, InvalidRequest, Unavailable
@@ -147,7 +147,6 @@ def _wrong_type(words: str) -> InternalError:
 
 
 LENGTH_HEADER = "inference-header-content-length"
-_TYPES = {datatype.value: datatype for datatype in DataType}
 _REGION = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _MOST_TENSORS = 1000
 
@@ -291,7 +290,7 @@ def _read_input(
     if "shared_memory_region" in parameters:
         _read_region(tensor, parameters)
         return None, binary
-    datatype = _TYPES.get(type_name)
+    datatype = DATATYPES.get(type_name)
     if datatype is None:
         raise InvalidRequest(f"invalid datatype for input {name}")
     count = math.prod(shape)
