@@ -226,8 +226,8 @@ def test_it_comes_back_after_a_restart_without_a_reload(
     wait_for(page, LIVE)
     page.evaluate("window.sameDocument = true")
     first.terminate()
-    wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
-    assert "Reconnecting" in page.inner_text("#stage-why")
+    wait_for(page, "document.querySelector('#stage-why').innerText.includes('Reconnecting')")
+    assert page.evaluate("document.querySelector('#stage').dataset.state") == "stale"
     assert page.inner_text("#link") == "reconnecting"
     second = start(*flags, f"--http-port={first.http_port}")
     second.drain()
