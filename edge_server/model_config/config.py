@@ -140,6 +140,8 @@ class EnsembleStep:
             a batch dimension of 1 comes or goes between models; set once the graph is resolved.
         runs: the step itself and, where its model is an ensemble, the steps within; set once the
             graph is resolved.
+        depth: 1 and, where its model is an ensemble, the depth of that; set once the graph is
+            resolved.
     """
 
     model_name: str
@@ -149,6 +151,7 @@ class EnsembleStep:
     decoupled: bool = False
     full_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     runs: int = 1
+    depth: int = 1
 
 
 @dataclass(frozen=True)
@@ -361,6 +364,11 @@ class ModelConfig:
         """The steps that one request to the resolved ensemble runs, those of ensembles within
         included; 0 of another model."""
         return sum(step.runs for step in self.steps)
+
+    @property
+    def depth(self) -> int:
+        """How many ensembles lie within each other, this one included; 0 for another model."""
+        return max((step.depth for step in self.steps), default=0)
 
     @cached_property
     def mixes_batching(self) -> bool:

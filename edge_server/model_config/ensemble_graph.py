@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Ensembles within ensembles multiply: 31 levels of two steps each are 2^31 runs for one request.
 MOST_RUNS = 1000
+# A step calls the next level's on its own stack.
+_MOST_LEVELS = 32
 
 
 def ensemble_faults(message: Any) -> Iterator[str]:
@@ -93,6 +95,7 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
                 if len(batched) > 1
                 else {},
                 runs=1 + member.runs,
+                depth=1 + member.depth,
             )
             for step, member in members
         ),
@@ -116,6 +119,11 @@ def _graph_faults(config: ModelConfig, members: Members) -> Iterator[str]:
         yield (
             f"ensemble '{config.name}' runs {runs} steps for one request, those of the ensembles "
             f"within included; {MOST_RUNS} are the most: use fewer steps"
+        )
+    if (levels := 1 + max((member.depth for _, member in members), default=0)) > _MOST_LEVELS:
+        yield (
+            f"ensemble '{config.name}' has {levels} levels of ensembles within each other; "
+            f"{_MOST_LEVELS} are the most: let it call the innermost models itself"
         )
     yield from _mapping_faults(config, members)
     order = _run_order(config)

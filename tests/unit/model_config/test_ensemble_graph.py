@@ -244,3 +244,20 @@ def test_a_request_runs_a_bounded_number_of_steps_however_ensembles_are_nested()
         "config.pbtxt: ensemble 'doubled' runs 1022 steps for one request, those of the ensembles "
         "within included; 1000 are the most: use fewer steps"
     )
+
+
+def test_ensembles_are_nested_in_a_bounded_number_of_levels() -> None:
+    """A request to 200 levels would end in a RecursionError."""
+    level = member("level", "a:FP32:4", "b:FP32:4")
+    members = {"level": level}
+    once = replace(ensemble("level a=x > b=z"), name="outer")
+    for depth in range(1, 33):
+        resolved = resolve_graph(once, Path("config.pbtxt"), lambda s: members[s.model_name])
+        assert resolved.depth == depth
+        members["level"] = replace(resolved, inputs=level.inputs, outputs=level.outputs)
+    with pytest.raises(ModelConfigError) as caught:
+        resolve_graph(once, Path("config.pbtxt"), lambda s: members[s.model_name])
+    assert str(caught.value) == (
+        "config.pbtxt: ensemble 'outer' has 33 levels of ensembles within each other; 32 are the "
+        "most: let it call the innermost models itself"
+    )
