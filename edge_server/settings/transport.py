@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from edge_server.settings.sections import Count, Port, Positive, Section, is_loopback
+from edge_server.settings.sections import Count, Port, Positive, Section, applied_by, is_loopback
 
 MIB = 1024 * 1024
 # sockaddr_un has 108 bytes, one of them for the terminating zero.
@@ -123,12 +123,14 @@ class Grpc(Section, frozen=True):
     insecure: bool = False
     socket: str | None = None
     control: Literal["everywhere", "unix", "off"] = "everywhere"
-    tls: Tls = Tls()
+    tls: Annotated[Tls, applied_by("grpc")] = Tls()
     restricted: tuple[Restriction, ...] = ()
     max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
-    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40), applied_by("grpc")] = (
+        192 * MIB
+    )
     max_decompressed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
-    message_timeout_ms: Milliseconds = 3000
+    message_timeout_ms: Annotated[Milliseconds, applied_by("grpc")] = 3000
     max_connections: Positive = 64
     max_streams: Positive = 100
     max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
