@@ -66,7 +66,7 @@ def _sections(section: type[msgspec.Struct], path: str) -> Iterator[str]:
         if inner is not None:
             below.append((table.format(path=f"{path}.{name}".lstrip(".")), inner))
         else:
-            kind = _type_text(types.type_info(field.type))
+            kind = _type_text(_info(field.type))
             rows.append((f"`{name}`", kind, _default(field), about.get(name, "")))
     if rows:
         heading = path if path.startswith("[") else f"[{path}]"
@@ -78,7 +78,7 @@ def _sections(section: type[msgspec.Struct], path: str) -> Iterator[str]:
 
 def _struct_of(annotation: Any) -> tuple[type[msgspec.Struct] | None, str]:
     """Return the struct of a table, and how its path is written; None where it is no table."""
-    info = types.type_info(annotation)
+    info = _info(annotation)
     options = info.types if isinstance(info, types.UnionType) else (info,)
     for one in options:
         if isinstance(one, types.StructType):
@@ -88,6 +88,11 @@ def _struct_of(annotation: Any) -> tuple[type[msgspec.Struct] | None, str]:
         if isinstance(one, types.VarTupleType) and isinstance(one.item_type, types.StructType):
             return one.item_type.cls, "[[{path}]]"
     return None, ""
+
+
+def _info(annotation: Any) -> types.Type:
+    info = types.type_info(annotation)
+    return info.type if isinstance(info, types.Metadata) else info
 
 
 def _summary(section: type[msgspec.Struct]) -> str:

@@ -1,4 +1,4 @@
-"""The device files of GPU, NVDLA and cameras, and the accounts that may use them."""
+"""The accounts of this system, and the device files and disks that they may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.board.resources import is_directory, listed, read_text
+from edge_server.board.resources import is_directory, listed, nearest_directory, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,4 +142,39 @@ def _node(root: Path, path: Path, account: Account, label: str = "") -> DeviceNo
     joined = group is not None and group.gid in account.gids
     return DeviceNode(
         name, usable, None if group is None or joined else group.name, label, group is None
+    )
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A directory, or its nearest existing ancestor.
+
+    Attributes:
+        directory: the requested directory.
+        stands: the existing directory.
+        writable: the account may write in `stands`.
+        free_bytes: free for users other than root.
+    """
+
+    directory: Path
+    stands: Path
+    writable: bool
+    total_bytes: int
+    free_bytes: int
+
+
+def read_disk(directory: Path, account: Account) -> Disk | None:
+    """Return the disk of `directory`; None where the file system does not report it."""
+    stands = nearest_directory(directory)
+    try:
+        numbers = os.statvfs(stands)
+    except OSError:
+        return None
+    read_only = bool(numbers.f_flag & os.ST_RDONLY)
+    return Disk(
+        directory,
+        stands,
+        account.may_use(stands) and not read_only,
+        numbers.f_blocks * numbers.f_frsize,
+        numbers.f_bavail * numbers.f_frsize,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from edge_server.board.device_nodes import Account
 
 _MOST_BYTES = 64 * 1024
 
@@ -134,43 +131,8 @@ def _processors(path: Path) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-@dataclass(frozen=True)
-class Disk:
-    """A directory, or its nearest existing ancestor.
-
-    Attributes:
-        directory: the requested directory.
-        stands: the existing directory.
-        writable: the account may write in `stands`.
-        free_bytes: free for users other than root.
-    """
-
-    directory: Path
-    stands: Path
-    writable: bool
-    total_bytes: int
-    free_bytes: int
-
-
 def nearest_directory(directory: Path) -> Path:
     """Return `directory`, or the nearest ancestor that exists: what is made later stands there."""
     while not is_directory(directory) and directory != directory.parent:
         directory = directory.parent
     return directory
-
-
-def read_disk(directory: Path, account: Account) -> Disk | None:
-    """Return the disk of `directory`; None where the file system does not report it."""
-    stands = nearest_directory(directory)
-    try:
-        numbers = os.statvfs(stands)
-    except OSError:
-        return None
-    read_only = bool(numbers.f_flag & os.ST_RDONLY)
-    return Disk(
-        directory,
-        stands,
-        account.may_use(stands) and not read_only,
-        numbers.f_blocks * numbers.f_frsize,
-        numbers.f_bavail * numbers.f_frsize,
-    )

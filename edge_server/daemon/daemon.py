@@ -11,43 +11,19 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from edge_server.api.access import AccessRules, Tokens
-from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.lane_service import LaneSources
-from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.headers import HeaderForwarding
-from edge_server.api.http.page.state import PageSources, PictureWriter
-from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
+from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpServer, http_listeners
-from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.api.shared_memory import SharedMemory
+from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.board.identity import Identity
-from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED, BoardWatch, ClockWatch
-from edge_server.daemon.camera_set import CameraSet
-from edge_server.daemon.parts import (
-    chosen_control,
-    chosen_scheduling,
-    directories_of,
-    event_log,
-    following_control,
-    free_space,
-    python_of,
-    recorder_of,
-    road_follower,
-    span_sender,
-)
-from edge_server.daemon.reload import SettingsReload, check_broker, live_parts, trace_rule
-from edge_server.daemon.status import LOOK_S, LaneRate, StatusLine, StatusReport
+from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED
+from edge_server.daemon.build import build_inference, build_lanes, build_requests
+from edge_server.daemon.parts import directories_of, free_space
+from edge_server.daemon.reload import SettingsReload, live_parts
+from edge_server.daemon.status import LOOK_S, StatusLine, StatusReport
 from edge_server.errors import EdgeServerError, StageStuck
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S, BoundedControl, DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.tracing import TraceFile, Tracer, TraceWriter
+from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
-from edge_server.mqtt.publisher import Publisher
-from edge_server.pipeline.lane_feed import LaneFeed
-from edge_server.pipeline.picture_feed import PictureFeed
-from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
@@ -57,10 +33,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from edge_server.cameras.calibration import Calibration
-    from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
-    from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.worker import Worker
     from edge_server.settings import Settings
 
@@ -103,181 +76,92 @@ class Daemon:
         reload_requested: threading.Event | None = None,
     ) -> None:
         keep_large_buffers()
-        repository, serving = settings.repository, settings.serving
-        registry = ModelRegistry()
-        self.devices = Devices()
-        self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
-        self._scheduling = chosen_scheduling(serving, settings.metrics)
-        camera_models: set[str] = set()
-        make_control = following_control if repository.mode == "poll" else chosen_control
-        self.control: RepositoryControl | PollControl = make_control(
-            registry,
-            self._scheduling,
-            self.devices,
-            repository,
-            python=python_of(settings),
-            camera_models=camera_models,
-        )
-        trace = settings.trace
-        self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
         identity = Identity.of_this_host(settings.device.id, VERSION)
-        self._spans = span_sender(settings, identity)
-        tracer = Tracer(trace_rule(trace), self._traces, self._spans)
         log_switches = log_switches or LogSwitches()
-        tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
-        requests = RequestMetrics()
-        shared_memory = (
-            SharedMemory(longest_bytes=settings.grpc.max_message_bytes)
-            if serving.client_shared_memory
-            else None
-        )
-        self._grpc = GrpcServer(
-            self.data_plane,
-            settings.grpc,
-            serving.name,
-            VERSION,
-            control=self.control,
-            shared_memory=shared_memory,
-            tracer=tracer,
-            log_switches=log_switches,
-            tokens=tokens,
-            requests=requests,
-        )
-        rest = RestApi(
-            self.data_plane,
-            serving.name,
-            VERSION,
-            AccessRules.of_http(settings.http, settings.grpc, tokens),
-            tracer,
-            log_switches,
-            BoundedControl(self.control, LOADS_AT_ONCE),
-            shared_memory,
-            HeaderForwarding(
-                settings.http.forward_headers, (r.header for r in settings.http.restricted)
-            ),
-            settings.http.max_body_bytes,
-            requests,
-        )
-        # Later a file may be absent while it is replaced; at the start that is a mistake.
-        check_broker(settings)
-        self.vehicle = VehicleInputs()
-        self.events = event_log(settings)
-        self._publisher = publisher = Publisher(
-            settings.mqtt, identity, events=self.events, vehicle=self.vehicle
-        )
-        lane_feed = LaneFeed(identity)
-        self._pictures = PictureFeed(PictureWriter(identity))
-        latency = LaneLatency()
-        lane_rate = LaneRate()
-
-        def forget_camera(name: str) -> None:
-            latency.forget(name)
-            lane_feed.forget(name)
-
-        self._board = board = BoardWatch(
-            clock=ClockWatch(required=settings.device.clock == "synchronized"),
-            parts=self._faults,
-        )
-
-        def calibration_of_camera(name: str) -> Calibration | None:
-            return self._cameras.calibration(name)
-
-        recorder = self._recorder = recorder_of(
-            settings, identity, self.events, calibration_of_camera
-        )
-        self._cameras = CameraSet(
-            settings.cameras,
-            self.data_plane,
-            (
-                *listeners,
-                lambda lane_frame, _: publisher.publish_lanes(lane_frame),
-                lane_feed,
-                self._pictures,
-                latency,
-                lane_rate,
-                *(() if recorder is None else (recorder,)),
-            ),
-            camera_models,
-            forget_camera,
-            board=lambda: board.condition,
-            tracer=tracer,
-            road=lambda calibration: road_follower(
-                settings, calibration, self.vehicle, self.events
-            ),
-        )
-        self._grpc.offer_lanes(
+        inference = build_inference(settings, identity)
+        requests = build_requests(settings, identity, inference, log_switches)
+        lanes = build_lanes(settings, identity, inference, listeners, self._faults)
+        recorder, pipelines = lanes.recorder, lanes.cameras.pipelines
+        requests.grpc.offer_lanes(
             LaneSources(
                 identity,
-                lane_feed,
-                self.events,
-                self.vehicle,
-                self._cameras.pipelines,
+                lanes.feed,
+                lanes.events,
+                lanes.vehicle,
+                pipelines,
                 None if recorder is None else recorder.request,
             )
         )
         self._reload = None
         if read_settings is not None and reload_requested is not None:
             parts = live_parts(
-                self._cameras,
-                publisher,
-                self._grpc,
-                tracer,
+                lanes.cameras,
+                lanes.publisher,
+                requests.grpc,
+                inference.tracer,
                 log_switches,
                 allow_to_finish=self._allow_to_finish,
             )
             self._reload = SettingsReload(settings, read_settings, reload_requested, parts)
+        self._inference, self._requests, self._lanes = inference, requests, lanes
+        self.devices, self.control = inference.devices, inference.control
+        self.data_plane, self._grpc = inference.data_plane, requests.grpc
         disks = partial(free_space, directories_of(settings))
+        self._http = self._http_server(settings, identity, disks)
+        self._auxiliary = self._auxiliary_parts()
+        self._status = StatusReport(
+            self.data_plane,
+            self.control,
+            pipelines,
+            lanes.publisher,
+            board=lanes.board,
+            line=StatusLine(self.data_plane, pipelines, lanes.publisher, lanes.rate, self._reload),
+            reload=self._reload,
+            free_bytes=disks,
+            events=lanes.events,
+        )
+        self._running = ExitStack()
+        self._exit_timeout_s = settings.serving.exit_timeout_s
+        self._stop_by = 0.0
+
+    def _http_server(
+        self, settings: Settings, identity: Identity, disks: Callable[[], Mapping[str, int]]
+    ) -> HttpServer:
+        """Return the server of HTTP and metrics; `disks` returns the free space of directories."""
+        inference, requests, lanes = self._inference, self._requests, self._lanes
         sources = Sources(
             VERSION,
             lambda: self.data_plane.index(only_ready=False),
-            self._cameras.pipelines,
-            latency,
-            publisher,
+            lanes.cameras.pipelines,
+            lanes.latency,
+            lanes.publisher,
             ProcessorUse() if settings.metrics.cpu else None,
             self.control if isinstance(self.control, PollControl) else None,
-            board,
+            lanes.board,
             free_bytes=disks,
             gpu=settings.metrics.gpu,
             settings=self._reload,
-            recorder=recorder,
-            requests=requests,
-            events=self.events.counts,
+            recorder=lanes.recorder,
+            requests=requests.counts,
+            events=lanes.events.counts,
             ready=self.data_plane.server_ready,
-            spans=self._spans,
+            spans=inference.spans,
         )
         page = PageSources(
             identity,
             # How busy the processors are counts from one reading to the next, of one reader.
             replace(sources, processors=ProcessorUse()),
-            self._pictures,
-            self.events,
+            lanes.pictures,
+            lanes.events,
             settings.vehicle.width_m,
-            may_read=None if tokens is None else tokens.may_read,
+            may_read=None if requests.tokens is None else requests.tokens.may_read,
         )
-        self._rest = rest
-        self._http = HttpServer(http_listeners(settings, rest, sources, page))
-        self._auxiliary = self._auxiliary_parts(recorder)
-        self._status = StatusReport(
-            self.data_plane,
-            self.control,
-            self._cameras.pipelines,
-            publisher,
-            board=board,
-            line=StatusLine(
-                self.data_plane, self._cameras.pipelines, publisher, lane_rate, self._reload
-            ),
-            reload=self._reload,
-            free_bytes=disks,
-            events=self.events,
-        )
-        self._running = ExitStack()
-        self._exit_timeout_s = serving.exit_timeout_s
-        self._stop_by = 0.0
+        return HttpServer(http_listeners(settings, requests.rest, sources, page))
 
     @property
     def pipelines(self) -> Sequence[LanePipeline]:
         """The loops of the present cameras."""
-        return self._cameras.pipelines
+        return self._lanes.cameras.pipelines
 
     @property
     def grpc_port(self) -> int:
@@ -323,23 +207,24 @@ class Daemon:
 
     def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
         """Yield how each part starts and stops; they stop in reverse order."""
-        yield self._board.start, self._board.stop
+        models, lanes = self._inference, self._lanes
+        yield lanes.board.start, lanes.board.stop
         yield _nothing, self.devices.close
-        yield _nothing, self._scheduling.close
+        yield _nothing, models.scheduling.close
         yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
-        if (traces := self._traces) is not None:
+        if (traces := models.traces) is not None:
             yield traces.start, traces.stop
-        if (spans := self._spans) is not None:
+        if (spans := models.spans) is not None:
             yield spans.start, spans.stop
-        if (recorder := self._recorder) is not None:
+        if (recorder := lanes.recorder) is not None:
             yield recorder.start, recorder.stop
-        yield self.events.worker.start, self.events.stop
+        yield lanes.events.worker.start, lanes.events.stop
         # From here on a client's health check returns "live, not ready".
         yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
-        yield self._pictures.worker.start, self._pictures.stop
+        yield lanes.pictures.worker.start, lanes.pictures.stop
         yield self._http.start, lambda: self._http.stop(self._left_s())
-        yield self._cameras.open_recordings, lambda: self._cameras.stop(self._left_s)
-        yield self._publisher.start, self._publisher.stop
+        yield lanes.cameras.open_recordings, lambda: lanes.cameras.stop(self._left_s)
+        yield lanes.publisher.start, lanes.publisher.stop
         yield lambda: self._load(stop), _nothing
         yield lambda: self._serve(stop), self._drain
 
@@ -388,14 +273,14 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._cameras.validate(stop, self.control.awaits)
+                self._lanes.cameras.validate(stop, self.control.awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise
 
     def _serve(self, stop: threading.Event) -> None:
         if not stop.is_set():
-            self._cameras.start()
+            self._lanes.cameras.start()
             self.data_plane.open()
 
     def _drain(self) -> None:
@@ -403,8 +288,8 @@ class Daemon:
         self._stop_by = time.monotonic() + self._exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
-        self._rest.gate.close()
-        self._cameras.ask_to_stop()
+        self._requests.rest.gate.close()
+        self._lanes.cameras.ask_to_stop()
         if self._reload is not None:
             self._reload.stop(self._left_s())
 
@@ -415,9 +300,9 @@ class Daemon:
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
 
-    def _auxiliary_parts(self, recorder: Recorder | None) -> Mapping[str, Auxiliary]:
+    def _auxiliary_parts(self) -> Mapping[str, Auxiliary]:
         """Return what hostile clients, or a disk, may bring down, by the reason's word."""
-        http = self._http
+        http, recorder = self._http, self._lanes.recorder
         parts = {HTTP_CLOSED: Auxiliary("http", lambda: [http.worker], http.reopen)}
         if recorder is not None:
             parts[NOT_RECORDED] = Auxiliary("recorder", lambda: recorder.workers, recorder.reopen)
@@ -426,13 +311,17 @@ class Daemon:
     def _faults(self) -> list[str]:
         """Return which auxiliary parts do not work, and why."""
         found = [f"{word}: {each.fault}" for word, each in self._auxiliary.items() if each.fault]
-        if not found and self._recorder is not None and self._recorder.failure:
-            found.append(f"{NOT_RECORDED}: {self._recorder.failure}")
+        if not found and self._lanes.recorder is not None and self._lanes.recorder.failure:
+            found.append(f"{NOT_RECORDED}: {self._lanes.recorder.failure}")
         return found
 
     def _workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = [*self._cameras.workers(), self.events.worker, *self._publisher.workers()]
+        workers = [
+            *self._lanes.cameras.workers(),
+            self._lanes.events.worker,
+            *self._lanes.publisher.workers(),
+        ]
         workers += [
             part.worker for part in (self._grpc.self_call, self._reload) if part is not None
         ]

@@ -1,4 +1,4 @@
-"""Parts of the daemon, made as the settings have them; those of models are in `model_parts`."""
+"""Parts of the daemon, made as the settings have them."""
 
 from __future__ import annotations
 

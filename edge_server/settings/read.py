@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -13,6 +13,7 @@ from edge_server.errors import SettingsError
 from edge_server.settings.mistakes import in_words, line_of, without_logins
 from edge_server.settings.sections import (
     NAME,
+    POWER,
     CameraSection,
     DeviceSection,
     EventsSection,
@@ -30,6 +31,7 @@ from edge_server.settings.sections import (
     TraceSection,
     TracingSection,
     Vehicle,
+    applied_by,
     is_loopback,
 )
 from edge_server.settings.text_file import TomlError, parse_toml, read_text_file
@@ -53,16 +55,18 @@ class Settings(Section, frozen=True):
     http: Http = Http()
     access: Access = Access()
     metrics: Metrics = Metrics()
-    trace: TraceSection = TraceSection()
+    trace: Annotated[TraceSection, applied_by("trace")] = TraceSection()
     tracing: TracingSection = TracingSection()
-    mqtt: Mqtt | None = None
-    cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    mqtt: Annotated[Mqtt | None, applied_by("broker")] = None
+    cameras: Annotated[dict[Name, CameraSection], applied_by("cameras")] = msgspec.field(
+        default_factory=dict
+    )
     vehicle: Vehicle = Vehicle()
     lane_departure: LaneDeparture = LaneDeparture()
     events: EventsSection = EventsSection()
     recorder: RecorderSection = RecorderSection()
-    power: Power = Power()
-    log: LogSection = LogSection()
+    power: Annotated[Power, applied_by(POWER)] = Power()
+    log: Annotated[LogSection, applied_by("log")] = LogSection()
 
     def __post_init__(self) -> None:
         grpc, http, metrics = self.grpc, self.http, self.metrics

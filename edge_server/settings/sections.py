@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -20,8 +20,29 @@ PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
+RESTART: Final = "restart"
+# Settings of a unit of its own, which reads the file when it starts.
+POWER: Final = "edge-server-power.service"
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file: immutable, and an unknown key is an error."""
+    """A table of the file: immutable, and an unknown key is an error.
+
+    A reload applies a setting that is `Annotated` with `applied_by`, or whose table is; every other
+    needs a restart.
+    """
+
+
+def applied_by(part: str) -> msgspec.Meta:
+    """Return the annotation of a setting or table that `part` applies at a reload: a name of
+    `live_parts`, POWER or RESTART."""
+    return msgspec.Meta(extra={"applied_by": part})
+
+
+def part_of(annotation: Any) -> str | None:
+    """Return the part that applies a field of this type; None if its table says which."""
+    found = (meta.extra for meta in getattr(annotation, "__metadata__", ()) if meta.extra)
+    return next((extra["applied_by"] for extra in found), None)
 
 
 def is_loopback(host: str) -> bool:
@@ -271,7 +292,7 @@ class LogSection(Section, frozen=True):
     warning: bool = True
     error: bool = True
     format: Literal["default", "ISO8601", "json"] = "default"
-    file: str | None = None
+    file: Annotated[str | None, applied_by(RESTART)] = None
 
 
 class Power(Section, frozen=True):
@@ -308,7 +329,7 @@ class Serving(Section, frozen=True):
     """
 
     name: str = "triton"
-    exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
+    exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600), applied_by("stop")] = 3.0
     client_shared_memory: bool = False
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[RateLimitResourceSection, ...] = ()
@@ -331,7 +352,7 @@ class TraceSection(Section, frozen=True):
     rate: Positive = 1000
     count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     log_frequency: Count = 0
-    file: str = ""
+    file: Annotated[str, applied_by(RESTART)] = ""
 
     def __post_init__(self) -> None:
         if "OFF" in self.level and len(self.level) > 1:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from edge_server.settings.sections import Count, Port, Positive, Section, is_loopback
+from edge_server.settings.sections import Count, Port, Positive, Section, applied_by, is_loopback
 
 MIB = 1024 * 1024
 # sockaddr_un has 108 bytes, one of them for the terminating zero.
@@ -32,10 +31,20 @@ Protocol = Literal[
 ]
 
 # `re` holds the interpreter's lock while it searches, and so every camera's thread.
-_PARSER: Final = "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
 _MOST_REPEATS: Final = 3
 _CASE_COUNTS: Final = "(?-i)"
-_REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+# What a regular expression is made of; the rest, a set in brackets included, is one character.
+_TOKEN: Final = re.compile(
+    r"""(?P<verbose>\(\?[a-zA-Z]*x[a-zA-Z-]*[:)])
+    |(?P<comment>\(\?\#[^)]*\)|\(\?[a-zA-Z]+\))
+    |(?P<reference>\\[1-9]|\(\?P=\w+\))
+    |(?P<open>\((?:\?(?:P<\w+>|<?[=!]|\(\w+\)|>|[a-zA-Z-]*:))?)
+    |(?P<close>\))
+    |(?P<alternative>\|)
+    |(?P<repeat>(?:[*+?]|\{(?=[\d,])(?:\d*,)?(?P<times>\d*)\})[?+]?)
+    |\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 class Tls(Section, frozen=True):
@@ -123,12 +132,14 @@ class Grpc(Section, frozen=True):
     insecure: bool = False
     socket: str | None = None
     control: Literal["everywhere", "unix", "off"] = "everywhere"
-    tls: Tls = Tls()
+    tls: Annotated[Tls, applied_by("grpc")] = Tls()
     restricted: tuple[Restriction, ...] = ()
     max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
-    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40), applied_by("grpc")] = (
+        192 * MIB
+    )
     max_decompressed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
-    message_timeout_ms: Milliseconds = 3000
+    message_timeout_ms: Annotated[Milliseconds, applied_by("grpc")] = 3000
     max_connections: Positive = 64
     max_streams: Positive = 100
     max_infer_streams: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
@@ -246,8 +257,7 @@ def check_header_pattern(pattern: str) -> None:
     """Raises: ValueError: `pattern` is no regular expression, or some name of a header takes longer
     than any camera can wait."""
     try:
-        compiled = header_pattern(pattern)
-        repeats = _repeats_of(importlib.import_module(_PARSER).parse(compiled.pattern))
+        repeats = _repeats_of(header_pattern(pattern).pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"forward_headers: no regular expression: {error}") from None
     if repeats > _MOST_REPEATS:
@@ -257,31 +267,51 @@ def check_header_pattern(pattern: str) -> None:
         )
 
 
-def _repeats_of(parsed: Any, *, within: bool = False) -> int:
-    """Return how many repeats without end follow one another.
+@dataclass
+class _Part:
+    """A group of a pattern, or one of its characters.
+
+    Attributes:
+        repeats: without end, one behind the other, in the alternative that is being read.
+        most: of the alternatives before it.
+        intricate: what it matches can vary, so that a repeat of it takes long.
+    """
+
+    repeats: int = 0
+    most: int = 0
+    intricate: bool = False
+
+
+def _repeats_of(pattern: str) -> int:
+    """Return how many repeats without end follow one another in a valid pattern.
 
     Raises:
         ValueError: one repeats what has another, or alternatives.
     """
-    count = 0
-    for code, value in parsed:
-        name = str(code)
-        if within and (name in _REPEATS or name in ("BRANCH", "GROUPREF")):
-            raise ValueError(
-                "forward_headers: a repeat of something with repeats or alternatives takes too "
-                "long for some names; write it without the outer repeat"
-            )
-        if name in _REPEATS:
-            _, most, what = value
-            inner = _repeats_of(what, within=most > 1)
-            count += max(inner, int(most > 1))
-        elif name == "BRANCH":
-            count += max(_repeats_of(each, within=within) for each in value[1])
-        else:
-            parts = value if isinstance(value, tuple) else (value,)
-            count += sum(_repeats_of(each, within=within) for each in parts if _is_pattern(each))
-    return count
-
-
-def _is_pattern(value: object) -> bool:
-    return type(value).__name__ == "SubPattern"
+    last, groups = _Part(), [_Part()]
+    for token in _TOKEN.finditer(pattern):
+        group, kind = groups[-1], token.lastgroup
+        if kind == "verbose":
+            raise ValueError("forward_headers: no regular expression: (?x) is not supported here")
+        if kind == "open":
+            groups.append(_Part())
+        elif kind == "close":
+            last = groups.pop()
+            groups[-1].repeats += max(last.repeats, last.most)
+            groups[-1].intricate |= last.intricate
+        elif kind == "repeat":
+            endless = token[0][0] != "?" and token["times"] not in ("0", "1")
+            if endless and last.intricate:
+                raise ValueError(
+                    "forward_headers: a repeat of something with repeats or alternatives takes too "
+                    "long for some names; write it without the outer repeat"
+                )
+            group.repeats += endless
+            group.intricate = True
+        elif kind == "alternative":
+            group.most, group.repeats = max(group.most, group.repeats), 0
+            group.intricate = True
+        elif kind != "comment":
+            last = _Part(intricate=kind == "reference")
+            group.intricate |= last.intricate
+    return max(groups[0].repeats, groups[0].most)

@@ -16,7 +16,7 @@ from edge_server.board import watch
 from edge_server.board.board import read_board
 from edge_server.board.facts import read_board_facts, read_within
 from edge_server.board.watch import BoardWatch
-from edge_server.daemon import daemon as daemon_module
+from edge_server.daemon import build
 from edge_server.daemon.daemon import Daemon
 from edge_server.settings import read_settings
 
@@ -70,7 +70,7 @@ def test_lanes_go_on_and_the_daemon_ends(
     roots = iter([whole, *[hanging] * 100])
     monkeypatch.setattr(watch, "STALE_S", 1.0)
     read = lambda _: read_board_facts(next(roots))  # noqa: E731
-    monkeypatch.setattr(daemon_module, "BoardWatch", partial(BoardWatch, read=read))
+    monkeypatch.setattr(build, "BoardWatch", partial(BoardWatch, read=read))
     lanes = []
     settings = read_settings(
         None,

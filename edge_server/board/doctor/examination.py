@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.board.board import read_board
+from edge_server.board.device_nodes import read_disk
 from edge_server.board.doctor import hardware, software
 from edge_server.board.doctor.hardware import (
     Configuration,
@@ -23,7 +24,6 @@ from edge_server.board.doctor.hardware import (
     ProbeResult,
     fault,
 )
-from edge_server.board.resources import read_disk
 from edge_server.errors import Cancelled, EdgeServerError, SettingsError
 from edge_server.process.child import ChildFailed, ChildOptions, run_in_child
 from edge_server.process.disk import state_directory

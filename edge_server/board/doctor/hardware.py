@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.board.board import Board
-    from edge_server.board.device_nodes import DeviceNode
+    from edge_server.board.device_nodes import DeviceNode, Disk
     from edge_server.board.power import ThermalZone
-    from edge_server.board.resources import Disk
     from edge_server.settings import Settings
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from edge_server.daemon import reload
 from edge_server.daemon.daemon import Daemon
-from edge_server.daemon.reload import POWER, RESTART, TABLE, LivePart, SettingsReload, differences
+from edge_server.daemon.reload import LivePart, SettingsReload, differences
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
     CameraSection,
@@ -26,7 +27,7 @@ from edge_server.settings import (
     Settings,
     Tls,
 )
-from edge_server.settings.sections import Section
+from edge_server.settings.sections import POWER, RESTART, Section, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -293,21 +294,16 @@ def test_a_part_that_refuses_the_settings_keeps_every_part_as_it_is(
     assert notified[-1] == "READY=1"
 
 
-def leaves(section: type[Section], name: str = "") -> Iterator[str]:
-    """Every setting by its name; that of `[mqtt]` and `[cameras]` are the sections."""
-    for key, hint in get_type_hints(section).items():
-        below = f"{name}.{key}".lstrip(".")
-        if isinstance(hint, type) and issubclass(hint, Section):
-            yield from leaves(hint, below)
-        else:
-            yield below
+def parts(section: type[Section]) -> Iterator[str]:
+    """The parts that the settings of `section` name, below it too."""
+    for field in msgspec.structs.fields(section):
+        if part := part_of(field.type):
+            yield part
+        if isinstance(field.default, Section):
+            yield from parts(type(field.default))
 
 
-def test_every_setting_is_applied_by_a_part_or_needs_a_restart() -> None:
-    assert sorted(TABLE) == sorted(leaves(Settings))
-
-
-def test_every_part_of_the_table_is_one_of_the_daemon(tmp_path: Path) -> None:
+def test_every_part_that_a_setting_names_is_one_of_the_daemon(tmp_path: Path) -> None:
     metrics, grpc, http = Metrics(enabled=False), Grpc(enabled=False), Http(enabled=False)
     repository = Repository(paths=(str(tmp_path),), store=str(tmp_path / "store"))
     daemon = Daemon(
@@ -316,7 +312,7 @@ def test_every_part_of_the_table_is_one_of_the_daemon(tmp_path: Path) -> None:
         reload_requested=Requests(),
     )
     assert daemon._reload is not None
-    assert daemon._reload._parts.keys() | {RESTART, POWER} == set(TABLE.values())
+    assert daemon._reload._parts.keys() | {RESTART, POWER} == set(parts(Settings))
 
 
 def test_a_difference_is_named_by_its_own_key() -> None:

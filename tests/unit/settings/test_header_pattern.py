@@ -21,6 +21,14 @@ from edge_server.settings.transport import check_header_pattern, header_pattern
         ".*.*.*.*b",
         "[",
         "a**",
+        "(?P<name>a*)*",
+        "(?:[)*]+)+",
+        "([(]a+){2,}",
+        "(a*?b){,9}c",
+        "(a)(?:\\1)+",
+        "(?=(a|bc)+)",
+        "a*(?:b|c*d*e*)",
+        "(?x)a # (",
     ],
 )
 def test_a_pattern_that_some_name_makes_slow_is_refused(pattern: str) -> None:
@@ -39,6 +47,10 @@ def test_a_pattern_that_some_name_makes_slow_is_refused(pattern: str) -> None:
         "^x-.*-id-.*$",
         "(foo)+",
         "[ab]{2,9}c?",
+        "(a*b)?c{1}",
+        "a*|b*|c*|d*|(e*|f*)g*",
+        "(\\(\\[\\*[]*+?(|)])+",
+        "(?P<x>a)(?#(*+)\\*",
     ],
 )
 def test_other_patterns_are_taken_and_are_fast(pattern: str) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.boards import plant
 
+from edge_server.board.device_nodes import Disk
 from edge_server.board.doctor.examination import CHECKS, examine, run_checks
 from edge_server.board.doctor.hardware import Finding, Level, ProbeResult
 from edge_server.board.doctor.probes import parse_smart_log
-from edge_server.board.resources import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
