@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.facts import BoardFacts
-    from edge_server.board.watch import BoardWatch
+    from edge_server.board.watch import DeviceReport
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 
@@ -58,8 +58,9 @@ class BoardMetrics:
         yield from self._processors()
         board = self._sources.board
         if board is not None:
-            yield from _condition(board)
-            if (facts := board.facts) is not None:
+            report = board.report
+            yield from _condition(report)
+            if (facts := report.facts) is not None:
                 yield from _engines(facts, gpu=self._sources.gpu)
                 yield from _heat(facts)
                 yield from _power(facts)
@@ -91,9 +92,8 @@ class BoardMetrics:
             )
 
 
-def _condition(board: BoardWatch) -> Iterator[Metric]:
-    condition = board.condition
-    now = {reason.partition(":")[0] for reason in condition.reasons}
+def _condition(report: DeviceReport) -> Iterator[Metric]:
+    now = {reason.partition(":")[0] for reason in report.reasons}
     yield from many(
         "edge_board_condition",
         (
@@ -103,10 +103,10 @@ def _condition(board: BoardWatch) -> Iterator[Metric]:
     )
     yield from many(
         "edge_board_clock_state",
-        (((state.value,), condition.clock is state) for state in ClockState),
+        (((state.value,), report.clock is state) for state in ClockState),
     )
-    yield from one("edge_board_clock_steps_total", condition.clock_steps)
-    yield from one("edge_board_sample_age_seconds", board.age_s)
+    yield from one("edge_board_clock_steps_total", report.clock_steps)
+    yield from one("edge_board_sample_age_seconds", report.age_s)
 
 
 def _engines(facts: BoardFacts, *, gpu: bool) -> Iterator[Metric]:
