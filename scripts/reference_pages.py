@@ -25,6 +25,7 @@ from edge_server.cli.verbs import EXIT_CODE_MEANINGS
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.settings import Settings
+from edge_server.settings.sections import POWER, RESTART, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,29 +52,31 @@ def settings_page() -> str:
     text = "# Settings\n\n```\nedge-server check --config config.toml\n```\n\n"
     text += (
         "names what is wrong with a file; an unknown key is an error that names the nearest known "
-        "one. Every key and its default:\n"
+        "one. Every key, its default, and whether a reload applies it while lanes go on:\n"
     )
-    return text + "".join(_sections(Settings, ""))
+    return text + "".join(_sections(Settings, "", RESTART))
 
 
-def _sections(section: type[msgspec.Struct], path: str) -> Iterator[str]:
-    below: list[tuple[str, type[msgspec.Struct]]] = []
+def _sections(section: type[msgspec.Struct], path: str, part: str) -> Iterator[str]:
+    below: list[tuple[str, type[msgspec.Struct], str]] = []
     rows = []
     about = _attributes(section)
     for field in msgspec.structs.fields(section):
         name = field.encode_name
         inner, table = _struct_of(field.type)
+        applies = part_of(field.type) or part
         if inner is not None:
-            below.append((table.format(path=f"{path}.{name}".lstrip(".")), inner))
+            below.append((table.format(path=f"{path}.{name}".lstrip(".")), inner, applies))
         else:
             kind = _type_text(_info(field.type))
-            rows.append((f"`{name}`", kind, _default(field), about.get(name, "")))
+            reload = "" if applies in {RESTART, POWER} else "yes"
+            rows.append((f"`{name}`", kind, _default(field), reload, about.get(name, "")))
     if rows:
         heading = path if path.startswith("[") else f"[{path}]"
         yield f"\n## `{heading}`\n\n{_summary(section)}\n\n"
-        yield _table(("key", "values", "default", ""), iter(rows))
-    for name, inner in below:
-        yield from _sections(inner, name)
+        yield _table(("key", "values", "default", "reload", ""), iter(rows))
+    for name, inner, applies in below:
+        yield from _sections(inner, name, applies)
 
 
 def _struct_of(annotation: Any) -> tuple[type[msgspec.Struct] | None, str]:

@@ -194,6 +194,12 @@ class BoardFacts:
     uptime_s: float | None = None
     boot_reason: str | None = None
 
+    @property
+    def power_mode(self) -> str | None:
+        """The name of the present mode of nvpmodel."""
+        modes = self.power_modes
+        return None if modes is None or modes.current is None else modes.current.name
+
 
 def read_board_facts(root: Path = Path("/")) -> BoardFacts:
     """Read the facts of the system below `root`; run no program, and never raise for a file that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,19 +199,24 @@ HTTP_CLOSED = "http_closed"
 
 
 @dataclass(frozen=True)
-class BoardCondition:
-    """What is wrong with the board now, for the messages that leave it.
+class DeviceReport:
+    """The board at one moment, for lanes, broker, metrics and page. Two are equal where the same is
+    wrong: the readings do not count.
 
     Attributes:
         reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
             a colon, and what else a person wants to know.
         clock: how far the wall clock can be believed.
         clock_steps: how often the wall clock was set since the daemon started.
+        facts: of the last sample; None where there is none of the last seconds.
+        age_s: how long ago that sample was taken; None before the first one.
     """
 
     reasons: tuple[str, ...] = ()
     clock: ClockState = ClockState.UNKNOWN
     clock_steps: int = 0
+    facts: BoardFacts | None = field(default=None, compare=False)
+    age_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ class BoardWatch:
         read: reads the facts.
         now_s: the monotonic clock.
         parts: returns which parts of the daemon do not work, and why: reasons as those of
-            `BoardCondition`.
+            `DeviceReport`.
     """
 
     def __init__(
@@ -267,39 +272,31 @@ class BoardWatch:
         self._worker.stop(timeout_s=0.2)
 
     @property
-    def facts(self) -> BoardFacts | None:
-        """The facts of the last sample; None where there is none of the last seconds."""
-        sample = self._recent
-        return None if sample is None else sample.facts
-
-    @property
-    def age_s(self) -> float | None:
-        """How long ago the last sample was taken; None before the first one."""
-        return None if self._sample is None else self._now_s() - self._sample.at_s
-
-    @property
-    def condition(self) -> BoardCondition:
-        """What is wrong with the board; cheap enough for every frame."""
-        sample, clock = self._recent, self._clock
-        reasons = () if sample is None else sample.reasons
-        return BoardCondition((*reasons, *self._parts(), *clock.reasons), clock.state, clock.steps)
+    def report(self) -> DeviceReport:
+        """The state of the board; cheap enough for every frame."""
+        sample, clock = self._sample, self._clock
+        age_s = None if sample is None else self._now_s() - sample.at_s
+        if age_s is None or age_s > STALE_S:
+            sample = None
+        return DeviceReport(
+            (*(sample.reasons if sample else ()), *self._parts(), *clock.reasons),
+            clock.state,
+            clock.steps,
+            sample.facts if sample else None,
+            age_s,
+        )
 
     def check(self) -> None:
         """Look at the clock, and log where a read of the board hangs; for the main loop, which
         reads none of its sensors itself."""
         self._clock.look()
-        hangs = self._sample is not None and self._recent is None
+        hangs = self._sample is not None and self.report.facts is None
         if hangs and not self._hangs:
             log.warning(
                 "board: a file of its sensors does not let itself be read; temperatures, power and "
                 "throttling are not known"
             )
         self._hangs = hangs
-
-    @property
-    def _recent(self) -> _Sample | None:
-        sample = self._sample
-        return None if sample is None or self._now_s() - sample.at_s > STALE_S else sample
 
     def _tick(self, now: float) -> None:
         self.sample()

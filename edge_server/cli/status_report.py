@@ -404,11 +404,10 @@ def _board(board: Board, metrics: Scrape | None) -> BoardReport:
     if (facts := board.facts) is not None:
         gpu = next((each for each in facts.engines if each.name == "gpu"), None)
         hottest = facts.heat.hottest
-        modes = facts.power_modes
         # VDD_IN is the whole of an Orin NX or Nano.
         whole = [rail for rail in facts.rails if rail.name == "VDD_IN"] or facts.rails
         found |= {
-            "power_mode": None if modes is None or modes.current is None else modes.current.name,
+            "power_mode": facts.power_mode,
             "gpu_load": None if gpu is None else gpu.load,
             "gpu_hz": None if gpu is None else gpu.now_hz,
             "hottest": None if hottest is None else hottest.name,

@@ -205,7 +205,7 @@ def build_lanes(
         ),
         inference.camera_models,
         forget_camera,
-        board=lambda: board.condition,
+        board=lambda: board.report,
         tracer=inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
     )

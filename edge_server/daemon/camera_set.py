@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.board.watch import BoardCondition
+from edge_server.board.watch import DeviceReport
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import is_live, recorded_calibration
@@ -127,7 +127,7 @@ class CameraSet:
         *,
         road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
-        board: Callable[[], BoardCondition] = BoardCondition,
+        board: Callable[[], DeviceReport] = DeviceReport,
         tracer: Tracer | None = None,
     ) -> None:
         self.models = models

@@ -106,7 +106,7 @@ class LivePart(NamedTuple):
             fault; changes nothing.
     """
 
-    change: Callable[[Settings, Settings], str]
+    change: Callable[[Settings, Settings], str | None]
     check: Callable[[Settings], object] = lambda _: None
 
 
@@ -225,7 +225,7 @@ class SettingsReload:
             self.worker.wait(_SETTLE_S)
 
 
-def _changes(found: list[Difference], texts: Mapping[str, str]) -> list[str]:
+def _changes(found: list[Difference], texts: Mapping[str, str | None]) -> list[str]:
     """Return what has changed: in the words of the part, or else as old and new values."""
     worded = [f"{part}: {text}" for part, text in texts.items() if text]
     return worded + [
@@ -250,32 +250,22 @@ def live_parts(
         allow_to_finish: takes the seconds that requests in flight get at the next stop.
     """
 
-    def change_grpc(_: Settings, wanted: Settings) -> str:
-        grpc.change(wanted.grpc)
-        return ""
-
-    def change_trace(before: Settings, wanted: Settings) -> str:
+    # What clients have set stays until the file says something else.
+    def change_trace(before: Settings, wanted: Settings) -> None:
         if trace_rule(before.trace) != trace_rule(wanted.trace):
             tracer.begin_anew(trace_rule(wanted.trace))
-        return ""
 
-    def change_log(before: Settings, wanted: Settings) -> str:
-        # What clients have set stays until the file says something else.
+    def change_log(before: Settings, wanted: Settings) -> None:
         if before.log != wanted.log:
             log_switches.apply(wanted.log)
-        return ""
-
-    def change_stop(_: Settings, wanted: Settings) -> str:
-        allow_to_finish(wanted.serving.exit_timeout_s)
-        return ""
 
     return {
         "cameras": LivePart(lambda _, wanted: cameras.change(wanted.cameras)),
         "broker": LivePart(lambda _, wanted: publisher.change(wanted.mqtt), check_broker),
-        "grpc": LivePart(change_grpc, _check_certificates),
+        "grpc": LivePart(lambda _, wanted: grpc.change(wanted.grpc), _check_certificates),
         "trace": LivePart(change_trace),
         "log": LivePart(change_log),
-        "stop": LivePart(change_stop),
+        "stop": LivePart(lambda _, wanted: allow_to_finish(wanted.serving.exit_timeout_s)),
     }
 
 

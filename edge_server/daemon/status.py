@@ -20,7 +20,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from edge_server.board.watch import BoardCondition, BoardWatch
+    from edge_server.board.watch import BoardWatch, DeviceReport
     from edge_server.cameras.status import CameraStatus
     from edge_server.daemon.reload import SettingsReload
     from edge_server.inference.data_plane import DataPlane
@@ -336,7 +336,7 @@ class StatusReport:
         self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
         self._health_due_s = 0.0
-        self._health_of: BoardCondition | None = None
+        self._health_of: DeviceReport | None = None
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
@@ -408,7 +408,7 @@ class StatusReport:
             status, age_s = camera.status, camera.last_frame_age_s(now)
             if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)
-            published = status, failure, self._board.condition.clock_steps
+            published = status, failure, self._board.report.clock_steps
             if self._published.get(camera.name) != published:
                 self._published[camera.name] = published
                 self._publisher.publish_camera_status(
@@ -434,15 +434,15 @@ class StatusReport:
     def _see_events(self) -> None:
         self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
         self._events.see_models(self._data_plane.index(only_ready=False))
-        self._events.see_device(self._board.condition.reasons)
+        self._events.see_device(self._board.report.reasons)
 
     def _publish_health(self) -> None:
-        """Publish the health of the board every `HEALTH_S`, and where its condition changes."""
-        now_s, condition = time.monotonic(), self._board.condition
-        if now_s < self._health_due_s and condition == self._health_of:
+        """Publish the health of the board every `HEALTH_S`, and where something else is wrong."""
+        now_s, report = time.monotonic(), self._board.report
+        if now_s < self._health_due_s and report == self._health_of:
             return
-        self._health_due_s, self._health_of = now_s + HEALTH_S, condition
-        self._publisher.publish_health(self._board.facts, condition, self._free_bytes())
+        self._health_due_s, self._health_of = now_s + HEALTH_S, report
+        self._publisher.publish_health(report, self._free_bytes())
 
     def _publish_update(self) -> None:
         # An update engine writes it at any time: before this daemon starts, and when it commits.
@@ -457,7 +457,7 @@ class StatusReport:
 
     def _status(self) -> str:
         # The words alone: a temperature beside them would change the line again and again.
-        board = "".join(f"; {each.partition(':')[0]}" for each in self._board.condition.reasons)
+        board = "".join(f"; {each.partition(':')[0]}" for each in self._board.report.reasons)
         return self._line.text(time.monotonic()) + board
 
     def _attempt(self, report: Callable[[], str | None]) -> str:

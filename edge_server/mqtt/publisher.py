@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.board.resources import BoardMemory
     from edge_server.board.update_record import UpdateRecord
-    from edge_server.board.watch import BoardCondition
+    from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
@@ -45,8 +45,7 @@ _encode = msgspec.json.Encoder().encode
 
 def health(
     identity: Identity,
-    facts: BoardFacts | None,
-    condition: BoardCondition,
+    report: DeviceReport,
     free_bytes: Mapping[str, int],
     *,
     mono_ns: int,
@@ -56,14 +55,14 @@ def health(
 
     Args:
         identity: of this device.
-        facts: None where the sensors do not let themselves be read.
-        condition: what is wrong with the board.
+        report: of the board.
         free_bytes: directory → its free space.
         mono_ns: `time.monotonic_ns()` now.
         epoch_ns: `time.time_ns()` now.
     """
+    facts = report.facts
     status = "OK" if facts is not None else "UNKNOWN"
-    if condition.reasons:
+    if report.reasons:
         status = "DEGRADED"
     known = {} if facts is None else _facts(facts)
     uptime_s = None if facts is None else facts.uptime_s
@@ -74,12 +73,12 @@ def health(
             "device": identity.device,
             "boot_id": identity.boot_id,
             "status": f"HEALTH_STATUS_{status}",
-            "reasons": [as_utf8(reason) for reason in condition.reasons],
+            "reasons": [as_utf8(reason) for reason in report.reasons],
             "time": {
                 "mono_ns": str(mono_ns),
                 "time": rfc3339(epoch_ns),
-                "clock": f"HEALTH_CLOCK_{condition.clock.name}",
-                "clock_steps": condition.clock_steps % _UINT32,
+                "clock": f"HEALTH_CLOCK_{report.clock.name}",
+                "clock_steps": report.clock_steps % _UINT32,
                 **uptime,
             },
             **(_NOTHING | known),
@@ -102,9 +101,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def _facts(facts: BoardFacts) -> dict[str, Any]:
-    modes = facts.power_modes
-    mode = None if modes is None or modes.current is None else modes.current.name
-    return _known(power_mode=mode, boot_reason=facts.boot_reason) | {
+    return _known(power_mode=facts.power_mode, boot_reason=facts.boot_reason) | {
         "engines": [
             {"name": engine.name}
             | _known(
@@ -356,17 +353,10 @@ class Publisher:
         self._put_state(self._topics.status, payload)
         self._feed.online = True
 
-    def publish_health(
-        self,
-        facts: BoardFacts | None,
-        condition: BoardCondition,
-        free_bytes: Mapping[str, int],
-    ) -> None:
+    def publish_health(self, report: DeviceReport, free_bytes: Mapping[str, int]) -> None:
         """Publish the health of the board; see `health`."""
         mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
-        payload = health(
-            self._identity, facts, condition, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns
-        )
+        payload = health(self._identity, report, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns)
         self._put_state(self._topics.health, payload)
 
     def publish_lanes(self, frame: LaneFrame) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.board.watch import BoardCondition
+from edge_server.board.watch import DeviceReport
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
@@ -123,7 +123,7 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
-        board: Callable[[], BoardCondition] = BoardCondition,
+        board: Callable[[], DeviceReport] = DeviceReport,
         road: RoadFollower | None = None,
         tracer: Tracer | None = None,
     ) -> None:

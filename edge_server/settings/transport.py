@@ -8,7 +8,15 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from edge_server.settings.sections import Count, Port, Positive, Section, applied_by, is_loopback
+from edge_server.settings.sections import (
+    RESTART,
+    Count,
+    Port,
+    Positive,
+    Section,
+    applied_by,
+    is_loopback,
+)
 
 MIB = 1024 * 1024
 # sockaddr_un has 108 bytes, one of them for the terminating zero.
@@ -56,8 +64,8 @@ class Tls(Section, frozen=True):
         key: the private key of `certificate`; readable by its owner, and by its group at most.
     """
 
-    enabled: bool = False
-    mutual: bool = False
+    enabled: Annotated[bool, applied_by(RESTART)] = False
+    mutual: Annotated[bool, applied_by(RESTART)] = False
     certificate: str = ""
     key: str = ""
     client_ca: str = ""

@@ -34,7 +34,7 @@ from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.facts import BoardFacts
-    from edge_server.board.watch import BoardWatch
+    from edge_server.board.watch import DeviceReport
     from edge_server.pipeline.lane_pipeline import LanePipeline
 
 
@@ -58,12 +58,10 @@ class BoardMetrics:
         yield from self._processors()
         board = self._sources.board
         if board is not None:
-            yield from _condition(board)
-            if (facts := board.facts) is not None:
-                yield from _engines(facts, gpu=self._sources.gpu)
-                yield from _heat(facts)
-                yield from _power(facts)
-                yield from _storage(facts)
+            report = board.report
+            yield from _condition(report)
+            if (facts := report.facts) is not None:
+                yield from _facts(facts, gpu=self._sources.gpu)
         yield from many(
             "edge_disk_free_bytes",
             (((directory,), count) for directory, count in self._sources.free_bytes().items()),
@@ -91,9 +89,8 @@ class BoardMetrics:
             )
 
 
-def _condition(board: BoardWatch) -> Iterator[Metric]:
-    condition = board.condition
-    now = {reason.partition(":")[0] for reason in condition.reasons}
+def _condition(report: DeviceReport) -> Iterator[Metric]:
+    now = {reason.partition(":")[0] for reason in report.reasons}
     yield from many(
         "edge_board_condition",
         (
@@ -103,61 +100,44 @@ def _condition(board: BoardWatch) -> Iterator[Metric]:
     )
     yield from many(
         "edge_board_clock_state",
-        (((state.value,), condition.clock is state) for state in ClockState),
+        (((state.value,), report.clock is state) for state in ClockState),
     )
-    yield from one("edge_board_clock_steps_total", condition.clock_steps)
-    yield from one("edge_board_sample_age_seconds", board.age_s)
+    yield from one("edge_board_clock_steps_total", report.clock_steps)
+    yield from one("edge_board_sample_age_seconds", report.age_s)
 
 
-def _engines(facts: BoardFacts, *, gpu: bool) -> Iterator[Metric]:
+# Name and values by their label; what the board does not report is left out.
+_READINGS: Mapping[str, Callable[[BoardFacts], Iterable[tuple[str, float | None]]]] = {
+    "edge_board_load_ratio": lambda board: ((e.name, e.load) for e in board.engines),
+    "edge_board_clock_hertz": lambda board: ((e.name, e.now_hz) for e in board.engines),
+    "edge_board_clock_limit_hertz": lambda board: ((e.name, e.highest_hz) for e in board.engines),
+    "edge_board_temperature_celsius": lambda board: ((z.name, z.celsius) for z in board.heat.zones),
+    "edge_board_temperature_throttle_celsius": lambda board: (
+        (zone.name, zone.throttle_celsius) for zone in board.heat.zones
+    ),
+    "edge_board_temperature_critical_celsius": lambda board: (
+        (zone.name, zone.critical_celsius) for zone in board.heat.zones
+    ),
+    "edge_board_supply_events_total": lambda board: (
+        (event.name, event.count) for event in board.heat.supply_events
+    ),
+    "edge_board_power_watts": lambda board: ((rail.name, rail.watts) for rail in board.rails),
+    "edge_board_voltage_volts": lambda board: ((rail.name, rail.volts) for rail in board.rails),
+    "edge_board_storage_worn_ratio": lambda board: ((d.name, d.worn) for d in board.storage),
+    "edge_board_storage_temperature_celsius": lambda board: (
+        (drive.name, drive.celsius) for drive in board.storage
+    ),
+}
+
+
+def _facts(facts: BoardFacts, *, gpu: bool) -> Iterator[Metric]:
     loads = {engine.name: engine.load for engine in facts.engines}
     if gpu and (load := loads.get("gpu")) is not None:
         # Orin's GPU has no UUID.
         yield from many("nv_gpu_utilization", [(("gpu",), load)])
-    yield from many(
-        "edge_board_load_ratio",
-        (((engine.name,), engine.load) for engine in facts.engines),
-    )
-    yield from many(
-        "edge_board_clock_hertz",
-        (((engine.name,), engine.now_hz) for engine in facts.engines),
-    )
-    yield from many(
-        "edge_board_clock_limit_hertz",
-        (((engine.name,), engine.highest_hz) for engine in facts.engines),
-    )
-
-
-def _heat(facts: BoardFacts) -> Iterator[Metric]:
-    zones = facts.heat.zones
-    yield from many(
-        "edge_board_temperature_celsius",
-        (((zone.name,), zone.celsius) for zone in zones),
-    )
-    yield from many(
-        "edge_board_temperature_throttle_celsius",
-        (((zone.name,), zone.throttle_celsius) for zone in zones),
-    )
-    yield from many(
-        "edge_board_temperature_critical_celsius",
-        (((zone.name,), zone.critical_celsius) for zone in zones),
-    )
-    yield from many(
-        "edge_board_supply_events_total",
-        (((event.name,), event.count) for event in facts.heat.supply_events),
-    )
-
-
-def _power(facts: BoardFacts) -> Iterator[Metric]:
-    yield from many(
-        "edge_board_power_watts",
-        (((rail.name,), rail.watts) for rail in facts.rails),
-    )
-    yield from many(
-        "edge_board_voltage_volts",
-        (((rail.name,), rail.volts) for rail in facts.rails),
-    )
-    modes = facts.power_modes
+    for name, readings in _READINGS.items():
+        yield from many(name, (((label,), value) for label, value in readings(facts)))
+    modes, memory = facts.power_modes, facts.memory
     if modes is not None and modes.current is not None:
         yield from info(
             "edge_board_power_mode_info", {"id": str(modes.current.id), "name": modes.current.name}
@@ -165,18 +145,6 @@ def _power(facts: BoardFacts) -> Iterator[Metric]:
     if facts.boot_reason is not None:
         yield from info("edge_board_boot_info", {"reason": facts.boot_reason})
     yield from one("edge_board_uptime_seconds", facts.uptime_s)
-
-
-def _storage(facts: BoardFacts) -> Iterator[Metric]:
-    yield from many(
-        "edge_board_storage_worn_ratio",
-        (((drive.name,), drive.worn) for drive in facts.storage),
-    )
-    yield from many(
-        "edge_board_storage_temperature_celsius",
-        (((drive.name,), drive.celsius) for drive in facts.storage),
-    )
-    memory = facts.memory
     yield from one("edge_board_swap_total_bytes", memory.swap_total_bytes)
     yield from one("edge_board_swap_free_bytes", memory.swap_free_bytes)
 

@@ -45,7 +45,7 @@ class Bench:
         self.facts = replace(self.facts, **changes)
         self.watch.sample()
         self.watch.check()
-        return self.watch.condition.reasons
+        return self.watch.report.reasons
 
     def events(self, **counts: int) -> Heat:
         return Heat(supply_events=tuple(EventCounter(*each) for each in counts.items()))
@@ -91,9 +91,9 @@ def test_a_sample_that_is_too_old_is_none(bench: Bench, caplog: pytest.LogCaptur
     bench.now_s += STALE_S + 0.1
     bench.watch.check()
     bench.watch.check()
-    assert bench.watch.facts is None
-    assert bench.watch.condition.reasons == ()
-    assert bench.watch.age_s == pytest.approx(STALE_S + 0.1)
+    assert bench.watch.report.facts is None
+    assert bench.watch.report.reasons == ()
+    assert bench.watch.report.age_s == pytest.approx(STALE_S + 0.1)
     assert caplog.text.count("does not let itself be read") == 1
     assert bench.after(1) == ("throttled: gpu-throttle-alert",)
 
@@ -110,7 +110,7 @@ def test_a_read_that_hangs_delays_no_reader_and_no_end(tmp_path: Path) -> None:
     watch.start()
     try:
         assert reads.wait(10)
-        assert watch.facts is None
+        assert watch.report.facts is None
         watch.check()
         watch.stop()  # although the read has not ended
         assert not ends.is_set()
@@ -136,7 +136,7 @@ def test_an_unsynchronized_clock_is_a_reason_only_where_that_is_required(
     bench.synchronized = synchronized
     reasons = () if believed else (f"clock_unsynchronized: {state.value}",)
     assert bench.after(1) == reasons
-    assert bench.watch.condition.clock is state
+    assert bench.watch.report.clock is state
 
 
 def test_a_clock_in_1970_is_not_believed_until_it_is_set(bench: Bench) -> None:
@@ -146,8 +146,8 @@ def test_a_clock_in_1970_is_not_believed_until_it_is_set(bench: Bench) -> None:
     assert bench.after(1) == ("clock_unsynchronized: wrong",)
     bench.wall_ns = YEAR_2100_NS
     assert bench.after(1) == ()
-    assert bench.watch.condition.clock is ClockState.SYNCHRONIZED
-    assert bench.watch.condition.clock_steps == 1
+    assert bench.watch.report.clock is ClockState.SYNCHRONIZED
+    assert bench.watch.report.clock_steps == 1
 
 
 @pytest.mark.parametrize("hours", [-5, -1, 1, 5])
@@ -158,11 +158,11 @@ def test_each_step_of_the_clock_is_counted_and_logged(
     bench.after(3600)  # time that passes is none
     bench.wall_ns += 400_000_000  # nor is a correction by less than half a second
     bench.after(1)
-    assert bench.watch.condition.clock_steps == 0
+    assert bench.watch.report.clock_steps == 0
     bench.wall_ns += hours * HOUR_NS
     bench.after(1)
     bench.after(1)
-    assert bench.watch.condition.clock_steps == 1
+    assert bench.watch.report.clock_steps == 1
     assert f"was set by {3600 * hours:+.1f} s" in caplog.text
 
 
@@ -173,7 +173,7 @@ def test_reading_the_condition_of_every_frame_costs_no_file(
     refuse: Callable[..., None] = lambda *_: pytest.fail("a file was read")  # noqa: E731
     monkeypatch.setattr("pathlib.Path.open", refuse)
     monkeypatch.setattr("pathlib.Path.stat", refuse)
-    assert bench.watch.condition.reasons
+    assert bench.watch.report.reasons
 
 
 def test_where_the_kernel_tells_nothing_the_file_of_timesyncd_does(bench: Bench) -> None:
@@ -182,15 +182,15 @@ def test_where_the_kernel_tells_nothing_the_file_of_timesyncd_does(bench: Bench)
     directory = bench.root / "run/systemd/timesync"
     directory.mkdir(parents=True)
     bench.after(1)
-    assert bench.watch.condition.clock is ClockState.UNSYNCHRONIZED
+    assert bench.watch.report.clock is ClockState.UNSYNCHRONIZED
     (directory / "synchronized").touch()
     bench.after(1)
-    assert bench.watch.condition.clock is ClockState.SYNCHRONIZED
+    assert bench.watch.report.clock is ClockState.SYNCHRONIZED
 
 
 def test_a_part_that_does_not_work_is_a_reason_while_it_is_so(tmp_path: Path) -> None:
     faults = ["not_recorded: the disk: No space left on device"]
     watch = BoardWatch(tmp_path, parts=lambda: faults)
-    assert watch.condition.reasons == ("not_recorded: the disk: No space left on device",)
+    assert watch.report.reasons == ("not_recorded: the disk: No space left on device",)
     faults.clear()
-    assert watch.condition.reasons == ()
+    assert watch.report.reasons == ()

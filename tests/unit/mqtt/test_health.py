@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from support.boards import plant
 
 from edge_server.board.facts import BoardFacts, read_board_facts
 from edge_server.board.identity import Identity
-from edge_server.board.watch import BoardCondition, ClockState
+from edge_server.board.watch import ClockState, DeviceReport
 from edge_server.mqtt.publisher import health
 from edge_server.proto.edge.lanes.v1 import health_pb2
 
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
-THROTTLED = BoardCondition(("throttled: gpu-throttle-alert",), ClockState.SYNCHRONIZED, 1)
+THROTTLED = DeviceReport(("throttled: gpu-throttle-alert",), ClockState.SYNCHRONIZED, 1)
 
 
-def sent(facts: BoardFacts | None, condition: BoardCondition = THROTTLED) -> Any:
+def sent(facts: BoardFacts | None, report: DeviceReport = THROTTLED) -> Any:
     free = {"/var/lib/edge_server": 50 << 30}
     payload = health(
-        IDENTITY, facts, condition, free, mono_ns=5 * 10**9, epoch_ns=1_790_000_000_123_456_000
+        IDENTITY,
+        replace(report, facts=facts),
+        free,
+        mono_ns=5 * 10**9,
+        epoch_ns=1_790_000_000_123_456_000,
     )
     return json.loads(payload)
 
@@ -61,13 +66,13 @@ def test_it_has_what_a_fleet_looks_at(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    value = sent(BoardFacts(), BoardCondition())
+    value = sent(BoardFacts(), DeviceReport())
     assert value["status"] == "HEALTH_STATUS_OK"
     assert value["engines"] == value["temperatures"] == value["rails"] == []
     assert value["memory"] == {}
     assert not {"power_mode", "boot_reason"} & value.keys()
     assert "uptime_s" not in value["time"]
-    assert sent(None, BoardCondition())["status"] == "HEALTH_STATUS_UNKNOWN"
+    assert sent(None, DeviceReport())["status"] == "HEALTH_STATUS_UNKNOWN"
 
 
 def test_it_is_small(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.http.sources import Sources
     from edge_server.board.identity import Identity
-    from edge_server.board.watch import BoardWatch
+    from edge_server.board.watch import DeviceReport
     from edge_server.inference.registry import ModelEntry
     from edge_server.pipeline.event_log import Event, EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -67,7 +67,7 @@ def state_text(sources: PageSources) -> str:
         "recorder": _recorder(parts),
         "settings": _settings(parts),
         "processors": None if parts.processors is None else parts.processors.utilization(),
-        "board": None if parts.board is None else _board(parts.board),
+        "board": None if parts.board is None else _board(parts.board.report),
     }
     return msgspec.json.encode(state).decode()
 
@@ -159,18 +159,18 @@ def _settings(parts: Sources) -> dict[str, Any] | None:
     return {"fault": _shortened(settings.fault), "restart_needed": list(settings.restart_needed)}
 
 
-def _board(board: BoardWatch) -> dict[str, Any]:
-    condition, facts = board.condition, board.facts
+def _board(report: DeviceReport) -> dict[str, Any]:
+    facts = report.facts
     known: dict[str, Any] = {
-        "reasons": [_shortened(reason) for reason in condition.reasons],
-        "clock": condition.clock.value,
+        "reasons": [_shortened(reason) for reason in report.reasons],
+        "clock": report.clock.value,
     }
     if facts is None:
         return known
-    modes, memory = facts.power_modes, facts.memory
+    memory = facts.memory
     return {
         **known,
-        "power_mode": None if modes is None or modes.current is None else modes.current.name,
+        "power_mode": facts.power_mode,
         "engines": [
             {"name": engine.name, "load": engine.load, "hz": engine.now_hz}
             for engine in facts.engines
