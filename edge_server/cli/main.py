@@ -252,7 +252,7 @@ _VERBS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str], ...] =
     ("infer", add_infer, "one request to a model, with a picture or arrays"),
     ("bench", add_bench, "how fast a model is, and with which settings it would be fastest"),
     ("update", add_update_verbs, "slots, trial and verdict of an image update"),
-    ("provision", add_provision, "id, broker and keys, from a stick or broker"),
+    ("provision", add_provision, "id, broker and keys, from a file"),
     (
         "completion",
         partial(add_completion, command_line=command_line),
