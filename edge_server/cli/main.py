@@ -250,7 +250,7 @@ _VERBS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str], ...] =
     ("status", add_status, "what the daemon does now"),
     ("top", add_top, "likewise, again and again"),
     ("infer", add_infer, "one request to a model, with a picture or arrays"),
-    ("bench", add_bench, "how fast a model is, and with which settings it would be fastest"),
+    ("bench", add_bench, "how fast a model is, also with other settings"),
     ("update", add_update_verbs, "slots, trial and verdict of an image update"),
     ("provision", add_provision, "id, broker and keys, from a file"),
     (
