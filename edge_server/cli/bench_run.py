@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
 from edge_server.board.installation import shipped_models
 from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
@@ -31,6 +33,8 @@ from edge_server.tools.inputs import (
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+
+    from rich.status import Status
 
     from edge_server.api.grpc.client import DaemonClient
     from edge_server.model_config.config import ModelConfig
@@ -94,7 +98,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     if arguments.sweep:
         _sweep(arguments)
         return
-    with connected(settings_of(arguments)) as client:
+    with connected(settings_of(arguments)) as client, _status(arguments.model):
         measurements = _measure_all(client, arguments)
     if arguments.json:
         _print_json(arguments, measurements=[as_object(each) for each in measurements])
@@ -155,7 +159,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     rows: list[tuple[str, ...]] = [("SETTINGS", *_HEAD, "")]
     failures = []
     unusable: set[str | None] = set()
-    with own_daemon(repositories) as client:
+    with own_daemon(repositories) as client, _status(arguments.model) as status:
         client.load(arguments.model)
         base = config_of(client, arguments.model)
         for variant in variants(base, arguments.instances, arguments.delays, arguments.backends):
@@ -163,6 +167,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
                 continue
             snippet = variant.snippet(base.message)
             settings = " ".join(snippet.split()) or "as it is"
+            status.update(Text(f"{arguments.model}: {settings}"))
             measured: list[Measurement] = []
             failure = ""
             try:
@@ -183,6 +188,11 @@ def _sweep(arguments: argparse.Namespace) -> None:
         _print_json(arguments, variants=found)
     else:
         print("\n".join([*table(rows, left=(0, len(rows[0]) - 1)), *failures]))
+
+
+def _status(text: str) -> Status:
+    """Show what is measured while it is, on a terminal."""
+    return Console(stderr=True).status(Text(text))
 
 
 def _print_json(arguments: argparse.Namespace, **found: Any) -> None:
