@@ -16,9 +16,9 @@ from edge_server.api.certificates import check_certificates
 from edge_server.errors import EdgeServerError, SettingsError
 from edge_server.inference.tracing import TraceRule
 from edge_server.mqtt.broker import faults_of
+from edge_server.process.masking import MASK, masked_by_place
 from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
-from edge_server.settings.mistakes import without_logins
 
 if TYPE_CHECKING:
     import threading
@@ -189,13 +189,13 @@ def _pairs(one: Any, other: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
 
 def shown(name: str, value: Any) -> str:
     """Return the value of a setting for people, without secrets."""
-    return without_logins(json.dumps(_without_secrets(name, msgspec.to_builtins(value))))
+    return masked_by_place(json.dumps(_without_secrets(name, msgspec.to_builtins(value))))
 
 
 def _without_secrets(name: str, value: Any) -> Any:
     """The values of restricted headers are passwords; every other secret is in a file."""
     if name in ("grpc.restricted", "http.restricted"):
-        return [{**each, "value": "…"} for each in value]
+        return [{**each, "value": MASK} for each in value]
     return value
 
 
