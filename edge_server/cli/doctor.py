@@ -6,12 +6,13 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.hardware import Level
 from edge_server.board.jetson import JETPACKS
+from edge_server.cli.running_daemon import add_config_flag
 from edge_server.cli.tables import table
 from edge_server.cli.verbs import OK
 
@@ -41,12 +42,7 @@ _NVDLA = MappingProxyType(
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
-    )
+    add_config_flag(parser)
     parser.add_argument("--json", action="store_true", help="one object, with all facts found")
     parser.add_argument(
         "--matrix",

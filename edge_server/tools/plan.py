@@ -149,10 +149,6 @@ def _config(files: ModelFiles) -> ModelConfig:
     return ModelConfig.of(message)
 
 
-_WIDTH = 24
-_COLUMNS = 78
-
-
 def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     """Build the plan of `target` with the options of its configuration and `arguments`.
 
