@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked, masked_by_place
 from edge_server.process.threads import start_future
+from edge_server.process.utf8 import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -150,9 +151,8 @@ def find_fault(uri: SourceUri, credentials: Credentials | None) -> SourceError:
 
 def _quoted(text: str) -> str:
     """Return what an error shows of a text that a camera sent, without control characters."""
-    text = masked(text)
-    cut = text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
-    return "".join(each if each.isprintable() else "?" for each in cut)
+    text = shortened(masked(text), _LONGEST_QUOTE)
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:

@@ -5,30 +5,29 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from edge_server.cli.infer import named_file
 from edge_server.cli.running_daemon import add_address_flags
-from edge_server.cli.verbs import OK, interval, positive, seconds
+from edge_server.cli.verbs import OK, interval, positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ABOUT = """\
 Measures a model of the running daemon over gRPC: percentiles of the latency, throughput by the
-number of requests at a time, and where the time goes in the server. As perf_analyzer does, it
-measures in windows until three in a row agree. Inputs are made up; a model that takes pictures, or
-is in an ensemble that does, gets a drawn road through the real preprocessing.
+number of requests at a time, and where the time goes in the server. Inputs are made up; a model
+that takes pictures, or is in an ensemble that does, gets a drawn road through the real
+preprocessing. For other loads, inputs and protocols use perf_analyzer.
 
 --sweep starts a daemon of its own on the same model files, loads the model there with other
-instance counts, batching delays and backends, measures each, and recommends one; the running
-daemon and the repository stay as they are. Stop the running daemon first: both would share the
-processors and the GPU.
+instance counts, batching delays and backends, and measures each; the running daemon and the
+repository stay as they are. Stop the running daemon first: both would share the processors and the
+GPU.
 """
 _EXAMPLES = """\
 examples:
   edge-server bench lane_detection
   edge-server bench laneDetect_model --concurrency 1:4 --json > bench.json
-  edge-server bench my_model --batch 8 --shape text:128 --window 5
-  edge-server bench laneDetect_model --sweep --instances 1,2 --latency-budget 40
+  edge-server bench my_model --batch 8 --shape text:128 --seconds 10
+  edge-server bench laneDetect_model --sweep --instances 1,2
   edge-server bench laneDetect_model --sweep --backends onnxruntime,tensorrt
 
 exit codes: 0 done, 1 no request succeeded, or there is no such model, 2 usage, 69 the daemon, the
@@ -51,14 +50,6 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=positive, default=1, metavar="N", help="elements of a request; default: 1")
     add("--image", metavar="FILE", help="a picture, in place of a drawn road")
     add(
-        "--input",
-        action="append",
-        default=[],
-        type=named_file,
-        metavar="NAME=FILE.npy",
-        help="an input as numpy saves arrays, in place of a made-up one; repeatable",
-    )
-    add(
         "--shape",
         action="append",
         default=[],
@@ -66,16 +57,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:N,…",
         help="of a made-up input whose shape is open, without the batch; repeatable",
     )
-    add("--window", type=interval, default=2.0, metavar="S", help="length; default: %(default)g")
-    add("--windows", type=positive, default=10, metavar="N", help="at most; default: %(default)s")
     add(
-        "--stability",
-        type=positive,
-        default=10,
-        metavar="%",
-        help="three windows in a row differ from their mean by so much; default: %(default)s",
+        "--seconds",
+        type=interval,
+        default=5.0,
+        metavar="S",
+        help="of each measurement, after a first request; default: %(default)g",
     )
-    add("--warm-up", type=seconds, default=1.0, metavar="S", help="default: %(default)g")
     add("--json", action="store_true", help="one object")
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument("--sweep", action="store_true", help="measure other settings of the model")
@@ -93,13 +81,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--backends",
         type=_words,
         metavar="NAME,…",
-        help="like onnxruntime,onnxruntime+cuda,tensorrt; default: the model's",
-    )
-    sweep.add_argument(
-        "--vary", metavar="MODEL", help="the member of an ensemble; default: its slowest one"
-    )
-    sweep.add_argument(
-        "--latency-budget", type=seconds, metavar="MS", help="recommend only what has its P99 below"
+        help="like onnxruntime,tensorrt; default: the model's",
     )
     sweep.add_argument(
         "--model-repository",

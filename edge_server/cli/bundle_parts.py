@@ -23,6 +23,7 @@ from edge_server.board.board import UNIT
 from edge_server.board.doctor.examination import examine
 from edge_server.board.facts import read_within
 from edge_server.board.resources import listed, read_text
+from edge_server.cameras.source_uri import masked_uri
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.process.disk import states_here
@@ -158,7 +159,7 @@ class Redaction:
         if fields.get("mqtt"):
             fields["mqtt"]["username"] = MASK if fields["mqtt"]["username"] else None
         for camera in fields["cameras"].values():
-            camera["uri"] = _masked_uri(camera["uri"])
+            camera["uri"] = masked_uri(camera["uri"])
         return self.text(msgspec.json.format(msgspec.json.encode(fields), indent=1).decode())
 
 
@@ -201,16 +202,6 @@ def _is_flag(text: str, at: int) -> bool:
         if text[at] == "-":
             return True
     return False
-
-
-def _masked_uri(uri: str) -> str:
-    # Imported where it is needed: it brings the cameras along.
-    from edge_server.cameras.source_uri import masked_uri
-
-    try:
-        return masked_uri(uri)
-    except EdgeServerError:
-        return MASK
 
 
 def _forms(secret: str) -> Iterator[str]:

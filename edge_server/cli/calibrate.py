@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
-from edge_server.cli.verbs import OK, Verbs, number
+from edge_server.cli.verbs import OK, Verbs, number, positive, whole_number
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `calibrate`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
-    rough = verbs.add("lens", "the lens, roughly, from its field of view", _lens)
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        return verbs.add(name, text, partial(_run, name))
+
+    rough = add("lens", "the lens, roughly, from its field of view")
     _takes_file(rough, "the calibration to write")
     rough.add_argument(
         "--fov", type=_angle, required=True, metavar="DEG", help="from the left edge to the right"
@@ -42,7 +45,7 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
         "--size", type=_size, default=(1280, 720), metavar="WxH", help="in px; default: 1280x720"
     )
 
-    lens = verbs.add("intrinsics", "the lens, from pictures of a board", _intrinsics)
+    lens = add("intrinsics", "the lens, from pictures of a board")
     lens.add_argument(
         "pictures", nargs="*", type=Path, metavar="PICTURE", help="images of the board"
     )
@@ -50,7 +53,7 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
         "--camera", metavar="URI", help="take the pictures now: hold the board in view"
     )
     lens.add_argument(
-        "--views", type=_count, default=20, metavar="N", help="of --camera; default: 20"
+        "--views", type=positive, default=20, metavar="N", help="of --camera; default: 20"
     )
     lens.add_argument(
         "--board",
@@ -69,7 +72,7 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
         "--residuals", type=Path, metavar="PNG", help="picture of the errors; default: beside FILE"
     )
 
-    mounting = verbs.add("mounting", "where the camera sits: given, or from marks", _mounting)
+    mounting = add("mounting", "where the camera sits: given, or from marks")
     _takes_file(mounting, "the calibration, with its lens")
     _takes_mounting(mounting, angles=True)
     mounting.add_argument("--picture", type=Path, metavar="PICTURE", help="of marks on the ground")
@@ -93,13 +96,13 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
         help="of the board's nearest inner corner on the left, metres, as for --mark",
     )
 
-    estimate = verbs.add("estimate", "where the camera looks, from a straight drive", _estimate)
+    estimate = add("estimate", "where the camera looks, from a straight drive")
     _takes_file(estimate, "the calibration, with its lens")
     estimate.add_argument(
         "source", metavar="URI", help="a clip of the drive, or the camera on the vehicle"
     )
     estimate.add_argument(
-        "--frames", type=_count, default=1500, metavar="N", help="end after N; default: 1500"
+        "--frames", type=positive, default=1500, metavar="N", help="end after N; default: 1500"
     )
     estimate.add_argument(
         "--lane-width",
@@ -113,13 +116,15 @@ def add_calibrate_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_model(estimate)
     estimate.add_argument("--write", action="store_true", help="put the mounting into the file")
 
-    show = verbs.add("show", "a grid on the road and a bird's-eye view, to check by eye", _show)
+    show = add("show", "a grid on the road and a bird's-eye view, to check by eye")
     _takes_file(show, "the calibration")
     show.add_argument("source", metavar="URI", help="a picture, a clip or a camera")
     show.add_argument(
         "--output", type=Path, required=True, metavar="PNG", help="the picture to write"
     )
-    show.add_argument("--frame", type=_whole, default=0, metavar="N", help="of a clip; default: 0")
+    show.add_argument(
+        "--frame", type=whole_number, default=0, metavar="N", help="of a clip; default: 0"
+    )
     show.add_argument(
         "--lanes", action="store_true", help="detect lanes, draw them, print their numbers"
     )
@@ -164,8 +169,6 @@ def _in_range(kind: type[N], low: float, what: str) -> Callable[[str], N]:
     return number(kind, lambda value: low <= value < 1e6, what)
 
 
-_count = _in_range(int, 1, "a whole number, 1 or above")
-_whole = _in_range(int, 0, "a whole number")
 _metres = _in_range(float, 0.1, "metres")
 
 
@@ -216,10 +219,3 @@ def _run(name: str, arguments: argparse.Namespace) -> int:
     for line in getattr(code, name)(arguments):
         print(line, flush=True)
     return OK
-
-
-_lens = partial(_run, "lens")
-_intrinsics = partial(_run, "intrinsics")
-_mounting = partial(_run, "mounting")
-_estimate = partial(_run, "estimate")
-_show = partial(_run, "show")

@@ -15,13 +15,12 @@ _CODES = """\
 exit codes: 0 done, 2 usage, 69 the camera gives no images now, or the picture cannot be written,
 78 the URI or the credentials are wrong and stay so, 130 interrupted
 """
-_INTERRUPTED = "\nedge-server: interrupted"
 READERS = ("auto", "gstreamer", "opencv")
 
 
 def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `cameras`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES)
 
     listing = verbs.add("list", "the cameras that are plugged in, and what can read them", _list)
     listing.add_argument("--json", action="store_true", help="one object, with every mode")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
-from edge_server.cli.verbs import INTERRUPTED, number, whole_number
+from edge_server.cli.verbs import number, whole_number
 
 _ABOUT = """\
 Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,
@@ -137,17 +136,13 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         help="an interpreter that has the framework; repeatable",
     )
     add("--verbose", action="store_true", help="show what the frameworks print")
-    parser.set_defaults(verb=_convert)
+    parser.set_defaults(verb=_convert, interrupted="\nedge-server: interrupted; nothing is written")
 
 
 def _convert(arguments: argparse.Namespace) -> int:
     from edge_server.cli.conversion import convert
 
-    try:
-        return convert(arguments)
-    except KeyboardInterrupt:
-        print("\nedge-server: interrupted; nothing is written", file=sys.stderr)
-        return INTERRUPTED
+    return convert(arguments)
 
 
 def _names(text: str) -> tuple[str, ...]:

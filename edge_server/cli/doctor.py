@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.doctor.hardware import Level
 from edge_server.board.jetson import JETPACKS
+from edge_server.cli.running_daemon import add_config_flag
+from edge_server.cli.tables import table
 from edge_server.cli.verbs import OK
 
 if TYPE_CHECKING:
@@ -40,12 +42,7 @@ _NVDLA = MappingProxyType(
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
-    )
+    add_config_flag(parser)
     parser.add_argument("--json", action="store_true", help="one object, with all facts found")
     parser.add_argument(
         "--matrix",
@@ -125,17 +122,11 @@ def as_json(examination: Examination) -> str:
 
 def matrix() -> Iterator[str]:
     """Yield the contents of each JetPack, and the Orin modules on which NVDLA is usable there."""
-    row = "{:8} {:8} {:6} {:9} {:7} {}"
-    yield row.format("JetPack", "L4T", "CUDA", "TensorRT", "Python", "Orin NVDLA")
+    rows: list[tuple[str, ...]] = [("JetPack", "L4T", "CUDA", "TensorRT", "Python", "Orin NVDLA")]
     for each in JETPACKS:
-        yield row.format(
-            each.version,
-            str(each.since),
-            each.cuda,
-            each.tensorrt,
-            each.python,
-            "for Thor only" if each.since.major == _THOR_ONLY else _NVDLA[each.nvdla],
-        )
+        nvdla = "for Thor only" if each.since.major == _THOR_ONLY else _NVDLA[each.nvdla]
+        rows.append((each.version, str(each.since), each.cuda, each.tensorrt, each.python, nvdla))
+    yield from table(rows, left=range(len(rows[0])))
     yield "L4T is the first one of a JetPack. From NVIDIA's release notes, not seen on boards."
 
 

@@ -69,7 +69,7 @@ _EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "update commit": ("--require lanes:front --wait 300 --stable 60",),
         "update slot": ("get-current", "set-primary B", "set-state A good"),
         "update record": ("committed --engine mender --result 'release 2.1 is kept'",),
-        "provision": ("/media/stick/edge_server.toml", "--from-broker 30"),
+        "provision": ("/media/stick/edge_server.toml",),
         "demo": (
             "--frames 100",
             "--source road.mp4 --json",

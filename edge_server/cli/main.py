@@ -30,7 +30,7 @@ from edge_server.cli.power import add_power
 from edge_server.cli.provision import add_provision
 from edge_server.cli.recordings import add_recording_verbs
 from edge_server.cli.run import broker_of, run, run_check, stop_on_signals
-from edge_server.cli.running_daemon import INSTALLED
+from edge_server.cli.running_daemon import INSTALLED, add_config_flag
 from edge_server.cli.status import add_status, add_top
 from edge_server.cli.update import add_verbs as add_update_verbs
 from edge_server.cli.verbs import INTERRUPTED, OK, positive, report
@@ -62,7 +62,9 @@ def run_command(argv: Sequence[str]) -> int:
     except errors.EdgeServerError as error:
         return report(error)
     except KeyboardInterrupt:
-        # Verbs that leave something behind say so themselves.
+        # A verb that could leave something behind has a text that tells what is there.
+        if text := getattr(arguments, "interrupted", ""):
+            print(text, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
@@ -148,12 +150,7 @@ def _add_support_bundle(parser: argparse.ArgumentParser) -> None:
         "and the board's state into one archive, without passwords, keys and tokens. The daemon "
         "need not run. Run as root to have the unit's journal and the files of its user."
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
-    )
+    add_config_flag(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -250,9 +247,9 @@ _VERBS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str], ...] =
     ("status", add_status, "what the daemon does now"),
     ("top", add_top, "likewise, again and again"),
     ("infer", add_infer, "one request to a model, with a picture or arrays"),
-    ("bench", add_bench, "how fast a model is, and with which settings it would be fastest"),
+    ("bench", add_bench, "how fast a model is, also with other settings"),
     ("update", add_update_verbs, "slots, trial and verdict of an image update"),
-    ("provision", add_provision, "id, broker and keys, from a stick or broker"),
+    ("provision", add_provision, "id, broker and keys, from a file"),
     (
         "completion",
         partial(add_completion, command_line=command_line),

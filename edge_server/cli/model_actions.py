@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.cli.model_push import Progress, await_verdict, pack, print_delivery
+from edge_server.cli.model_push import await_verdict, copy_progress, pack, print_delivery
 from edge_server.cli.tables import size_text
 from edge_server.cli.tables import table as aligned
 from edge_server.cli.verbs import FAILED, OK
@@ -361,7 +361,7 @@ def _push(arguments: argparse.Namespace) -> int:
     package = pack(directory, version=version, there=there, key=key, allow_interface_change=allowed)
 
     def entries() -> Iterator[Entry]:
-        with Progress(package.tree.size_bytes) as progress:
+        with copy_progress(package.tree.size_bytes) as progress:
             yield from package.entries(progress)
 
     if isinstance(repository, Path):
@@ -408,7 +408,7 @@ def _pull(arguments: argparse.Namespace) -> int:
     if str(arguments.to) == "-":
         write_archive(sys.stdout.buffer, sent_entries(name, repository))
         return OK
-    with Progress() as progress:
+    with copy_progress() as progress:
         done = pull(name, repository, arguments.to, progress)
     print_delivery(done, arguments.to)
     return OK
@@ -419,7 +419,7 @@ def _pull_url(arguments: argparse.Namespace) -> int:
 
     if arguments.source is not None or str(arguments.to) == "-":
         raise SettingsError(f"{arguments.name}: a URL, which takes --to DIR and no --from")
-    with Progress() as progress:
+    with copy_progress() as progress:
         done = pull_url(
             arguments.name,
             arguments.to,

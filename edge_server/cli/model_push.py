@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +39,6 @@ from edge_server.repository.verdicts import (
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Generator, Iterator
-    from types import TracebackType
 
     from edge_server.repository.content import Inventory
     from edge_server.repository.manifest import SigningKey
@@ -53,8 +51,6 @@ if TYPE_CHECKING:
 
 NOT_YET = 75
 
-_LARGE_BYTES = 16 << 20
-_BETWEEN_S = 0.2
 _OUTCOMES = {
     "new": "new",
     "replaced": "replaced, rollback brings the former one back",
@@ -62,47 +58,21 @@ _OUTCOMES = {
 }
 
 
-class Progress:
-    """Counts the bytes of a large copy in one line, on a terminal only; cleared at the end.
+@contextmanager
+def copy_progress(total_bytes: int = 0) -> Iterator[ProgressCallback]:
+    """Count the bytes of a copy in one line, on a terminal only; cleared at the end.
 
     Args:
         total_bytes: size of the whole copy; 0 if unknown.
     """
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-    def __init__(self, total_bytes: int = 0, now: Callable[[], float] = time.monotonic) -> None:
-        self._total_bytes = total_bytes
-        self._now = now
-        self._bytes = 0
-        self._began = self._shown_at = self._now()
-        self._shown = False
-
-    def __call__(self, more_bytes: int) -> None:
-        self._bytes += more_bytes
-        now = self._now()
-        is_due = self._bytes >= _LARGE_BYTES and now - self._shown_at >= _BETWEEN_S
-        if not is_due or not sys.stderr.isatty():
-            return
-        self._shown_at, self._shown = now, True
-        mib = self._bytes / (1 << 20)
-        of = f" of {self._total_bytes / (1 << 20):.0f}" if self._total_bytes else ""
-        print(
-            f"\r\033[K{mib:.0f}{of} MiB, {mib / (now - self._began):.0f} MiB/s",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    columns = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    console, is_shown = Console(stderr=True), sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
+        task = progress.add_task("", total=total_bytes or None)
+        yield lambda more_bytes: progress.advance(task, more_bytes)
 
 
 def print_delivery(done: Delivery, where: Path) -> None:

@@ -23,13 +23,12 @@ _CODES = """\
 exit codes: 0 set, or nothing to set, 2 usage, 69 nvpmodel or jetson_clocks is missing or fails, or
 the mode needs a reboot, 78 the settings are wrong or the board has no such mode
 """
-_INTERRUPTED = "\nedge-server: interrupted"
 _TIMEOUT_S = 45
 
 
 def add_power(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `power`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES)
     apply = verbs.add("apply", "set the power mode and the clocks of the settings", _apply)
     apply.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings")
 

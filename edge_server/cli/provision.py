@@ -28,25 +28,19 @@ settings that come of it are checked before anything is changed.
 
 A file counts once: where it was applied before, nothing happens. Without a key in the image the
 first file is accepted from anybody who can plug in a stick, and no other; --replace is for who is
-logged in. With a key, and from a broker, only what the key signed counts, and after the first file
-only one whose serial in [file] is greater than all before.
+logged in. With a key only what it signed counts, and after the first file only one whose serial in
+[file] is greater than all before.
 """
 _CODES = (
-    "exit codes: 0 applied, now or before, 69 no file at the broker, or the device's cannot be "
-    "written, 78 refused: the text says why"
+    "exit codes: 0 applied, now or before, 69 the device's files cannot be written, 78 refused: "
+    "the text says why"
 )
 
 
 def add_provision(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `provision`."""
     parser.description, parser.epilog = _ABOUT, _CODES
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the provisioning file")
-    parser.add_argument(
-        "--from-broker",
-        type=float,
-        metavar="SECONDS",
-        help="wait so long for the retained message edge/v1/<device>/provision",
-    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the provisioning file")
     for flag, default, text in (
         ("--config", INSTALLED, "the daemon's settings, which are changed"),
         ("--data", DATA, "the data partition"),
@@ -62,14 +56,9 @@ def add_provision(parser: argparse.ArgumentParser) -> None:
 def _provision(arguments: argparse.Namespace) -> int:
     from edge_server.cli.provisioning import Places, SignedText, apply, parse, read_file
 
-    if (arguments.file is None) == (arguments.from_broker is None):
-        raise SettingsError("provision: give a FILE, or --from-broker SECONDS")
     places = Places(arguments.config, arguments.data, _group())
-    if arguments.file is not None:
-        source, data = str(arguments.file), read_file(arguments.file)
-    else:
-        source, data = _from_broker(arguments)
-    signed = SignedText(data)
+    source = str(arguments.file)
+    signed = SignedText(read_file(arguments.file))
     if recorded(places) == signed.digest:
         print(f"{source}: applied before; nothing changed")
         return OK
@@ -78,7 +67,6 @@ def _provision(arguments: argparse.Namespace) -> int:
         source,
         places,
         key=arguments.key if arguments.key.exists() else None,
-        physical=arguments.file is not None,
         replace=arguments.replace,
     )
     document = parse(signed.text, source)
@@ -110,14 +98,12 @@ def refuse_unless_trusted(
     places: Places,
     *,
     key: Path | None,
-    physical: bool,
     replace: bool,
 ) -> None:
     """Return if the file may change this device.
 
     Args:
         key: the public key in the image, if it has one.
-        physical: the file came from who stands before the device, or is logged in.
         replace: who is logged in wants it to follow another file.
 
     Raises:
@@ -134,11 +120,6 @@ def refuse_unless_trusted(
                 f"{source}: the signature is not that of {key}: another key signed it, or the file "
                 "was changed since"
             )
-    elif not physical:
-        raise SettingsError(
-            f"{source}: counts only with a signature, and this image has no key to check it with; "
-            "customize_rootfs.sh --provision-key puts one in"
-        )
     elif recorded(places) and not replace:
         raise SettingsError(
             f"{source}: this device is provisioned already, with another file; who is logged in "
@@ -203,26 +184,6 @@ def _is_signed(text: bytes, signature: bytes, key: Path) -> bool:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SettingsError(f"openssl cannot check the signature: {error}") from error
     return done.returncode == 0
-
-
-def _from_broker(arguments: argparse.Namespace) -> tuple[str, bytes]:
-    """Return the name and the bytes of the file that the device's own broker keeps for it."""
-    from edge_server.cli.provisioning import check_length
-    from edge_server.mqtt.broker import address_of
-    from edge_server.mqtt.clients import read_retained
-    from edge_server.mqtt.payloads import Topics
-    from edge_server.settings import read_settings
-
-    settings = read_settings(arguments.config, {})
-    if settings.mqtt is None:
-        raise SettingsError(f"{arguments.config}: mqtt: no broker to provision from")
-    topic = Topics(settings.device.id).provision
-    source = f"{topic} at {address_of(settings.mqtt)}"
-    data = read_retained(settings.mqtt, topic, timeout_s=arguments.from_broker)
-    if data is None:
-        raise Unavailable(f"{source}: no message within {arguments.from_broker:g} s")
-    check_length(data, source)
-    return source, data
 
 
 def _group() -> str | None:

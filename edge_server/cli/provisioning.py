@@ -177,14 +177,9 @@ def read_file(path: Path) -> bytes:
             data = file.read(LONGEST_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    check_length(data, str(path))
-    return data
-
-
-def check_length(data: bytes, source: str) -> None:
-    """Raise a SettingsError if `data` is longer than any provisioning file."""
     if len(data) > LONGEST_BYTES:
-        raise SettingsError(f"{source}: is longer than {LONGEST_BYTES // 1024} KiB")
+        raise SettingsError(f"{path}: is longer than {LONGEST_BYTES // 1024} KiB")
+    return data
 
 
 def parse(text: bytes, source: str) -> Document:

@@ -31,7 +31,7 @@ exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library i
 
 def add_recording_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below `recordings`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted="\nedge-server: interrupted")
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES)
 
     listing = verbs.add("list", "the recordings of a directory, the oldest first", _list)
     where = "default: recordings in the state directory, as the daemon's"

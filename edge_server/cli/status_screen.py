@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -23,6 +22,8 @@ from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from rich.live import Live
 
     from edge_server.cli.status_report import (
         BoardReport,
@@ -206,10 +207,6 @@ def _settings(report: DaemonReport) -> Iterator[str]:
 
 # Rates of `status` are measured over this time: a camera of 5 fps gives some frames in it.
 RATES_OVER_S = 1.0
-# xterm's control sequences, which every terminal of today and tmux know.
-_ENTER = "\x1b[?1049h\x1b[?25l"  # the alternate screen, without a cursor
-_LEAVE = "\x1b[?25h\x1b[?1049l"
-_HOME, _END_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _QUIT = (b"q", b"Q", b"\x03", b"\x04", b"")
 
 
@@ -244,8 +241,8 @@ def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool)
         on_terminal = sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb"
         quits = stack.enter_context(_keys(sys.stdin))
         if on_terminal:
-            stack.enter_context(_alternate_screen(sys.stdout))
-            _draw(["waiting for the first interval …"])
+            live = stack.enter_context(_screen())
+            _draw(live, ["waiting for the first interval …"])
         printed = 0
         while not quits(interval_s):
             try:
@@ -257,7 +254,7 @@ def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool)
                 report = make_report(before, now, settings, read_board())
                 before, lines, text = now, screen(report), json.dumps(asdict(report))
             if on_terminal:
-                _draw(lines)
+                _draw(live, lines)
             else:
                 plain = _printable("\n".join([time.strftime("%H:%M:%S"), *lines, ""]))
                 print(text if as_json else plain)
@@ -267,13 +264,21 @@ def run_top(settings: Settings, interval_s: float, count: int, *, as_json: bool)
                 return
 
 
-def _draw(lines: Sequence[str]) -> None:
+def _screen() -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    return Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False)
+
+
+def _draw(live: Live, lines: Sequence[str]) -> None:
     """Write over the lines before, within the terminal as it is now."""
-    width, height = shutil.get_terminal_size()
+    from rich.text import Text
+
     title = f"edge-server top  {time.strftime('%H:%M:%S')}  q quits"
-    fitted = [_printable(line)[: width - 1] for line in (title, "", *lines)][:height]
-    sys.stdout.write(_HOME + "\n".join(line + _END_OF_LINE for line in fitted) + _REST)
-    sys.stdout.flush()
+    text = _printable("\n".join([title, "", *lines]))
+    live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
 
 def _printable(text: str) -> str:
@@ -281,16 +286,6 @@ def _printable(text: str) -> str:
     if encoding.lower().startswith("utf"):
         return text
     return text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
-
-
-@contextmanager
-def _alternate_screen(output: TextIO) -> Iterator[None]:
-    output.write(_ENTER)
-    try:
-        yield
-    finally:
-        output.write(_LEAVE)
-        output.flush()
 
 
 @contextmanager

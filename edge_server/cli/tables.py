@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from edge_server.process.utf8 import shown
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
 UNKNOWN = "-"
+# Tables are not cut to the terminal: a name is whole in a pipe too.
+_WIDEST = 10_000
 REFRESH_S = 0.5
 # Frames older than this do not count for the rate that is shown.
 _RATE_OVER_S = 3.0
 
 
-def table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> list[str]:
-    """Return the rows in columns, the first row the head; numbers are put to the right.
+def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
+    """Return the rows in columns, each in one line, the first row the head; numbers are put to the
+    right.
 
     Args:
         rows: cells, as many in each.
         left: the columns that begin at their left edge.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    to_left = set(left)
-    return [
-        "  ".join(
-            cell.ljust(width) if column in to_left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for column in range(len(rows[0])):
+        grid.add_column(justify="left" if column in left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(Text(shown(cell)) for cell in row))
+    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
+    with console.capture() as lines:
+        console.print(grid)
+    return [line.rstrip() for line in lines.get().splitlines()]
 
 
 def number(value: float | None, decimals: int = 1) -> str:

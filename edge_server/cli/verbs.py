@@ -1,4 +1,4 @@
-"""Verbs: the frame of verbs below another, like `plan build`: help and interrupts.
+"""Verbs: the frame of verbs below another, like `plan build`: their help.
 
 Nothing heavy is imported here: every start of the command line imports this module.
 """
@@ -91,7 +91,12 @@ class Verbs:
     """
 
     def __init__(
-        self, parser: argparse.ArgumentParser, *, about: str, codes: str, interrupted: str
+        self,
+        parser: argparse.ArgumentParser,
+        *,
+        about: str,
+        codes: str,
+        interrupted: str = "\nedge-server: interrupted",
     ) -> None:
         parser.description, parser.epilog = about, codes
         self._parsers = parser.add_subparsers(required=True, metavar="VERB")
@@ -102,18 +107,8 @@ class Verbs:
         parser = self._parsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
-        parser.set_defaults(verb=self._interruptible(run))
+        parser.set_defaults(verb=run, interrupted=self._interrupted)
         return parser
-
-    def _interruptible(self, run: Run) -> Run:
-        def until_interrupted(arguments: argparse.Namespace) -> int:
-            try:
-                return run(arguments)
-            except KeyboardInterrupt:
-                print(self._interrupted, file=sys.stderr)
-                return INTERRUPTED
-
-        return until_interrupted
 
 
 def number(

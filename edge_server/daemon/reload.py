@@ -15,9 +15,9 @@ from edge_server.api.certificates import check_certificates
 from edge_server.errors import EdgeServerError, SettingsError
 from edge_server.inference.tracing import TraceRule
 from edge_server.mqtt.broker import faults_of
+from edge_server.process.masking import MASK, masked_by_place
 from edge_server.process.sd_notify import notify
 from edge_server.process.worker import Worker
-from edge_server.settings.mistakes import without_logins
 from edge_server.settings.sections import POWER, RESTART, Section, part_of
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _shown(name: str, value: Any) -> str:
     shown = msgspec.to_builtins(value)
     if name in ("grpc.restricted", "http.restricted"):
         # The values of these headers are passwords; every other secret is in a file.
-        shown = [{**each, "value": "…"} for each in shown]
-    return without_logins(json.dumps(shown))
+        shown = [{**each, "value": MASK} for each in shown]
+    return masked_by_place(json.dumps(shown))
 
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from edge_server.lifecycle.control import PollControl
 from edge_server.pipeline.event_log import Event
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
+from edge_server.process.utf8 import shortened
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -292,8 +293,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _short(text: Any) -> str:
-    text = str(text)
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+    return shortened(str(text), _LONGEST_REASON)
 
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,13 @@ import logging
 import ssl
 import time
 from contextlib import closing
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.errors import SettingsError, Unavailable
-from edge_server.mqtt.broker import address_of, faults_of, password_of, tls_of, transport_of
+from edge_server.errors import Unavailable
+from edge_server.mqtt.broker import address_of, password_of, transport_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
@@ -68,48 +67,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
         if not connection.ready:
             return BrokerTest(f"takes connections and does not answer within {TIMEOUT_S:g} s")
     return BrokerTest()
-
-
-def read_retained(mqtt: Mqtt, topic: str, *, timeout_s: float) -> bytes | None:
-    """Return the payload of the first message of `topic`; None if none comes in time.
-
-    Raises:
-        Unavailable: the broker cannot be reached, or refuses us.
-        SettingsError: a file that the settings name cannot be used.
-    """
-    if faults := faults_of(mqtt):
-        raise SettingsError("; ".join(faults))
-    received: SimpleQueue[bytes | str] = SimpleQueue()
-    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    if (context := tls_of(mqtt)) is not None:
-        client.tls_set_context(context)
-    if mqtt.username is not None:
-        client.username_pw_set(mqtt.username, password_of(mqtt))
-
-    def subscribe(client: paho.Client, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
-        if code.is_failure:
-            received.put(f"refuses this device: {code}")
-        else:
-            client.subscribe(topic, qos=1)
-
-    client.on_connect = subscribe
-    client.on_message = lambda _c, _d, message: received.put(bytes(message.payload))
-    try:
-        client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
-    except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
-        reason = getattr(error, "strerror", None) or error
-        raise Unavailable(f"MQTT broker {address_of(mqtt)} cannot be reached: {reason}") from error
-    client.loop_start()
-    try:
-        got = received.get(timeout=timeout_s)
-    except Empty:
-        return None
-    finally:
-        client.disconnect()
-        client.loop_stop()
-    if isinstance(got, str):
-        raise Unavailable(f"MQTT broker {address_of(mqtt)} {got}")
-    return got
 
 
 class LaneSubscriber:

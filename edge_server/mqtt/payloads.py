@@ -82,11 +82,6 @@ class Topics:
         return f"{PREFIX}/{self.device}/update"
 
     @property
-    def provision(self) -> str:
-        """Retained: the signed provisioning file that somebody published for this device."""
-        return f"{PREFIX}/{self.device}/provision"
-
-    @property
     def plans(self) -> str:
         """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
         return f"{PREFIX}/{self.device}/plans"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
 from edge_server.process.masking import masked
+from edge_server.process.utf8 import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -332,9 +333,7 @@ def journal_prefix(level: int) -> str:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{text[:_LONGEST_TEXT]}… and {len(text) - _LONGEST_TEXT} characters more"
+    return shortened(text, _LONGEST_TEXT, counted=True)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Make text that may hold a file name valid UTF-8, in one way for every protocol and log."""
+"""Make text valid UTF-8, printable and short, in one way for every protocol and log."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def shown(name: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shortened(text: str, longest: int, *, counted: bool = False) -> str:
+    """Return `text`, cut to `longest` characters and marked; `counted` adds how many follow."""
+    if len(text) <= longest:
+        return text
+    more = f" and {len(text) - longest} characters more" if counted else ""
+    return f"{text[:longest]}…{more}"
 
 
 def is_utf8(name: str) -> bool:

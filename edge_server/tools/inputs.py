@@ -146,7 +146,7 @@ def made_up(config: ModelConfig, batch: int, shapes: Mapping[str, Sequence[int]]
             open_shape = ",".join("N" if size < 0 else str(size) for size in shape)
             raise InvalidRequest(
                 f"input '{spec.name}' of model '{config.name}' has a shape of {list(shape)}: give "
-                f"--shape {spec.name}:{open_shape}, or --input {spec.name}=FILE.npy"
+                f"--shape {spec.name}:{open_shape}"
             )
         full = (batch, *shape) if config.max_batch_size else shape
         arrays[spec.name] = _numbers(random, full, spec.datatype)

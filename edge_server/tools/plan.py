@@ -6,7 +6,6 @@ import importlib.util
 import shutil
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 from google.protobuf import text_format
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.tensorrt.plan_cache import PLAN_NAME, PlanCache, build_lock, make_plan
@@ -56,7 +57,7 @@ from edge_server.tensors import Tensor, as_floats, shape_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from edge_server.backends.tensorrt.plan_options import PlanTensor, SideCar
     from edge_server.backends.tensorrt.plan_process import (
@@ -148,10 +149,6 @@ def _config(files: ModelFiles) -> ModelConfig:
     return ModelConfig.of(message)
 
 
-_WIDTH = 24
-_COLUMNS = 78
-
-
 def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     """Build the plan of `target` with the options of its configuration and `arguments`.
 
@@ -231,60 +228,39 @@ class BuildBar:
         warnings: number of TensorRT's warnings.
     """
 
-    def __init__(
-        self,
-        *,
-        verbose: bool,
-        file: TextIO | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, verbose: bool, file: TextIO | None = None) -> None:
         self._verbose = verbose
         self._file = file or sys.stderr
-        self._on_terminal = self._file.isatty()
-        self._now = now
-        self._began = now()
-        self._what, self._shown = "starting", ""
-        self._fraction: float | None = None
+        self._progress = Progress(
+            *(BarColumn(24), TaskProgressColumn()),
+            *(TextColumn("{task.description}", markup=False), TimeElapsedColumn()),
+            console=Console(file=self._file),
+            transient=True,
+            disable=not self._file.isatty(),
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._progress.start()
         self.warnings = 0
 
     def __call__(self, event: BuildEvent) -> None:
         if isinstance(event, TrtMessage):
-            self._show_message(event)
-            return
-        if isinstance(event, Step):
-            self._what, self._fraction = event.what, None
-            if not self._on_terminal:
+            self.warnings += event.level == "WARNING"
+            if self._verbose:
+                text = f"TensorRT {event.level}: {event.text}"
+                self._progress.console.out(text, highlight=False)
+        elif isinstance(event, Step):
+            if self._progress.disable:
                 print(f"{event.what} …", file=self._file, flush=True)
+            self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(event.what, total=None)
         elif isinstance(event, Progressed):
-            self._fraction = event.fraction
-            self._what = event.phase.lower()
-        self._draw()
+            self._progress.update(
+                self._task, total=1.0, completed=event.fraction, description=event.phase.lower()
+            )
 
     def close(self) -> None:
         """Clear the line."""
-        if self._on_terminal:
-            print("\r\033[K", end="", file=self._file, flush=True)
-
-    def _show_message(self, event: TrtMessage) -> None:
-        self.warnings += event.level == "WARNING"
-        if self._verbose:
-            self.close()
-            print(f"TensorRT {event.level}: {event.text}", file=self._file, flush=True)
-
-    def _draw(self) -> None:
-        if not self._on_terminal:
-            return
-        took_s = self._now() - self._began
-        bar = "" if self._fraction is None else f"{self._bar(self._fraction)} "
-        line = f"{bar}{self._what}, {took_s:.0f} s"[:_COLUMNS]
-        if line != self._shown:
-            self._shown = line
-            print(f"\r\033[K{line}", end="", file=self._file, flush=True)
-
-    @staticmethod
-    def _bar(fraction: float) -> str:
-        full = round(fraction * _WIDTH)
-        return f"[{'#' * full}{'.' * (_WIDTH - full)}] {100 * fraction:3.0f} %"
+        self._progress.stop()
 
 
 def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:

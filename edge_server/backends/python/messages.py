@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_server import errors
+from edge_server.process.utf8 import shortened as cut
 
 # The largest integer type of a response's parameters; those of a request may have 64 bits without a
 # sign, as msgpack's.
@@ -321,6 +322,4 @@ def internal_error(text: str) -> ChildResponse:
 
 def shortened(text: str) -> str:
     """Return `text`, cut to the limit: a model's text goes into logs, topics and headers."""
-    if len(text) <= LONGEST_TEXT:
-        return text
-    return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} characters more)"
+    return cut(text, LONGEST_TEXT, counted=True)

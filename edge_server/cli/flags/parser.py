@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edge_server.cli.flags.values import Effect
 
 DEPRECATED = "Deprecated"
+# In `--help-triton` only.
+_TRITONS = ("Without effect", DEPRECATED)
 # Flags whose values must not appear in the journal.
 _SECRET = frozenset({"grpc-restricted-protocol", "http-restricted-api"})
 
@@ -58,19 +60,10 @@ class Flag:
         return self.effect.partition(" ")[0] if "." in self.effect else ""
 
     @property
-    def sets_nothing(self) -> bool:
-        """The flag only exists so that a command line of tritonserver's keeps working, or gets an
-        explanation why it cannot."""
-        return self.effect.startswith(("ignored", "refused")) or self.text.startswith("no effect")
-
-    @property
     def help(self) -> str:
         """The text for the help."""
-        if self.effect.startswith("ignored"):
-            return f"no effect: {self.text}"
-        if self.effect.startswith("refused"):
-            return f"{'refused' if self.effect == 'refused' else 'only false'}: {self.text}"
-        return self.text or f"sets {self.path}"
+        before = {"ignored": "no effect: ", "refused": "only false: "}.get(self.effect, "")
+        return f"{before}{self.text}" if self.text else f"sets {self.path}"
 
     def apply(self, given: str) -> Effect:
         """Return the effect of the flag with the value `given`.
@@ -78,15 +71,14 @@ class Flag:
         Raises:
             ValueError: the value is invalid, or the flag is refused.
         """
-        kind, _, form = self.effect.partition(" ")
-        if kind == "refused":
-            if not form or values.boolean(given):
+        if self.effect == "ignored":
+            return self.text
+        if self.effect == "refused":
+            if values.boolean(given):
                 raise ValueError(self.text)
             return "it is off in any case"
+        kind, _, form = self.effect.partition(" ")
         read = getattr(values, form) if form else _form_of(self.path)
-        if kind == "ignored":
-            read(given)
-            return self.text
         value: Any = read(given)
         return value if kind == "special" else (self.path, value)
 
@@ -143,8 +135,7 @@ def add_settings_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.formatter_class = _Wide
     parser.epilog = _EXAMPLES.format(verb=verb)
     actions: dict[argparse.Action, Flag] = {}
-    shown = {flag for title in GROUPS for flag in GROUPS[title] if title != DEPRECATED}
-    shown -= {flag for flag in shown if flag.sets_nothing}
+    shown = {flag for title in GROUPS for flag in GROUPS[title] if title not in _TRITONS}
     add = parser.add_argument
     printing: dict[str, Any] = {"action": _Help, "nargs": 0, "actions": actions}
     add("-h", "--help", **printing, shown=shown, help="print this and exit")

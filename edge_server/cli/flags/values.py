@@ -69,23 +69,6 @@ def one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
-    """Return a parser for two texts around the first `separator`; `form` is for its errors."""
-
-    def read(given: str) -> tuple[str, str]:
-        first, _, second = given.partition(separator)
-        if not first or not second:
-            raise ValueError(f"give it as {form}")
-        return first, second
-
-    return read
-
-
-gpu_bytes = pair("<GPU>:<bytes>", ":")
-gpu_fraction = pair("<GPU>:<fraction>", ":")
-_metrics_setting = pair("<setting>=<value>", "=")
-
-
 def named_setting(given: str) -> tuple[str, str, str]:
     """`name,key=value`, or `key=value` with no name, as Triton's `…-config` flags take it."""
     name, comma, setting = given.partition(",")
@@ -208,7 +191,9 @@ def trace_config(given: str) -> Effect:
 
 
 def metrics_config(given: str) -> Effect:
-    setting, value = _metrics_setting(given)
+    setting, _, value = given.partition("=")
+    if not setting or not value:
+        raise ValueError("give it as <setting>=<value>")
     if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
         return f"metrics.{setting}", boolean(value)
     if setting == "summary_quantiles":
@@ -249,9 +234,3 @@ def backend_config(given: str) -> Effect:
     if setting == "default-max-batch-size":
         return "repository.default_max_batch_size", whole(value)
     return "of backends only default-max-batch-size is set here; the rest per model"
-
-
-def compression_level(given: str) -> Effect:
-    if one_of("none", "low", "medium", "high")(given) == "none":
-        return "responses are not compressed in any case"
-    return "responses are not compressed: tensors gain little and cost much"

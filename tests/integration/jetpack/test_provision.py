@@ -1,4 +1,4 @@
-"""`edge-server provision` as a command: signatures of openssl, a broker, and what `check` says."""
+"""`edge-server provision` as a command: signatures of openssl, and what `check` says."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import paho.mqtt.client as paho
 import pytest
-from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from support.mosquitto import Mosquitto
 
 FILE = '[device]\nid = "truck-17"\n[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
 
@@ -107,47 +103,3 @@ def test_a_key_in_the_image_lets_only_its_files_count(device: Device, key: Path)
     for text in (FILE, f"{FILE}[file]\nserial = 6\n"):
         assert device.provision(device.file(signed(text, key)), *pub).returncode == 78
     assert "truck-18" in device.config.read_text()
-
-
-def publish(broker: Mosquitto, topic: str, payload: str) -> None:
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-    client.connect(broker.host, broker.port)
-    client.loop_start()
-    client.publish(topic, payload, qos=1, retain=True).wait_for_publish(10)
-    client.disconnect()
-    client.loop_stop()
-
-
-def test_a_signed_file_at_the_broker_counts(
-    device: Device, key: Path, mosquitto: Mosquitto
-) -> None:
-    pub = ("--key", f"{key}.pub", "--from-broker")
-    text = device.config.read_text()
-    host = f'[mqtt]\nhost = "{mosquitto.host}"\nport = {mosquitto.port}\n'
-    device.config.write_text(f'{text}[device]\nid = "edge-1234abcd"\n{host}')
-
-    nothing = device.provision(*pub, "0.5")
-    assert nothing.returncode == 69
-    assert "no message within 0.5 s" in nothing.stderr
-
-    topic = "edge/v1/edge-1234abcd/provision"
-    publish(mosquitto, topic, FILE)
-    assert "is not signed" in device.provision(*pub, "10").stderr
-    publish(mosquitto, topic, signed("#" * 70_000 + "\n", key))
-    assert "is longer than 64 KiB" in device.provision(*pub, "10").stderr
-    publish(mosquitto, topic, signed(FILE, key))
-    done = device.provision(*pub, "10")
-    assert done.returncode == 0, done.stderr
-    assert "truck-17" in device.config.read_text()
-    assert (device.data / "identity/device-id").read_text() == "truck-17\n"
-
-
-def test_a_broker_that_is_not_there(device: Device, key: Path) -> None:
-    pub = ("--key", f"{key}.pub", "--from-broker", "1")
-    assert "no broker to provision from" in device.provision(*pub).stderr
-    (port,) = free_ports(1)
-    text = device.config.read_text()
-    device.config.write_text(f'{text}[mqtt]\nhost = "127.0.0.1"\nport = {port}\n')
-    done = device.provision(*pub)
-    assert done.returncode == 69
-    assert "cannot be reached" in done.stderr

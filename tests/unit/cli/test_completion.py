@@ -14,7 +14,7 @@ def test_every_shell_completes_verbs_flags_and_files(
 ) -> None:
     assert run_command(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("status", "bench", "latency-budget", "model-repository", "keygen", "grpc-port"):
+    for word in ("status", "bench", "instances", "model-repository", "keygen", "grpc-port"):
         assert word in script
     assert "http-thread-count" not in script
     assert {"bash": "_shtab_compgen_files", "zsh": ":_files", "fish": "__fish_complete_path"}[

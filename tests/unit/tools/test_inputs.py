@@ -75,7 +75,7 @@ def test_made_up_inputs_have_a_batch_and_are_the_same_each_time() -> None:
 
 
 def test_an_open_dimension_needs_a_shape() -> None:
-    with pytest.raises(InvalidRequest, match=r"give --shape n:N, or --input n=FILE\.npy"):
+    with pytest.raises(InvalidRequest, match="give --shape n:N"):
         made_up(config(SEVERAL), 1, {})
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from edge_server.inference.registry import UNLOADED
 from edge_server.pipeline.messages import lane_frame_fields
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.utf8 import as_utf8, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -187,7 +187,7 @@ def _board(report: DeviceReport) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
-    return as_utf8(text[:_LONGEST_REASON])
+    return as_utf8(shortened(text, _LONGEST_REASON))
 
 
 _QUALITY = 78

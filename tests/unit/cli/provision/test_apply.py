@@ -182,7 +182,7 @@ def test_what_a_dead_process_staged_is_removed(places: Places) -> None:
 
 def trust(places: Places, **how: Any) -> None:
     signed = SignedText(b"[device]\nid = 'x'\n")
-    defaults = {"key": None, "physical": True, "replace": False}
+    defaults = {"key": None, "replace": False}
     refuse_unless_trusted(signed, "file", places, **{**defaults, **how})
 
 
@@ -194,11 +194,7 @@ def test_without_a_key_only_the_first_file_counts(places: Places) -> None:
     trust(places, replace=True)
 
 
-def test_a_broker_is_never_believed_without_a_signature(places: Places) -> None:
-    with pytest.raises(SettingsError, match="no key to check it with"):
-        trust(places, physical=False)
-    with pytest.raises(SettingsError, match="is not signed"):
-        trust(places, physical=False, key=Path("provision.pem"))
+def test_with_a_key_no_file_counts_without_a_signature(places: Places) -> None:
     with pytest.raises(SettingsError, match="is not signed"):
         trust(places, key=Path("provision.pem"), replace=True)
 

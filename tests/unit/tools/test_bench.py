@@ -1,43 +1,30 @@
-"""A measurement is stable once three windows agree, in throughput and in latency."""
+"""What a measurement shows of latencies, of failures, and of the stages in the server."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
+from edge_server.api.grpc.client import DaemonClient
 from edge_server.cli.bench import numbers
 from edge_server.cli.bench_run import as_object, report_lines
 from edge_server.cli.main import run_command
+from edge_server.errors import Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.tools.bench import (
     Latency,
-    LoadWindow,
     Measurement,
     StageTimes,
-    is_stable,
+    measure,
     stages_between,
 )
 
-
-def window(count: int, ms: float) -> LoadWindow:
-    return LoadWindow(1.0, [ms] * count)
-
-
-@pytest.mark.parametrize(
-    ("windows", "stable"),
-    [
-        ([window(10, 5)] * 2, False),
-        ([window(10, 5)] * 3, True),
-        ([window(99, 1), window(10, 5), window(10, 5), window(11, 5.2)], True),
-        ([window(10, 5), window(10, 5), window(20, 5)], False),
-        ([window(10, 5), window(10, 5), window(10, 9)], False),
-        ([window(0, 0)] * 3, False),
-    ],
-)
-def test_the_last_three_windows_decide(windows: list[LoadWindow], stable: bool) -> None:
-    assert is_stable(windows, 0.1) is stable
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_percentiles_are_those_of_the_requests() -> None:
@@ -73,13 +60,13 @@ def test_stages_are_the_means_between_two_readings_and_members_come_after_the_en
 
 def measurement(concurrency: int, per_s: float, **changes: object) -> Measurement:
     latency = Latency(20.0, 31.0, {50: 19.0, 90: 25.0, 95: 28.0, 99: 30.0})
-    usual = {"requests": 100, "failed": 0, "latency": latency, "stable": True, "windows": 3}
+    usual = {"requests": 100, "failed": 0, "latency": latency}
     stages = (StageTimes("m", 100, 18.5, 1.0, 0.25, 17.0, 0.25),)
     return Measurement(concurrency, per_s, **{**usual, "stages": stages, **changes})  # type: ignore[arg-type]
 
 
 def test_the_tables_have_a_row_for_each_concurrency_and_each_stage() -> None:
-    text = list(report_lines([measurement(1, 50.0), measurement(2, 60.0, stable=False, failed=3)]))
+    text = list(report_lines([measurement(1, 50.0), measurement(2, 60.0, failed=3)]))
     assert text[1].split() == [
         "1",
         "50.0",
@@ -91,12 +78,38 @@ def test_the_tables_have_a_row_for_each_concurrency_and_each_stage() -> None:
         "31.00",
         "100",
     ]
-    assert text[2].endswith("100  not stable, 3 failed")
+    assert text[2].endswith("100  3 failed")
     assert any(
         line.split() == ["1", "m", "100", "18.50", "1.00", "0.25", "17.00", "0.25"] for line in text
     )
     assert any(line.split() == ["1", "gRPC", "and", "client", "1.50"] for line in text)
-    assert "not stable: the last windows differ" in text[-1]
+
+
+class Refuses(DaemonClient):
+    """A client whose model refuses every request but the third."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def prepared(self, request: Any, timeout_s: float) -> Callable[[], object]:
+        return self._send
+
+    def _send(self) -> None:
+        self.sent += 1
+        if self.sent != 3:
+            raise Unavailable("busy")
+
+    def statistics(self) -> tuple[()]:
+        return ()
+
+
+def test_failed_requests_are_counted_and_without_any_other_the_reason_is_raised() -> None:
+    model = ModelConfig.of(text_format.Parse('name: "m"', config_pb.ModelConfig()))
+    found = measure(Refuses(), model, {}, 1, batch=2, seconds=0.1)
+    assert found.requests == 1
+    assert found.failed >= 1
+    with pytest.raises(Unavailable, match="no request to 'm' succeeded: busy"):
+        measure(Refuses(), model, {}, 1, batch=2, seconds=0.0)
 
 
 def test_the_object_has_percentiles_by_name() -> None:
@@ -120,8 +133,8 @@ def test_numbers_are_a_list_or_a_range(text: str, found: tuple[int, ...]) -> Non
         (["m", "--concurrency", "4:1"], "give whole numbers"),
         (["m", "--shape", "x:1,-1"], "give it as NAME:720,1280,3"),
         (["m", "--shape", "1,2"], "give it as NAME:720,1280,3"),
-        (["m", "--window", "0"], "give seconds, 0.1 or above"),
-        (["m", "--widow", "1"], "did you mean --window?"),
+        (["m", "--seconds", "0"], "give seconds, 0.1 or above"),
+        (["m", "--second", "1"], "did you mean --seconds?"),
     ],
 )
 def test_a_wrong_command_is_a_usage_error(
