@@ -12,7 +12,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -315,13 +314,13 @@ class Conversion:
         arguments = self._first_arguments(path)
         shown = arguments["source"]
         done = self._run(self._format, self._first_function(), **arguments)
-        lines += _commands(done, shown, first if not stages else "0.onnx")
+        lines += _told(done, shown, first if not stages else "0.onnx")
         for index, (framework, step, options) in enumerate(stages, 1):
             is_last = index == len(stages)
             after = self._result if is_last else self._scratch / f"{index}.onnx"
             done = self._step(framework, step, source=str(path), target=str(after), **options)
             shown, path = path.name, after
-            lines += _commands(done, shown, first if is_last else after.name)
+            lines += _told(done, shown, first if is_last else after.name)
         sampling = self._sampling()
         runner = self._destination.runner
         interface = self._step(
@@ -442,22 +441,10 @@ def _files(paths: Sequence[Path]) -> list[str]:
     return found
 
 
-def _commands(done: dict[str, Any], source: str, target: str) -> Iterator[str]:
-    """Yield the command lines that do the same without edge_server, and a step's note."""
-    places = {
-        "{source!r}": dumps(source),
-        "{target!r}": dumps(target),
-        "{source}": source,
-        "{target}": target,
-        "{folder}": str(Path(source).parent),
-    }
-    commands = []
-    for command in done.get("commands", ()):
-        shown = list(command)
-        for mark, text in places.items():
-            shown = [argument.replace(mark, text) for argument in shown]
-        commands.append(shlex.join(shown))
-    if commands:
-        yield f"the same with: {' && '.join(commands)}"
+def _told(done: dict[str, Any], source: str, target: str) -> Iterator[str]:
+    """Yield the public tool's command line that does the same, and the step's note."""
+    if "command" in done:
+        places = {"{source}": source, "{target}": target, "{folder}": str(Path(source).parent)}
+        yield f"the same with: {shlex.join(places.get(each, each) for each in done['command'])}"
     if "note" in done:
         yield done["note"]
