@@ -260,7 +260,8 @@ class Conversion:
             path = self._result
         arguments = self._first_arguments(path)
         shown = arguments["source"]
-        done = self._run(self._format, self._first_function(), **arguments)
+        function = (self._format.module, self._first_function())
+        done = self._step(self._format.framework, function, **arguments)
         lines += _told(done, shown, first if not stages else "0.onnx")
         for index, (framework, step, options) in enumerate(stages, 1):
             is_last = index == len(stages)
@@ -360,9 +361,6 @@ class Conversion:
             "recorded": self.recorded,
             "sizes": {name: shape for name, _, shape in arguments.shapes if name},
         }
-
-    def _run(self, source_format: SourceFormat, function: str, **how: Any) -> dict[str, Any]:
-        return self._step(source_format.framework, (source_format.module, function), **how)
 
     def _step(
         self, framework: FrameworkPackages, step: tuple[str, str], **how: Any
