@@ -173,16 +173,7 @@ def _options(name: str, parameters: Mapping[str, str]) -> Iterator[tuple[str, st
 
 
 _ONNX_TYPES = {
-    "tensor(bool)": DataType.BOOL,
-    "tensor(uint8)": DataType.UINT8,
-    "tensor(uint16)": DataType.UINT16,
-    "tensor(uint32)": DataType.UINT32,
-    "tensor(uint64)": DataType.UINT64,
-    "tensor(int8)": DataType.INT8,
-    "tensor(int16)": DataType.INT16,
-    "tensor(int32)": DataType.INT32,
-    "tensor(int64)": DataType.INT64,
-    "tensor(float16)": DataType.FP16,
+    **{f"tensor({each.numpy.name})": each for each in DataType},
     "tensor(float)": DataType.FP32,
     "tensor(double)": DataType.FP64,
     "tensor(bfloat16)": DataType.BF16,

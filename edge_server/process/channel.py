@@ -1,18 +1,15 @@
-"""What a process and the one that it has started share: messages over a socket, and a lifeline."""
+"""Messages over a socket, between a process and the one that it has started."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import select
-import signal
 import socket
 import threading
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-_LENGTH_BYTES = 4
+from edge_server.process.in_child import LENGTH_BYTES
+
 LONGEST_BYTES = 1 << 28
 # How much one read takes.
 CHUNK_BYTES = 1 << 16
@@ -38,6 +35,7 @@ class Channel(Generic[M]):
     Args:
         connection: owned by the caller, who closes it.
         kind: the type of received messages, a union of tagged structs.
+        codec: encodes and decodes the messages: `msgspec.msgpack` or `msgspec.json`.
         timeout_s: how long `send` waits for the peer to read, and `receive` for the peer to send;
             None is for ever.
         longest_sent_bytes, longest_received_bytes: size limits of one message.
@@ -48,6 +46,7 @@ class Channel(Generic[M]):
         connection: socket.socket,
         kind: Any,
         *,
+        codec: Any = msgspec.msgpack,
         timeout_s: float | None = 5.0,
         longest_sent_bytes: int = LONGEST_BYTES,
         longest_received_bytes: int = LONGEST_BYTES,
@@ -56,8 +55,8 @@ class Channel(Generic[M]):
         self._connection = connection
         self._longest_sent_bytes = longest_sent_bytes
         self._longest_received_bytes = longest_received_bytes
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._encoder = codec.Encoder()
+        self._decoder = codec.Decoder(kind)
         self._sending = threading.Lock()
         self._received = bytearray()
 
@@ -74,7 +73,7 @@ class Channel(Generic[M]):
                 f"names, texts and parameters of {len(body)} bytes at once; at most "
                 f"{self._longest_sent_bytes} are taken"
             )
-        length = len(body).to_bytes(_LENGTH_BYTES, "little")
+        length = len(body).to_bytes(LENGTH_BYTES, "little")
         try:
             with self._sending:
                 self._connection.sendall(length + body, socket.MSG_NOSIGNAL)
@@ -101,7 +100,7 @@ class Channel(Generic[M]):
         self._received += chunk
         messages = []
         begin = 0
-        while (body := begin + _LENGTH_BYTES) <= len(self._received):
+        while (body := begin + LENGTH_BYTES) <= len(self._received):
             length = int.from_bytes(self._received[begin:body], "little")
             if length > self._longest_received_bytes:
                 raise NotUnderstood(
@@ -116,27 +115,8 @@ class Channel(Generic[M]):
 
     def _decode(self, body: memoryview) -> M:
         try:
-            return self._decoder.decode(body)
+            return self._decoder.decode(body)  # type: ignore[no-any-return]  # of `kind`
         except msgspec.DecodeError as error:
             raise NotUnderstood(f"not a message: {error}") from error
         finally:
             body.release()
-
-
-def end_with_parent(lifeline: int) -> None:
-    """Let the kernel kill this process's group when the last writing end of a pipe closes.
-
-    The kill works whatever code runs here, even where no Python thread gets the GIL.
-
-    Args:
-        lifeline: reading end of the pipe, whose writing end only the parent has.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    if poll.poll(0):
-        # The parent has ended before.
-        os._exit(1)

@@ -1,15 +1,14 @@
 """Run a function in a process of its own, which may crash, hang, or be killed at any moment.
 
-The process ends with its parent, however the parent ends. Used by plan builds, by reading of plans
-that nobody vouches for, and by doctor's probes of drivers and libraries.
+The process ends with its parent, however the parent ends. Used by plan builds, by reading of
+untrusted plans, by doctor's probes, and for what runs in a framework's own Python.
 """
 
 from __future__ import annotations
 
-import importlib
+import json
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -17,20 +16,19 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import edge_server
 from edge_server import errors
 from edge_server.process.channel import (
     CHUNK_BYTES,
     Channel,
     ChannelClosed,
     NotUnderstood,
-    end_with_parent,
 )
 from edge_server.process.threads import require_wanted
 
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 # systemd's notifications come from the daemon, not from its children.
-NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _POLL_S = 0.5
 # By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 KILLED_S = 2.0
@@ -46,13 +45,26 @@ KILLED_S = 2.0
 _SEND_TIMEOUT_S = 60.0
 _LAST_OUTPUT_BYTES = 4096
 _STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+_MAIN = """
+from edge_server.process.in_child import child_main
+child_main({connection}, {lifeline})
+"""
 # The process imports from the same paths as its parent, however that was started; `-c` would search
 # the working directory first.
-_START = """\
+_OUR_PATHS = """\
 import sys
 sys.path[:] = filter(None, dict.fromkeys([*{path!r}, *sys.path]))
-from edge_server.process.child import child_main
-child_main({connection}, {lifeline})
+"""
+# Another Python gets the package edge_server, and nothing else of the directory that it is in,
+# which may be the daemon's site-packages.
+_OUR_PACKAGE = """\
+import importlib.util, sys
+sys.path[:] = filter(None, sys.path)
+spec = importlib.util.spec_from_file_location(
+    "edge_server", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}]
+)
+sys.modules["edge_server"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["edge_server"])
 """
 
 
@@ -86,16 +98,17 @@ class ChildOptions(msgspec.Struct, frozen=True):
 
 class _ChildCall(msgspec.Struct, frozen=True):
     function: str
-    arguments: tuple[Any, ...]
+    # JSON.
+    arguments: str
     with_events: bool
     options: ChildOptions
 
 
-class _Line(msgspec.Struct, frozen=True, array_like=True):
-    """One line from the process: an event, or one of its last words, `result` and `error`."""
+class _Line(msgspec.Struct, frozen=True):
+    """An event of the process, or its last words, `result` and `error`; the value is JSON."""
 
     kind: str
-    value: Any
+    value: str
 
 
 def run_in_child(
@@ -104,7 +117,10 @@ def run_in_child(
     timeout_s: float = math.inf,
     on_event: Callable[[Any], None] | None = None,
     watch: Callable[[], None] | None = None,
+    on_output: Callable[[bytes], None] | None = None,
     options: ChildOptions | None = None,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
 ) -> Any:
     """Return the result of `function` in plain JSON types; the process has then ended, with all its
     children.
@@ -116,7 +132,11 @@ def run_in_child(
         on_event: called on this thread with each event; the function then gets another first
             argument, which sends one, on any thread.
         watch: called about twice a second; what it raises ends the process and is raised here.
+        on_output: called on this thread with what the process prints, before the call ends.
         options: of the process.
+        python: the interpreter; another than this one imports nothing that this one has but
+            edge_server, so that `function` does without msgspec where that Python may lack it.
+        env: variables beside those that the process inherits.
 
     Raises:
         EdgeServerError: raised by `function`.
@@ -124,18 +144,21 @@ def run_in_child(
         ChildStopped: the process was asked to end.
         ChildFailed: the process crashed, or `function` raised anything else.
         GivenUp: see `require_wanted`.
+        OSError: `python` cannot be started.
     """
-    call = _ChildCall(function, arguments, on_event is not None, options or ChildOptions())
+    text = json.dumps(arguments, default=msgspec.to_builtins)
+    call = _ChildCall(function, text, on_event is not None, options or ChildOptions())
     ends_at = time.monotonic() + timeout_s
-    with _Call(call) as under_way:
+    with _Call(call, python, env or {}, on_output) as under_way:
         while (lines := under_way.lines(min(_POLL_S, timeout_s))) is not None:
             for line in lines:
+                value = json.loads(line.value)
                 if line.kind == "result":
-                    return line.value
+                    return value
                 if line.kind == "error":
-                    raise _ours(*line.value)
+                    raise _ours(*value)
                 if on_event is not None:
-                    on_event(line.value)
+                    on_event(value)
             require_wanted()
             if watch is not None:
                 watch()
@@ -149,6 +172,29 @@ def _ours(kind: str, text: str) -> Exception:
     if isinstance(found, type) and issubclass(found, errors.EdgeServerError):
         return found(text)
     return ChildFailed(text)
+
+
+def environ_for(python: str) -> dict[str, str]:
+    """Return the environment of a process of `python`."""
+    another = python not in ("", sys.executable)
+    dropped = _NOT_INHERITED + another * _OF_OUR_PYTHON
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def another_python(main: str) -> str:
+    """Return a program for another Python, which imports edge_server and then runs `main`."""
+    return _OUR_PACKAGE.format(package=str(Path(edge_server.__file__).parent)) + main
+
+
+def missing_modules(python: str, modules: Sequence[str], timeout_s: float = math.inf) -> list[str]:
+    """Return which of the modules `python` cannot import.
+
+    Raises:
+        OSError, ChildFailed: it is no Python that starts.
+    """
+    function = "edge_server.process.in_child:missing"
+    found: list[str] = run_in_child(function, list(modules), python=python, timeout_s=timeout_s)
+    return found
 
 
 def _import_paths() -> list[str]:
@@ -277,16 +323,24 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 class _Call:
     """A call under way, seen from the parent."""
 
-    def __init__(self, call: _ChildCall) -> None:
+    def __init__(
+        self,
+        call: _ChildCall,
+        python: str,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None] | None,
+    ) -> None:
         def command(connection: int, lifeline: int) -> list[str]:
-            start = _START.format(path=_import_paths(), connection=connection, lifeline=lifeline)
-            return [sys.executable, "-c", start]
+            main = _MAIN.format(connection=connection, lifeline=lifeline)
+            if python != sys.executable:
+                return [python, "-c", another_python(main)]
+            return [python, "-c", _OUR_PATHS.format(path=_import_paths()) + main]
 
-        env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
-        self._child = Child(command, env)
+        self._child = Child(command, {**environ_for(python), **env})
+        self._on_output = on_output
         self._last_output = b""
         self._channel: Channel[_Line] = Channel(
-            self._child.connection, _Line, timeout_s=_SEND_TIMEOUT_S
+            self._child.connection, _Line, codec=msgspec.json, timeout_s=_SEND_TIMEOUT_S
         )
         # A process that has ended before is seen where its lines are read.
         with suppress(ChannelClosed):
@@ -296,7 +350,12 @@ class _Call:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.close()
+        try:
+            self._child.end(KILLED_S)
+            while self._read_output():
+                pass
+        finally:
+            self._child.close()
 
     def lines(self, timeout_s: float) -> list[_Line] | None:
         """Return the lines of the process within `timeout_s`; None when it has ended."""
@@ -334,62 +393,7 @@ class _Call:
 
     def _read_output(self) -> bool:
         data = self._child.read_output()
+        if data and self._on_output is not None:
+            self._on_output(data)
         self._last_output = (self._last_output + data)[-_LAST_OUTPUT_BYTES:]
         return bool(data)
-
-
-def child_main(connection: int, lifeline: int) -> None:
-    """Run the call that `connection` brings, and end this process without any destructor: those of
-    TensorRT crash on half-made objects, and at the interpreter's end."""
-    code = 1
-    try:
-        end_with_parent(lifeline)
-        channel: Channel[_ChildCall] = Channel(
-            socket.socket(fileno=connection), _ChildCall, timeout_s=None
-        )
-        while not (calls := channel.receive()):
-            pass
-        (call,) = calls
-        _limit(call.options)
-
-        def send_event(event: object) -> None:
-            channel.send(_Line("event", event))
-
-        channel.send(_Line(*_last_line(call, send_event)))
-        code = 0
-    except BaseException:  # noqa: BLE001 - its last words
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
-
-
-def _last_line(call: _ChildCall, send_event: Callable[[object], None]) -> tuple[str, object]:
-    try:
-        module, _, name = call.function.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        if call.options.account is not None:
-            # Switched only now: that user may lack the right to read this Python.
-            user, groups = call.options.account
-            os.setgroups(groups)
-            os.setgid(groups[0])
-            os.setuid(user)
-        first = (send_event,) if call.with_events else ()
-        return "result", function(*first, *call.arguments)
-    except errors.EdgeServerError as error:
-        return "error", (type(error).__name__, str(error))
-    except MemoryError:
-        return "error", ("Unavailable", "its limit of memory was not enough")
-    except Exception as error:  # noqa: BLE001 - reported to the parent
-        text = traceback.format_exception_only(error)[-1].strip()
-        return "error", ("", f"failed: {text}")
-
-
-def _limit(options: ChildOptions) -> None:
-    if options.background:
-        # The kernel derives the I/O priority from the niceness.
-        os.nice(19)
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    if options.memory_bytes:
-        # Not RLIMIT_AS: CUDA reserves far more addresses than the board has memory.
-        resource.setrlimit(resource.RLIMIT_DATA, (options.memory_bytes, options.memory_bytes))

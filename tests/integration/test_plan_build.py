@@ -463,7 +463,7 @@ def _state(pid: int) -> str:
 def _children(pid: int | None = None) -> list[int]:
     own = pid or os.getpid()
     texts = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return [int(text) for text in texts if b"edge_server.process.child" in _command(int(text))]
+    return [int(text) for text in texts if b"edge_server.process.in_child" in _command(int(text))]
 
 
 def _command(pid: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,13 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import Unavailable
-from edge_server.process.child import ChildFailed, ChildOptions, ChildStopped, run_in_child
+from edge_server.process.child import (
+    ChildFailed,
+    ChildOptions,
+    ChildStopped,
+    missing_modules,
+    run_in_child,
+)
 
 
 def failure(function: str, *arguments: object, timeout_s: float = 60.0) -> str:
@@ -56,6 +63,18 @@ def test_an_exception_and_an_exit_are_reported() -> None:
 def test_an_error_of_the_house_is_raised_as_itself() -> None:
     with pytest.raises(Unavailable, match="its limit of memory was not enough"):
         run_in_child("builtins:bytearray", 1 << 30, options=ChildOptions(memory_bytes=1 << 29))
+
+
+def test_another_python_needs_no_package_of_ours(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert missing_modules(str(python), ["json", "msgspec"]) == ["msgspec"]
+    printed: list[bytes] = []
+    said = "print('said') or float('nan')"
+    result = run_in_child("builtins:eval", said, python=str(python), on_output=printed.append)
+    assert math.isnan(result)
+    assert b"".join(printed) == b"said\n"
 
 
 def test_events_come_before_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,7 @@ framework's file declares its tensors, the configuration is completed from it.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,6 +29,8 @@ from edge_server.model_config.completion import Signature, complete_from
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles, reading
 from edge_server.model_config.validation import validate
+from edge_server.process.child import ChildFailed, missing_modules
+from edge_server.process.in_child import missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -268,22 +268,11 @@ def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProg
 
 
 def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:
-    """Return which of the modules the interpreter cannot import; nothing is imported for that."""
     if not interpreter:
-        return [each for each in modules if importlib.util.find_spec(each) is None]
-    find = (
-        "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if not u.find_spec(n)))"
-    )
+        return missing(modules)
     try:
-        ran = subprocess.run(  # noqa: S603 - the operator's own choice
-            [interpreter, "-c", find, *modules],
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=_FIND_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        return missing_modules(interpreter, modules, _FIND_TIMEOUT_S)
+    except (OSError, ChildFailed) as error:
         raise ModelConfigError(
             f"[python] interpreters: {backend}: {interpreter} is no Python that runs: {error}"
         ) from error
-    return ran.stdout.split()

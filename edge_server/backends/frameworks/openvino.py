@@ -22,19 +22,10 @@ import openvino as ov  # noqa: E402
 if TYPE_CHECKING:
     from edge_server.backends.frameworks.runner import Arrays, ModelFile
 
+# `f32`: numpy's kind, and the bits.
 _TYPES = {
     "boolean": DataType.BOOL,
-    "u8": DataType.UINT8,
-    "u16": DataType.UINT16,
-    "u32": DataType.UINT32,
-    "u64": DataType.UINT64,
-    "i8": DataType.INT8,
-    "i16": DataType.INT16,
-    "i32": DataType.INT32,
-    "i64": DataType.INT64,
-    "f16": DataType.FP16,
-    "f32": DataType.FP32,
-    "f64": DataType.FP64,
+    **{f"{each.numpy.kind}{8 * each.numpy.itemsize}": each for each in DataType},
 }
 # Parameters that are properties of the compiled model under the same name.
 _PROPERTIES = ("PERFORMANCE_HINT", "NUM_STREAMS", "COMPILATION_NUM_THREADS")

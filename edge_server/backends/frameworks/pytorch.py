@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from edge_server.backends.frameworks.runner import (
+    DATA_TYPES,
     BadInput,
     FileSignature,
     call_order,
@@ -35,22 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.frameworks.runner import Arrays, ModelFile
-
-_TYPES = {
-    getattr(torch, name): datatype
-    for name, datatype in {
-        "bool": DataType.BOOL,
-        "uint8": DataType.UINT8,
-        "int8": DataType.INT8,
-        "int16": DataType.INT16,
-        "int32": DataType.INT32,
-        "int64": DataType.INT64,
-        "float16": DataType.FP16,
-        "float32": DataType.FP32,
-        "float64": DataType.FP64,
-        "bfloat16": DataType.BF16,
-    }.items()
-}
 
 
 def open_model(file: ModelFile) -> PyTorchModel:
@@ -174,10 +159,11 @@ def _is_package(path: Path) -> bool:
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    if getattr(value, "dtype", None) not in _TYPES:
+    datatype = DATA_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    if datatype is None:
         raise ValueError(f"'{name}' is {type(value).__name__}, not a tensor that can be passed on")
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-    return TensorSpec(name, _TYPES[value.dtype], shape or (1,))
+    return TensorSpec(name, datatype, shape or (1,))
 
 
 def _texts(name: str, array: NDArray[Any]) -> list[str]:

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from edge_server.backends.python.pb_utils.requests import InferenceRequest
 
 Arrays = Mapping[str, "NDArray[Any]"]
+# By the names that PyTorch and TensorFlow share with numpy, and those of what numpy lacks.
+DATA_TYPES = {
+    **{datatype.numpy.name: datatype for datatype in DataType},
+    "bfloat16": DataType.BF16,
+    "string": DataType.BYTES,
+}
 
 
 class BadInput(ValueError):

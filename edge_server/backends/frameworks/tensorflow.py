@@ -17,7 +17,7 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
 
-from edge_server.backends.frameworks.runner import FileSignature
+from edge_server.backends.frameworks.runner import DATA_TYPES, FileSignature
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -27,25 +27,9 @@ if TYPE_CHECKING:
 
     from edge_server.backends.frameworks.runner import Arrays, ModelFile
 
-_TYPES = {
-    tf.bool: DataType.BOOL,
-    tf.uint8: DataType.UINT8,
-    tf.uint16: DataType.UINT16,
-    tf.uint32: DataType.UINT32,
-    tf.uint64: DataType.UINT64,
-    tf.int8: DataType.INT8,
-    tf.int16: DataType.INT16,
-    tf.int32: DataType.INT32,
-    tf.int64: DataType.INT64,
-    tf.float16: DataType.FP16,
-    tf.float32: DataType.FP32,
-    tf.float64: DataType.FP64,
-    tf.bfloat16: DataType.BF16,
-    tf.string: DataType.BYTES,
-}
-# Nodes that a graph has beside its outputs, and whose result nobody uses.
 # Smaller arrays are copied sooner than shared.
 _SHARED_BYTES = 1 << 16
+# Nodes that a graph has beside its outputs, and whose result nothing reads.
 _NO_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder", "SaveV2", "RestoreV2"})
 
 
@@ -139,7 +123,7 @@ def _read_graph(file: ModelFile) -> _Graph:
 
 
 def _spec(name: str, tensor: Any, configured: tuple[int, ...] | None) -> TensorSpec:
-    if tensor.dtype not in _TYPES:
+    if tensor.dtype.name not in DATA_TYPES:
         raise ValueError(f"tensor '{name}' is {tensor.dtype.name}, which cannot be passed on")
     if tensor.shape.rank is not None:
         shape = tuple(-1 if size is None else size for size in tensor.shape)
@@ -147,7 +131,7 @@ def _spec(name: str, tensor: Any, configured: tuple[int, ...] | None) -> TensorS
         shape = configured
     else:
         raise ValueError(f"the file does not say how many dimensions '{name}' has; give its dims")
-    return TensorSpec(name, _TYPES[tensor.dtype], shape or (1,))
+    return TensorSpec(name, DATA_TYPES[tensor.dtype.name], shape or (1,))
 
 
 def _tensor(array: NDArray[Any], like: Any) -> Any:

@@ -20,7 +20,7 @@ from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
 from edge_server.process.channel import CHUNK_BYTES, Channel, ChannelClosed
-from edge_server.process.child import NOT_INHERITED, Child, signal_name
+from edge_server.process.child import Child, another_python, environ_for, signal_name
 from edge_server.process.disk import make_locked_directory, orphans
 from edge_server.process.threads import LOOK_S, require_wanted, start_future
 
@@ -85,19 +85,9 @@ def _run_remover(path: str, held: int) -> None:
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
-_NOT_INHERITED = (*NOT_INHERITED, "CREDENTIALS_DIRECTORY")
-_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-# Another Python gets the package edge_server, and nothing else of the directory that it is in,
-# which may be the daemon's site-packages.
-_IN_ANOTHER_PYTHON = """
-import importlib.util, sys
-sys.path.pop(0)
-package = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "edge_server", package + "/__init__.py", submodule_search_locations=[package]
-)
-sys.modules["edge_server"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["edge_server"])
+# That of the daemon's service manager.
+_CREDENTIALS = "CREDENTIALS_DIRECTORY"
+_MAIN = """
 from edge_server.backends.python.child.__main__ import main
 main(sys.argv[1:])
 """
@@ -127,11 +117,10 @@ class ChildProcess:
         self._log = log
         self._how = ""
         program = (
-            [interpreter, "-c", _IN_ANOTHER_PYTHON, *edge_server.__path__]
+            [interpreter, "-c", another_python(_MAIN)]
             if interpreter
             else [sys.executable, "-m", _CHILD]
         )
-        not_inherited = _NOT_INHERITED + bool(interpreter) * _OF_OUR_PYTHON
         with ExitStack() as stack, ExitStack() as until_inherited:
             scratch = Scratch()
             stack.callback(scratch.close)
@@ -150,7 +139,7 @@ class ChildProcess:
                 {
                     # ONNX Runtime in a model sends telemetry only where the user has asked for it.
                     "ORT_DISABLE_TELEMETRY": "1",
-                    **{k: v for k, v in os.environ.items() if k not in not_inherited},
+                    **{k: v for k, v in environ_for(interpreter).items() if k != _CREDENTIALS},
                     "TMPDIR": scratch.path,
                 },
                 inherited=(inbox, outbox),

@@ -335,19 +335,15 @@ def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
     number = ".".join(map(str, version))
     if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
-    if options.precision == "fp16" and is_typed(options, version):
-        which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+    typed = is_typed(options, version)
+    which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+    if typed and options.precision == "fp16":
         raise Unsupported(f"{which} takes no --fp16: {_TYPED_HINT}")
-    if options.calibration and is_typed(options, version):
-        which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+    if typed and options.calibration:
         raise Unsupported(f"{which} is not calibrated: {_TYPED_HINT}")
     if options.calibration and options.precision != "int8":
         raise InvalidRequest("calibration is for INT8 only; add --int8")
-    if (
-        options.dla_core is not None
-        and options.precision == "fp32"
-        and not is_typed(options, version)
-    ):
+    if not typed and options.dla_core is not None and options.precision == "fp32":
         raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
 
 

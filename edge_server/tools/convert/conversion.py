@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.errors import InternalError, InvalidRequest
+from edge_server.process.child import ChildFailed, run_in_child
 from edge_server.tools.convert.formats import (
     DESTINATIONS,
     ONNX,
@@ -26,7 +20,6 @@ from edge_server.tools.convert.formats import (
     SOURCES,
     Interpreters,
     SourceModel,
-    foreign_environ,
     paddle_program,
     write_model,
 )
@@ -40,21 +33,6 @@ if TYPE_CHECKING:
 
     from edge_server.tools.convert.formats import FrameworkPackages, SourceFormat
 
-_STEPS = Path(__file__).with_name("steps")
-# The steps are a package of their own there: no directory of ours gets onto that interpreter's
-# path, and neither does the working directory, whose numpy.py would be imported.
-_START = """\
-import importlib.util, sys
-sys.path[:] = [path for path in sys.path if path]
-spec = importlib.util.spec_from_file_location(
-    "edge_server_steps", {init!r}, submodule_search_locations=[{folder!r}]
-)
-package = importlib.util.module_from_spec(spec)
-sys.modules["edge_server_steps"] = package
-spec.loader.exec_module(package)
-from edge_server_steps.step import main
-main({events})
-"""
 # Quiet libraries: their notes on start are of no use here, and one of them sends telemetry.
 _QUIET = {
     "ORT_DISABLE_TELEMETRY": "1",
@@ -62,7 +40,6 @@ _QUIET = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
-_LAST_LINES = 5
 
 
 def run_step(
@@ -76,7 +53,7 @@ def run_step(
     """Run a function of `steps` with `arguments` in `python`; return its result.
 
     Args:
-        python: the interpreter; if another than this one, it imports nothing of this one's.
+        python: the interpreter.
         step: the module and the function.
         arguments: what JSON can carry.
         progress: called with the text of each step.
@@ -86,62 +63,31 @@ def run_step(
         InvalidRequest: the step says why it cannot be done.
         InternalError: the process ended otherwise; with its last words.
     """
-    module, function = step
-    job = json.dumps({"module": module, "function": function, "arguments": dict(arguments)})
-    is_ours = python == Path(sys.executable)
-    environ = {**(dict(os.environ) if is_ours else foreign_environ()), **_QUIET}
-    reading, writing = os.pipe()
-    start = _START.format(init=str(_STEPS / "__init__.py"), folder=str(_STEPS), events=writing)
-    with (
-        tempfile.TemporaryFile() as log,
-        os.fdopen(reading, encoding="utf-8") as events,
-        os.fdopen(writing, "wb") as their_end,
-        subprocess.Popen(  # noqa: S603 - our own code, in an interpreter that the user chooses
-            [python, "-c", start],
-            stdin=subprocess.PIPE,
-            stdout=None if verbose else log,
-            stderr=None if verbose else log,
-            pass_fds=(writing,),
-            env=environ,
-        ) as process,
-    ):
-        their_end.close()
-        try:
-            assert process.stdin is not None  # noqa: S101 - it was asked for
-            # One that dies at once is reported below.
-            with suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(job.encode())
-            for line in events:
-                kind, value = json.loads(line)
-                if kind == "progress":
-                    progress(value)
-                elif kind == "result":
-                    return dict(value)
-                else:
-                    hint = "" if verbose else _hint(log)
-                    raise InvalidRequest(f"{value}{hint}")  # noqa: TRY301 - ends the process, too
-        except BaseException:
-            process.kill()
-            raise
-        process.wait()
-        raise InternalError(f"{module}.{function}: {_ending(process.returncode)}{_words(log)}")
+    printed = b""
 
+    def on_output(data: bytes) -> None:
+        nonlocal printed
+        printed = data
+        if verbose:
+            sys.stderr.buffer.write(data)
+            sys.stderr.flush()
 
-def _ending(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "the process was killed: most likely for want of memory"
-    return f"the process ended with {code} and without a result"
-
-
-def _hint(log: IO[bytes]) -> str:
-    log.seek(0, os.SEEK_END)
-    return "; --verbose shows all that the framework printed" if log.tell() else ""
-
-
-def _words(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    return f": {' '.join(lines)}" if lines else ""
+    try:
+        done: dict[str, Any] = run_in_child(
+            "edge_server.tools.convert.steps.step:run",
+            *step,
+            dict(arguments),
+            on_event=progress,
+            on_output=on_output,
+            python=str(python),
+            env=_QUIET,
+        )
+    except InvalidRequest as error:
+        hint = "; --verbose shows all that the framework printed" if printed and not verbose else ""
+        raise InvalidRequest(f"{error}{hint}") from None
+    except ChildFailed as error:
+        raise InternalError(f"{'.'.join(step)}: the process {error}") from None
+    return done
 
 
 # The largest error of an output, as a share of the source's largest magnitude in that output.
@@ -314,14 +260,15 @@ class Conversion:
             path = self._result
         arguments = self._first_arguments(path)
         shown = arguments["source"]
-        done = self._run(self._format, self._first_function(), **arguments)
-        lines += _commands(done, shown, first if not stages else "0.onnx")
+        function = (self._format.module, self._first_function())
+        done = self._step(self._format.framework, function, **arguments)
+        lines += _told(done, shown, first if not stages else "0.onnx")
         for index, (framework, step, options) in enumerate(stages, 1):
             is_last = index == len(stages)
             after = self._result if is_last else self._scratch / f"{index}.onnx"
             done = self._step(framework, step, source=str(path), target=str(after), **options)
             shown, path = path.name, after
-            lines += _commands(done, shown, first if is_last else after.name)
+            lines += _told(done, shown, first if is_last else after.name)
         sampling = self._sampling()
         runner = self._destination.runner
         interface = self._step(
@@ -415,9 +362,6 @@ class Conversion:
             "sizes": {name: shape for name, _, shape in arguments.shapes if name},
         }
 
-    def _run(self, source_format: SourceFormat, function: str, **how: Any) -> dict[str, Any]:
-        return self._step(source_format.framework, (source_format.module, function), **how)
-
     def _step(
         self, framework: FrameworkPackages, step: tuple[str, str], **how: Any
     ) -> dict[str, Any]:
@@ -442,22 +386,10 @@ def _files(paths: Sequence[Path]) -> list[str]:
     return found
 
 
-def _commands(done: dict[str, Any], source: str, target: str) -> Iterator[str]:
-    """Yield the command lines that do the same without edge_server, and a step's note."""
-    places = {
-        "{source!r}": dumps(source),
-        "{target!r}": dumps(target),
-        "{source}": source,
-        "{target}": target,
-        "{folder}": str(Path(source).parent),
-    }
-    commands = []
-    for command in done.get("commands", ()):
-        shown = list(command)
-        for mark, text in places.items():
-            shown = [argument.replace(mark, text) for argument in shown]
-        commands.append(shlex.join(shown))
-    if commands:
-        yield f"the same with: {' && '.join(commands)}"
+def _told(done: dict[str, Any], source: str, target: str) -> Iterator[str]:
+    """Yield the public tool's command line that does the same, and the step's note."""
+    if "command" in done:
+        places = {"{source}": source, "{target}": target, "{folder}": str(Path(source).parent)}
+        yield f"the same with: {shlex.join(places.get(each, each) for each in done['command'])}"
     if "note" in done:
         yield done["note"]

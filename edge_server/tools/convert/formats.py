@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -28,7 +26,9 @@ import numpy as np
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
 from edge_server.model_config.files import CONFIG_NAME, read_labels
 from edge_server.model_config.parse import read_model_config
+from edge_server.process.child import ChildFailed, environ_for, missing_modules
 from edge_server.process.disk import cache_directory
+from edge_server.process.in_child import missing
 from edge_server.repository.scan import files_in
 from edge_server.tensors import DataType
 from edge_server.tools.convert.steps.step import TEXT
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 _COMPLETE = "edge-server-complete"
 _LAST_LINES = 3
-_PROBE = (
-    "import importlib.util as u,sys;print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"
-)
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Interpreters:
         for python in self.pythons:
             if not lacks(python, framework.modules):
                 return python
-        here = [name for name in framework.modules if importlib.util.find_spec(name) is None]
+        here = missing(framework.modules)
         if not here and (framework.is_ours or not self.isolated):
             return Path(sys.executable)
         if self.isolated:
@@ -207,18 +204,12 @@ def _call(command: list[str], fault: str) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=foreign_environ(),
+        env=environ_for(command[0]),
         check=False,
     )
     if done.returncode:
         lines = done.stdout.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
         raise Unavailable(f"{fault}: {' '.join(lines)}")
-
-
-def foreign_environ() -> dict[str, str]:
-    """Return the environment for another interpreter, which must not import this one's packages."""
-    ours = ("PYTHONPATH", "PYTHONHOME", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
-    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 def lacks(python: Path, modules: Sequence[str]) -> list[str]:
@@ -228,16 +219,9 @@ def lacks(python: Path, modules: Sequence[str]) -> list[str]:
         SettingsError: it is no Python.
     """
     try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the user names
-            [python, "-c", _PROBE, *modules],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=foreign_environ(),
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
+        return missing_modules(str(python), modules)
+    except (OSError, ChildFailed) as error:
         raise SettingsError(f"--python {python}: is no Python that starts: {error}") from error
-    return done.stdout.decode().split()
 
 
 def _quoted(text: str) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
-from edge_server.process.channel import Channel, ChannelClosed, end_with_parent
+from edge_server.process.channel import Channel, ChannelClosed
+from edge_server.process.in_child import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +57,7 @@ def take(progress: Progress, *, source: str, target: str, sampling: Sampling) ->
     write_inputs(inputs, sampling)
     progress("running the source")
     run_samples(sampling, "source", _runner(session))
-    code = "import onnx; onnx.checker.check_model({source!r}, full_check=True)"
-    return {"inputs": inputs, "outputs": outputs, "commands": [["python", "-c", code]]}
+    return {"inputs": inputs, "outputs": outputs}
 
 
 def run(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def simplify(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
     _save(after, target)
     counts = len(before.graph.node), len(after.graph.node)
     return {
-        "commands": [["onnxsim", "{source}", "{target}"]],
+        "command": ["onnxsim", "{source}", "{target}"],
         "note": f"simplified: {counts[0]} nodes before, {counts[1]} after",
     }
 
@@ -101,15 +99,7 @@ def to_fp16(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
     # The converter puts casts at the end, behind the nodes that read them.
     model.topological_sort()
     _save(model.model, target)
-    lines = (
-        "import onnx",
-        "from onnxruntime.transformers.float16 import convert_float_to_float16 as f",
-        "from onnxruntime.transformers.onnx_model import OnnxModel",
-        "m = OnnxModel(f(onnx.load({source!r}), keep_io_types=True))",
-        "m.topological_sort()",
-        "onnx.save(m.model, {target!r})",
-    )
-    return {"commands": [["python", "-c", "; ".join(lines)]]}
+    return {}
 
 
 def to_int8(
@@ -183,27 +173,7 @@ def to_int8(
     Path(prepared).unlink()
     nodes = onnx.load(target, load_external_data=False).graph.node
     quantized = sum(node.op_type == "QuantizeLinear" for node in nodes)
-    options = ", ".join(
-        (
-            "quant_format=QuantFormat.QDQ",
-            f"op_types_to_quantize={json.dumps(list(operators))}",
-            f"per_channel={per_channel}",
-            "activation_type=QuantType.QInt8",
-            "weight_type=QuantType.QInt8",
-            f"extra_options=dict({', '.join(f'{k}={v}' for k, v in _INT8_OPTIONS.items())})",
-        )
-    )
-    # READER is a CalibrationDataReader over the recorded samples.
-    quantize = (
-        "from onnxruntime.quantization import QuantFormat, QuantType, quantize_static; "
-        f'quantize_static("prepared.onnx", {{target!r}}, READER, {options})'
-    )
-    prepare = ["python", "-m", "onnxruntime.quantization.preprocess", "--input", "{source}"]
-    prepare += ["--output", "prepared.onnx", "--skip_symbolic_shape", "True"]
-    return {
-        "commands": [prepare, ["python", "-c", quantize]],
-        "note": f"quantised: {quantized} tensors, with {len(calibration)} recorded samples",
-    }
+    return {"note": f"quantised: {quantized} tensors, with {len(calibration)} recorded samples"}
 
 
 def _check(path: str) -> None:

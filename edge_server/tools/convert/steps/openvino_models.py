@@ -36,7 +36,7 @@ def from_onnx(
     progress("converting with OpenVINO")
     ov.save_model(ov.convert_model(source), target, compress_to_fp16=half)
     command = ["ovc", "{source}", "--output_model", "{target}", f"--compress_to_fp16={half}"]
-    return {"commands": [command]}
+    return {"command": command}
 
 
 def run(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:

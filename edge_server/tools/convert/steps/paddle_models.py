@@ -48,7 +48,7 @@ def to_onnx(progress: Progress, *, source: str, target: str, sampling: Sampling)
     write_inputs(inputs, sampling)
     progress("running the source")
     run_samples(sampling, "source", lambda arrays: _run(predictor, inputs, arrays))
-    return {"inputs": inputs, "commands": [["paddle2onnx", *command]]}
+    return {"inputs": inputs, "command": ["paddle2onnx", *command]}
 
 
 def _paddle2onnx(command: list[str], folder: str, target: str) -> None:

@@ -4,8 +4,6 @@ models are compared on."""
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from zipfile import BadZipFile
 
 import numpy as np
+
+from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,42 +42,23 @@ def run_command_line(
         sys.argv = before
 
 
-class Reporter:
-    """Sends lines of JSON to the process that has started this one."""
+def run(
+    progress: Callable[[str], None], module: str, function: str, arguments: Mapping[str, Any]
+) -> object:
+    """Return the result of a function of this package.
 
-    def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
-
-    def progress(self, text: str) -> None:
-        self.send("progress", text)
-
-    def send(self, kind: str, value: object) -> None:
-        print(json.dumps([kind, value]), file=self._file, flush=True)
-
-
-def main(descriptor: int) -> None:
-    """Run the job on standard input, `{"module", "function", "arguments"}`, and end this process.
-
-    No destructor runs at the end: those of frameworks may crash, which is no failure of the job.
+    Raises:
+        InvalidRequest: the step cannot be done.
     """
-    reporter = Reporter(descriptor)
-    job: dict[str, Any] = json.load(sys.stdin)
-    code = 1
     try:
-        module = importlib.import_module(f".{job['module']}", __package__)
-        result = getattr(module, job["function"])(reporter.progress, **job["arguments"])
-        reporter.send("result", result)
-        code = 0
+        found = importlib.import_module(f".{module}", __package__)
+        return getattr(found, function)(progress, **arguments)
     except StepError as error:
-        reporter.send("error", str(error))
+        raise InvalidRequest(str(error)) from None
     except BaseException as error:  # noqa: BLE001 - reported to the process that waits for it
         traceback.print_exc()
         lines = traceback.format_exception_only(error)[-1].strip().splitlines()
-        reporter.send("error", lines[0] if lines else type(error).__name__)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        raise InvalidRequest(lines[0] if lines else type(error).__name__) from None
 
 
 # A size that the model leaves open, other than that of its first dimension.

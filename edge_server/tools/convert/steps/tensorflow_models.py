@@ -6,7 +6,6 @@ what Triton calls them by.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 
 _OPSET = "17"
 _NO_OUTPUTS = {"NoOp", "Assert", "Const", "Placeholder", "PlaceholderWithDefault"}
-_FREEZE = (
-    "from tensorflow.python.framework.convert_to_constants import "
-    "convert_variables_to_constants_v2 as freeze"
-)
 
 
 def keras_to_onnx(
@@ -46,10 +41,7 @@ def keras_to_onnx(
     done = saved_model_to_onnx(
         progress, source=saved, target=target, sampling=sampling, names=names
     )
-    export = "keras.saving.load_model({source!r}, compile=False).export('saved')"
-    code = f"import keras; {export}".replace("'", '"')
-    convert = [arg.replace("{source}", "saved") for arg in done["commands"][0]]
-    return {**done, "commands": [["python", "-c", code], convert]}
+    return {key: done[key] for key in ("inputs", "outputs")}
 
 
 def keras_to_graphdef(
@@ -70,27 +62,7 @@ def keras_to_graphdef(
 
     # The model must outlive the function, which holds its variables weakly.
     function = tf.function(call).get_concrete_function(*specs)
-    code = "; ".join(
-        (
-            "import keras, tensorflow as tf",
-            _FREEZE,
-            "m = keras.saving.load_model({source!r}, compile=False)",
-            f"i, o = {json.dumps([spec.name for spec in specs])}, {json.dumps(names)}",
-            "s = [tf.TensorSpec(t.shape, t.dtype, n) for t, n in zip(m.inputs, i)]",
-            "r = lambda *x: tf.nest.flatten(m(list(x) if len(x) > 1 else x[0], training=False))",
-            "f = tf.function(lambda *x: [tf.identity(t, n) for t, n in zip(r(*x), o)])",
-            "c = f.get_concrete_function(*s)",
-            'tf.io.write_graph(freeze(c).graph, ".", {target!r}, as_text=False)',
-        )
-    )
-    return _freeze(
-        progress,
-        function=function,
-        names=names,
-        target=target,
-        sampling=sampling,
-        commands=[["python", "-c", code]],
-    )
+    return _freeze(progress, function, names, target, sampling)
 
 
 def saved_model_to_onnx(
@@ -143,7 +115,7 @@ def saved_model_to_graphdef(
 ) -> dict[str, Any]:
     """Write the SavedModel `source` as a frozen graph. Raises: see `saved_model_to_onnx`."""
     progress("loading the SavedModel")
-    name, function, loaded = _signature(source, signature)
+    _, function, loaded = _signature(source, signature)
     inputs, outputs = _signature_interface(function)
     specs = [
         tf.TensorSpec(
@@ -161,23 +133,7 @@ def saved_model_to_graphdef(
         return [tf.identity(made[each], name=each) for each in names]
 
     concrete = tf.function(call).get_concrete_function(*specs)
-    code = "; ".join(
-        (
-            "import tensorflow as tf",
-            _FREEZE,
-            "m = tf.saved_model.load({source!r})",
-            f"g = freeze(m.signatures[{json.dumps(name)}]).graph",
-            'tf.io.write_graph(g, ".", {target!r}, as_text=False)',
-        )
-    )
-    done = _freeze(
-        progress,
-        function=concrete,
-        names=names,
-        target=target,
-        sampling=sampling,
-        commands=[["python", "-c", code]],
-    )
+    done = _freeze(progress, concrete, names, target, sampling)
     del loaded
     return done
 
@@ -282,15 +238,9 @@ def _call_signature(function: Any, arrays: Mapping[str, NDArray[Any]]) -> dict[s
 
 
 def _freeze(
-    progress: Progress,
-    *,
-    function: Any,
-    names: Sequence[str],
-    target: str,
-    sampling: Sampling,
-    commands: list[list[str]],
+    progress: Progress, function: Any, names: Sequence[str], target: str, sampling: Sampling
 ) -> dict[str, Any]:
-    from tensorflow.python.framework.convert_to_constants import (  # noqa: PLC0415 - as in `_FREEZE`
+    from tensorflow.python.framework.convert_to_constants import (  # noqa: PLC0415 - other steps do without it
         convert_variables_to_constants_v2,
     )
 
@@ -307,7 +257,7 @@ def _freeze(
     progress("freezing the graph")
     frozen = convert_variables_to_constants_v2(function)
     Path(target).write_bytes(frozen.graph.as_graph_def().SerializeToString())
-    return {"inputs": inputs, "outputs": outputs, "commands": commands}
+    return {"inputs": inputs, "outputs": outputs}
 
 
 def _graph(path: str, names: Sequence[str]) -> tuple[Any, list[TensorInfo], list[TensorInfo]]:
@@ -387,5 +337,5 @@ def _tf2onnx(
     return {
         "inputs": inputs,
         "outputs": outputs,
-        "commands": [["python", "-m", "tf2onnx.convert", *command]],
+        "command": ["python", "-m", "tf2onnx.convert", *command],
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import pickle
 import sys
 import warnings
@@ -78,8 +77,7 @@ def script_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
     except RuntimeError as error:
         raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
     names = [each.name for each in module.forward.schema.arguments[1:]]
-    load = "torch.jit.load({source!r})"
-    return _to_onnx(export, module, names, load, dynamo=False)
+    return _to_onnx(export, module, names, dynamo=False)
 
 
 def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) -> dict[str, Any]:
@@ -106,8 +104,7 @@ def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) ->
             f"{source}: holds {type(module).__name__}, not a module; of weights alone, --module "
             "FILE.py:CLASS names the class"
         )
-    load = "torch.load({source!r}, weights_only=False)"
-    return _module(export, module, load)
+    return _module(export, module)
 
 
 def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dict[str, Any]:
@@ -139,10 +136,7 @@ def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dic
         made.load_state_dict(state)
     except RuntimeError as error:
         raise StepError(f"{source}: its weights are not those of {name}: {_first(error)}") from None
-    stem = Path(file).stem
-    place = f'["{key}"]' if key else ""
-    load = f"m = {stem}.{name}().eval(); m.load_state_dict(torch.load({{source!r}}){place})"
-    return _module(export, made, load)
+    return _module(export, made)
 
 
 def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
@@ -170,23 +164,19 @@ def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
         external_data=False,
         verbose=False,
     )
-    code = (
-        "import torch; torch.onnx.export(torch.export.load({source!r}), (), {target!r}, "
-        f"input_names={json.dumps(names)}, output_names={json.dumps(made)}, external_data=False)"
-    )
-    return {"inputs": infos, "commands": [["python", "-c", code]]}
+    return {"inputs": infos}
 
 
-def _module(export: Export, module: Any, load: str) -> dict[str, Any]:
+def _module(export: Export, module: Any) -> dict[str, Any]:
     parameters = inspect.signature(module.forward).parameters.values()
     names = [each.name for each in parameters if each.default is each.empty]
-    return _to_onnx(export, module.eval(), names, load, dynamo=True)
+    return _to_onnx(export, module.eval(), names, dynamo=True)
 
 
 def _to_onnx(
-    export: Export, module: Any, parameters: Sequence[str], load: str, *, dynamo: bool
+    export: Export, module: Any, parameters: Sequence[str], *, dynamo: bool
 ) -> dict[str, Any]:
-    """Write `module`, whose inputs are `parameters`; `load` is the Python that loads it."""
+    """Write `module`, whose inputs are `parameters`."""
     inputs = _inputs(export.source, parameters, export.inputs)
     write_inputs(inputs, export.sampling)
     names = [each["name"] for each in inputs]
@@ -219,26 +209,7 @@ def _to_onnx(
             verbose=False,
             **how,
         )
-    shapes = ", ".join(f"torch.zeros({list(t.shape)}, dtype={t.dtype})" for t in example)
-    options = f"dynamo={dynamo}, opset_version={how['opset_version']}"
-    if dynamo and any(open_sizes):
-        dims = ", ".join(
-            "{" + ", ".join(f"{i}: torch.export.Dim.DYNAMIC" for i in p) + "}" for p in open_sizes
-        )
-        options += f", dynamic_shapes=({dims},)"
-    elif not dynamo and how["dynamic_axes"]:
-        options += f", dynamic_axes={json.dumps(how['dynamic_axes'])}"
-        # JSON has texts for keys only.
-        for place in range(8):
-            options = options.replace(f'"{place}": ', f"{place}: ")
-    loaded = f"{load}; " if load.startswith("m = ") else f"m = {load}.eval(); "
-    code = (
-        f"import torch; {loaded}torch.onnx.export(m, ({shapes},), {{target!r}}, "
-        f"input_names={json.dumps(names)}, output_names={json.dumps(made)}, {options})"
-    )
-    if load.startswith("m = "):
-        code = f"import {load[4:].partition('.')[0]}, {code[7:]}"
-    return {"inputs": inputs, "commands": [["python", "-c", code]]}
+    return {"inputs": inputs}
 
 
 def _run(export: Export, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
