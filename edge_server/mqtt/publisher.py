@@ -391,8 +391,6 @@ class Publisher:
 
     def publish_calibration(self, name: str, calibration: Calibration | None) -> None:
         """Publish how a camera sees, and that it exists; None where that is not known."""
-        if name in self._cameras and self._cameras[name] == calibration:
-            return
         self._cameras = {**self._cameras, name: calibration}
         topic = self._topic(self._topics.calibration, name)
         if calibration is not None:
