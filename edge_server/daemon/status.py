@@ -427,14 +427,14 @@ class StatusReport:
         self, pipeline: LanePipeline, status: CameraStatus, failure: str, _clock_steps: int
     ) -> None:
         age_s = pipeline.camera.last_frame_age_s(time.monotonic())
+        reason, text = pipeline.fault
         self._publisher.publish_camera_status(
             pipeline.camera.name,
             _TOPIC_STATES.get(status.state, "lost"),
             None if age_s is None else round(1e3 * age_s),
-            failure,
-            failure_reason=pipeline.failure_reason,
-            reason=status.reason,
-            text=status.text,
+            lanes_fail=bool(failure),
+            reason=reason,
+            text=text,
             # By the wall clock of now: that of then may have been in 1970.
             since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from edge_server.errors import InvalidRequest
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
-from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 from edge_server.process.worker import Backoff, Worker
 from edge_server.settings.text_file import read_text_file
@@ -271,7 +271,7 @@ class Link:
         feed = self._feed
         now_ns = feed.now_ns()
         # That there are no lanes is true at any age of the last frame.
-        if not frame.failure and frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+        if not frame.failure and frame.is_expired(now_ns):
             feed.count(lost=1)
             return
         payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)

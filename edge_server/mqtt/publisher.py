@@ -382,12 +382,11 @@ class Publisher:
         name: str,
         state: payloads.CameraState,
         last_frame_age_ms: int | None,
-        failure: str = "",
         **more: Any,
     ) -> None:
         """Publish the state of a camera and its lanes; see `payloads.camera_status`."""
         topic = self._topic(self._topics.camera_status, name)
-        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure, **more))
+        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, **more))
 
     def publish_calibration(self, name: str, calibration: Calibration | None) -> None:
         """Publish how a camera sees, and that it exists; None where that is not known."""
