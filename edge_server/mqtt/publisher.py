@@ -56,7 +56,7 @@ def health(
 
     Args:
         identity: of this device.
-        facts: None where the sensors do not let themselves be read.
+        facts: None where the sensors cannot be read.
         condition: what is wrong with the board.
         free_bytes: directory → its free space.
         mono_ns: `time.monotonic_ns()` now.
