@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from lane_frame_schema import definitions
 
 from edge_server.lanes import e2e
-from edge_server.mqtt.connection import LIVE_EXPIRY_S
+from edge_server.lanes.types import LONGEST_AGE_S
 from edge_server.mqtt.payloads import CameraState, DeviceState, Topics, content_type
 from edge_server.proto.edge.lanes.v1 import (
     events_pb2,
@@ -212,7 +212,7 @@ def _action(row: Row) -> str:
 
 
 def _operation(row: Row) -> dict[str, Any]:
-    expiry = {"messageExpiryInterval": LIVE_EXPIRY_S} if row.kind == "live" else {}
+    expiry = {"messageExpiryInterval": LONGEST_AGE_S} if row.kind == "live" else {}
     return {
         "action": _action(row),
         "summary": row.summary,

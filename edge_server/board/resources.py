@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import dataclass
+from glob import glob
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -54,10 +55,8 @@ def is_directory(path: Path) -> bool:
 
 def listed(directory: Path, pattern: str) -> list[Path]:
     """Return the matches of `pattern` in `directory`, in natural order: video2 before video10."""
-    try:
-        found = list(directory.glob(pattern))
-    except OSError:
-        return []
+    # It takes half the time of `Path.glob`, every second.
+    found = (directory / name for name in glob(pattern, root_dir=directory))  # noqa: PTH207
     return sorted(found, key=lambda path: (len(path.name), str(path)))
 
 

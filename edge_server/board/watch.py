@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,10 +108,15 @@ def kernel_synchronized() -> bool | None:
     # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
     # status (an int). With modes 0 the call only reads.
     timex = (ctypes.c_long * _TIMEX_LONGS)()
-    if ctypes.CDLL(None).adjtimex(ctypes.byref(timex)) < 0:
+    if _libc().adjtimex(ctypes.byref(timex)) < 0:
         return None
     status = ctypes.c_int.from_address(ctypes.addressof(timex) + 5 * ctypes.sizeof(ctypes.c_long))
     return not status.value & _STA_UNSYNC
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def wall_and_boot_ns() -> tuple[int, int]:

@@ -38,6 +38,8 @@ _LEAVE_S = 3.0
 # For the first frames of live cameras, before the daemon is ready without them.
 _FIRST_FRAMES_S = 2.0
 _WATCH_S = 0.25
+# Without cameras: until one is added.
+_REST_S = 1.0
 # So many readers may hang, of present and removed cameras: four cameras that are out of service, at
 # once. Each keeps a thread, a device, up to a picture's memory, and perhaps a lock that other
 # readers of the same library wait for. Beyond that the process is not to be trusted.
@@ -284,7 +286,7 @@ class CameraSet:
                 if pipeline.camera.needs_restart:
                     text = "hangs in its driver, and no other camera gives frames"
                     raise StageStuck(f"camera {pipeline.camera.name}: {text}")
-        self._watch.wait(_WATCH_S)
+        self._watch.wait(_WATCH_S if pipelines or self._left else _REST_S)
 
     def _note_hanging(self, closed: Iterable[Camera]) -> None:
         for camera in closed:

@@ -335,8 +335,6 @@ class StatusReport:
         self._board = board
         self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
-        self._health_due_s = 0.0
-        self._health_of: DeviceReport | None = None
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
@@ -344,8 +342,8 @@ class StatusReport:
         self._reload = reload
         self._line = line
         self._notified = ""
-        # With the number of steps of the clock: `since` is published anew after one.
-        self._published: dict[str, tuple[CameraStatus, str, int]] = {}
+        self._cameras: set[str] = set()  # that have topics
+        self._reported: dict[str, tuple[object, ...]] = {}
         self._faults: dict[str, str] = {}
         self._update = RecordFile(state_directory())
 
@@ -355,10 +353,9 @@ class StatusReport:
         built."""
 
         def tick(_now: float) -> None:
-            self._attempt(self._publish_update)
-            self._attempt(self._publish_models)
-            self._attempt(self._publish_health)
-            self._attempt(self._extend_start)
+            self._report_device(self._board.report)
+            with self._going_on("start"):
+                self._extend_start(self._report_models())
             worker.wait(LOOK_S)
 
         worker = Worker("first-load", tick)
@@ -368,26 +365,34 @@ class StatusReport:
         finally:
             worker.stop()
             # Also publishes the reason of a model that failed to load.
-            self._attempt(self._publish_models)
+            with self._going_on("start"):
+                self._report_models()
 
     def report(self, event: str) -> str:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
         status line where it differs from the last one; return that line."""
         self._board.check()
-        self._attempt(self._publish_states)
-        self._attempt(self._publish_health)
-        self._attempt(self._see_events)
-        status = self._attempt(self._status)
+        device = self._board.report
+        with self._going_on("cameras"):
+            self._report_cameras(tuple(self._pipelines), device)
+        with self._going_on("models"):
+            entries = self._report_models()
+            self._attempt("model events", self._events.see_models, entries)
+        self._report_device(device)
+        self._attempt("device events", self._events.see_device, device.reasons)
+        status = "cannot be reported"
+        with self._going_on("line"):
+            status = self._status(device)
         changed = status != self._notified
         if notify(event, *([f"STATUS={status}"] if changed else [])):
             self._notified = status
         return status
 
-    def _extend_start(self) -> None:
+    def _extend_start(self, entries: Iterable[ModelEntry]) -> None:
         """systemd ends a start that takes longer than its timeout."""
         builds = [
             f"{entry.name}: {entry.reason}"
-            for entry in self._data_plane.index(only_ready=False)
+            for entry in entries
             if entry.state is ModelState.LOADING and entry.reason
         ]
         if builds:
@@ -395,78 +400,97 @@ class StatusReport:
             self._notified = status
             notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
 
-    def _publish_states(self) -> None:
-        now = time.monotonic()
-        no_lanes = []
-        pipelines = tuple(self._pipelines)
-        for name in self._published.keys() - {pipeline.camera.name for pipeline in pipelines}:
-            del self._published[name]
+    def _report_cameras(self, pipelines: Sequence[LanePipeline], device: DeviceReport) -> None:
+        statuses = {pipeline.camera.name: pipeline.camera.status for pipeline in pipelines}
+        for name in self._cameras - statuses.keys():
+            self._reported.pop(f"camera {name}", None)
+            self._reported.pop(f"calibration {name}", None)
             self._publisher.clear_camera(name)
+        self._cameras = set(statuses)
+        no_lanes = []
         for pipeline in pipelines:
-            camera, failure = pipeline.camera, pipeline.failure
-            self._publisher.publish_calibration(camera.name, pipeline.calibration)
-            status, age_s = camera.status, camera.last_frame_age_s(now)
+            name, failure = pipeline.camera.name, pipeline.failure
+            status = statuses[name]
             if failure or not (status.usable or status.state is CameraState.STARTING):
-                no_lanes.append(camera.name)
-            published = status, failure, self._board.report.clock_steps
-            if self._published.get(camera.name) != published:
-                self._published[camera.name] = published
-                self._publisher.publish_camera_status(
-                    camera.name,
-                    _TOPIC_STATES.get(status.state, "lost"),
-                    None if age_s is None else round(1e3 * age_s),
-                    failure,
-                    failure_reason=pipeline.failure_reason,
-                    reason=status.reason,
-                    text=status.text,
-                    # By the wall clock of now: that of then may have been in 1970.
-                    since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
-                )
-        self._publish_models()
-        self._publish_update()
+                no_lanes.append(name)
+            calibration = self._publisher.publish_calibration
+            self._attempt(f"calibration {name}", calibration, name, pipeline.calibration)
+            # With the number of steps of the clock: `since` is published anew after one.
+            values = pipeline, status, failure, device.clock_steps
+            self._attempt(f"camera {name}", self._publish_camera, *values)
+        self._attempt("camera events", self._events.see_cameras, statuses)
+        reload = self._reload
+        waits = ((), "") if reload is None else (tuple(reload.restart_needed), reload.fault)
+        self._attempt("online", self._publish_online, tuple(no_lanes), *waits)
+
+    def _publish_camera(
+        self, pipeline: LanePipeline, status: CameraStatus, failure: str, _clock_steps: int
+    ) -> None:
+        age_s = pipeline.camera.last_frame_age_s(time.monotonic())
+        reason, text = pipeline.fault
+        self._publisher.publish_camera_status(
+            pipeline.camera.name,
+            _TOPIC_STATES.get(status.state, "lost"),
+            None if age_s is None else round(1e3 * age_s),
+            lanes_fail=bool(failure),
+            reason=reason,
+            text=text,
+            # By the wall clock of now: that of then may have been in 1970.
+            since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
+        )
+
+    def _publish_online(
+        self, no_lanes: Sequence[str], restart_needed: Sequence[str], fault: str
+    ) -> None:
         settings: dict[str, object] = {}
-        if self._reload is not None and self._reload.restart_needed:
-            settings["restart_needed"] = self._reload.restart_needed
-        if self._reload is not None and self._reload.fault:
-            settings["not_reloaded"] = self._reload.fault
+        if restart_needed:
+            settings["restart_needed"] = restart_needed
+        if fault:
+            settings["not_reloaded"] = fault
         self._publisher.publish_online(no_lanes, **settings)
 
-    def _see_events(self) -> None:
-        self._events.see_cameras({p.camera.name: p.camera.status for p in tuple(self._pipelines)})
-        self._events.see_models(self._data_plane.index(only_ready=False))
-        self._events.see_device(self._board.report.reasons)
-
-    def _publish_health(self) -> None:
-        """Publish the health of the board every `HEALTH_S`, and where something else is wrong."""
-        now_s, report = time.monotonic(), self._board.report
-        if now_s < self._health_due_s and report == self._health_of:
-            return
-        self._health_due_s, self._health_of = now_s + HEALTH_S, report
-        self._publisher.publish_health(report, self._free_bytes())
-
-    def _publish_update(self) -> None:
+    def _report_device(self, device: DeviceReport) -> None:
+        """Publish the update record, and the health of the board every `HEALTH_S` and where its
+        report changes."""
         # An update engine writes it at any time: before this daemon starts, and when it commits.
-        self._publisher.publish_update(self._update.read())
+        self._attempt("update", self._publisher.publish_update, self._update.read())
+        period = time.monotonic() // HEALTH_S
+        self._attempt("health", self._publish_health, device, period)
 
-    def _publish_models(self) -> None:
+    def _publish_health(self, device: DeviceReport, _period: float) -> None:
+        self._publisher.publish_health(device, self._free_bytes())
+
+    def _report_models(self) -> list[ModelEntry]:
+        """Publish the models where they changed; return all of them."""
         entries = self._data_plane.index(only_ready=False)
+        self._attempt("models", self._publish_models, entries)
+        return entries
+
+    def _publish_models(self, entries: Iterable[ModelEntry]) -> None:
         if isinstance(self._control, PollControl):
             # The model was removed from the repository; on request, an unloaded one may come back.
             entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
         self._publisher.publish_models(entries)
 
-    def _status(self) -> str:
+    def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
-        board = "".join(f"; {each.partition(':')[0]}" for each in self._board.report.reasons)
+        board = "".join(f"; {each.partition(':')[0]}" for each in device.reasons)
         return self._line.text(time.monotonic()) + board
 
-    def _attempt(self, report: Callable[[], str | None]) -> str:
-        """Return the text of `report`; its failure is logged once per fault."""
+    def _attempt(self, what: str, report: Callable[..., object], *values: object) -> None:
+        """Report `values` where they differ from the last ones of `what` that were reported."""
+        if self._reported.get(what) != values:
+            with self._going_on(what):
+                report(*values)
+                self._reported[what] = values
+
+    @contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """Log a failure within, once per fault, and go on."""
         try:
-            return report() or ""
+            yield
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
-            if fault != self._faults.get(report.__name__):
-                self._faults[report.__name__] = fault
+            if fault != self._faults.get(what):
+                self._faults[what] = fault
                 log.exception("the daemon's state cannot be reported; it goes on")
-            return "cannot be reported"

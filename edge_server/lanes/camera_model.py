@@ -196,16 +196,12 @@ class CameraModel:
         mounting = replace(self.mounting, pitch_rad=self.mounting.pitch_rad + by_rad)
         return CameraModel(self.lens, mounting)
 
-    def ground_of(self, points: NDArray[np.floating], farthest_m: float = FARTHEST_M) -> Ground:
-        """Return the ground points of image points (N, 2), px.
-
-        Points above the horizon, within 2 px of it, behind the front axle, beyond `farthest_m` and
-        those for which the lens has no ray are NaN.
-        """
-        return self.ground_of_rays(self.lens.rays_of(points), farthest_m)
-
     def ground_of_rays(self, rays: Rays, farthest_m: float = FARTHEST_M) -> Ground:
-        """Return the ground points of `rays`, which do not depend on the mounting."""
+        """Return the ground points of `rays`, which do not depend on the mounting.
+
+        Rays above the horizon, within 2 px of it, behind the front axle, beyond `farthest_m` and
+        those that the lens does not have are NaN.
+        """
         mounting = self.mounting
         # Columns: how the ray's x, y and 1 point in the vehicle's axes.
         turn = mounting.rotation @ _TO_OPTICAL.T

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+# Older lanes are of no use: neither made nor published. Whole seconds, as MQTT's expiry has them.
+LONGEST_AGE_S: Final = 1
 
 ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 
@@ -202,6 +205,10 @@ class LaneFrame:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this
         host."""
         return now_mono_ns - self.capture_mono_ns
+
+    def is_expired(self, now_mono_ns: int) -> bool:
+        """Return whether its lanes are older than `LONGEST_AGE_S`."""
+        return self.age_ns(now_mono_ns) > LONGEST_AGE_S * 1_000_000_000
 
 
 def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:

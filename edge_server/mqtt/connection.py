@@ -19,6 +19,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.lanes import e2e
+from edge_server.lanes.types import LONGEST_AGE_S
 from edge_server.mqtt.broker import (
     MOST_PACKET_BYTES,
     address_of,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LIVE_EXPIRY_S: Final = 1
 # A broker that is silent for two of these intervals counts as lost.
 KEEPALIVE_S: Final = 5
 # Keepalive does not notice a broker that answers pings and acknowledges nothing.
@@ -155,7 +155,7 @@ class Connection:
         self._state_properties = _properties(PacketTypes.PUBLISH)
         self._event_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "Event")
         self._live_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "LaneFrame")
-        self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
+        self._live_properties.MessageExpiryInterval = LONGEST_AGE_S
 
     @property
     def in_flight(self) -> int:
@@ -203,7 +203,7 @@ class Connection:
         _, self._listen_mid = self._client.subscribe([(topic, options)])
 
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
-        """Publish with QoS 0, not retained, expiring after `LIVE_EXPIRY_S`; return False if the
+        """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
         packet exceeds the broker's limit."""
         properties = _protected(self._live_properties, topic, payload, envelope)
         if not self._fits(topic, payload, properties):

@@ -333,9 +333,8 @@ def update(identity: Identity, record: UpdateRecord) -> bytes:
 def camera_status(
     state: CameraState,
     last_frame_age_ms: int | None,
-    failure: str = "",
     *,
-    failure_reason: str = "model_failed",
+    lanes_fail: bool = False,
     reason: str = "",
     text: str = "",
     since_epoch_ns: int = 0,
@@ -345,20 +344,16 @@ def camera_status(
     Args:
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
-        failure: why the model returns no lanes; empty while it does.
-        failure_reason: the same in a word.
-        reason: a word of `CameraStatus`; where it is empty and lanes fail, `failure_reason` is
-            sent.
-        text: the same for people; where lanes fail without a reason of the camera, `failure`.
+        lanes_fail: its frames get no lanes.
+        reason: see `LanePipeline.fault`.
+        text: the same for people.
         since_epoch_ns: when the camera's state began.
     """
-    if failure and not reason:
-        reason, text = failure_reason, failure
     return _encode(
         {
             "state": state,
             "last_frame_age_ms": last_frame_age_ms,
-            "lanes": "failing" if failure else "ok",
+            "lanes": "failing" if lanes_fail else "ok",
             "reason": reason,
             "text": as_utf8(text),
             "since": rfc3339(since_epoch_ns),

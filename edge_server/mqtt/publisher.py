@@ -15,7 +15,7 @@ from edge_server.inference.registry import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.feed import EventFeed, Feed
-from edge_server.mqtt.link import Links
+from edge_server.mqtt.link import Link, contents_of
 from edge_server.mqtt.payloads import Topics, rfc3339
 from edge_server.process.utf8 import as_utf8
 
@@ -271,23 +271,35 @@ class Publisher:
         self._misnamed: set[str] = set()
         self._introducing = threading.Lock()
         self._mqtt = mqtt
-        self._links = Links(mqtt, self._feed, self._introduce_for)
+        self._lock = threading.Lock()
+        self._stopped = False
+        # To the broker that has the lanes, and to the one that is to have them.
+        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
+        self._next: Link | None = None
         self._introduce()
 
     @property
     def on(self) -> bool:
         """Whether there is a broker to publish to, reachable or not."""
-        return self._links.link is not None
+        return self._link is not None
 
     @property
     def connected(self) -> bool:
         """Whether the connection to the broker is open, as far as the publisher knows."""
-        return (link := self._links.link) is not None and link.connected
+        return (link := self._link) is not None and link.connected
 
     @property
     def state(self) -> str:
         """The connection to the broker, for people."""
-        return self._links.state
+        link, following = self._link, self._next
+        if link is None:
+            return "off"
+        state = "connected" if link.connected else f"away ({link.trouble or 'connecting'})"
+        if link.connected and (contest := self._feed.contest.text):
+            state += f" ({contest})"
+        if following is not None:
+            state += f", not yet at {following.address} ({following.trouble or 'connecting'})"
+        return state
 
     @property
     def published(self) -> int:
@@ -326,19 +338,89 @@ class Publisher:
 
     def workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, must end the daemon."""
-        return self._links.workers()
+        with self._lock:
+            return [link.worker for link in (self._link, self._next) if link is not None]
 
     def start(self) -> None:
         """Start connecting to the broker; returns at once. `status` is `starting`."""
-        self._links.start()
+        if self._link is not None:
+            self._link.worker.start()
 
     def stop(self) -> None:
         """Publish `offline` if a broker is connected, and stop; takes 1 s at most."""
-        self._links.stop()
+        with self._lock:
+            self._stopped = True
+            link, following = self._link, self._next
+        self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
+        _abandon(following)
+        if link is not None:
+            link.leave()
+            if link.worker.alive:
+                link.wait_until_left()
+                link.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
 
     def change(self, mqtt: Mqtt | None) -> str:
-        """Publish to the broker of `mqtt`; see `Links.change`."""
-        return self._links.change(mqtt)
+        """Publish to the broker of `mqtt` from the moment on when it accepts this device.
+
+        Until then the broker so far keeps the lanes; then it gets `offline`, and the new one every
+        state. A file whose contents have changed is a change like any other. Returns at once.
+
+        Args:
+            mqtt: the broker; None publishes nothing more.
+
+        Returns:
+            What is going to happen, in words; empty if nothing changes.
+        """
+        # Outside of the lock, for which the supervisor waits: a disk may hang.
+        contents = () if mqtt is None else contents_of(mqtt)
+        with self._lock:
+            link, following = self._link, self._next
+            if self._stopped or (link is None and mqtt is None):
+                return ""
+            if link is None or mqtt is None:
+                self._introduce_for(mqtt)
+                return self._switch(mqtt, contents)
+            if link.is_of(mqtt, contents):
+                self._next = None
+                _abandon(following)
+                return "" if following is None else f"stays at {link.address}"
+            if following is None or not following.is_of(mqtt, contents):
+                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
+                _abandon(following)
+                self._next.worker.start()
+                if self._next.address == link.address:
+                    return f"logs in to {link.address} anew"
+                return f"moves from {link.address} to {self._next.address} once accepted there"
+            return ""
+
+    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
+        """Begin or end to publish at all."""
+        link, following = self._link, self._next
+        self._next = None
+        if mqtt is not None:
+            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
+            self._link.worker.start()
+            return f"on, at {self._link.address}"
+        self._link = None
+        _abandon(following)
+        if link is None:
+            return ""
+        link.leave(payloads.status(self._identity, "offline"))
+        return f"off, {link.address} is left"
+
+    def _take_over(self, link: Link) -> bool:
+        """Return whether `link` publishes from now on, after the one before; called on its
+        worker."""
+        with self._lock:
+            if link is not self._next or self._link is None:
+                return link is self._link
+            before, self._link, self._next = self._link, link, None
+        before.leave(payloads.status(self._identity, "offline"))
+        if before.connected:
+            before.wait_until_left()
+        self._feed.contest.log_in_anew()
+        self._introduce_for(link.mqtt)
+        return True
 
     def publish_online(self, no_lanes: Collection[str] = (), **more: Any) -> None:
         """Publish that the device serves, until `stop`.
@@ -372,17 +454,14 @@ class Publisher:
         name: str,
         state: payloads.CameraState,
         last_frame_age_ms: int | None,
-        failure: str = "",
         **more: Any,
     ) -> None:
         """Publish the state of a camera and its lanes; see `payloads.camera_status`."""
         topic = self._topic(self._topics.camera_status, name)
-        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure, **more))
+        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, **more))
 
     def publish_calibration(self, name: str, calibration: Calibration | None) -> None:
         """Publish how a camera sees, and that it exists; None where that is not known."""
-        if name in self._cameras and self._cameras[name] == calibration:
-            return
         self._cameras = {**self._cameras, name: calibration}
         topic = self._topic(self._topics.calibration, name)
         if calibration is not None:
@@ -439,32 +518,31 @@ class Publisher:
     def _introduce(self) -> None:
         """Publish what readers, and Home Assistant where it is on, know of this device."""
         with self._introducing:
-            self._introduce_alone(self._mqtt)
-
-    def _introduce_alone(self, mqtt: Mqtt | None) -> None:
-        calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
-        birth = payloads.meta(
-            self._identity,
-            self._feed.session,
-            mqtt.payload if mqtt else "json",
-            calibrations,
-            self._serving,
-        )
-        self._put_state(self._topics.meta, birth)
-        before, self._discovery = self._discovery, ""
-        if mqtt is not None and mqtt.home_assistant and self._cameras:
-            self._discovery = discovery_topic(mqtt.home_assistant, self._identity)
-            entities = discovery(self._identity, self._topics, self._cameras)
-            self._put_state(self._discovery, entities)
-        if before not in {"", self._discovery}:
-            self._put_state(before, b"")
+            mqtt = self._mqtt
+            calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
+            birth = payloads.meta(
+                self._identity,
+                self._feed.session,
+                mqtt.payload if mqtt else "json",
+                calibrations,
+                self._serving,
+            )
+            self._put_state(self._topics.meta, birth)
+            before, self._discovery = self._discovery, ""
+            if mqtt is not None and mqtt.home_assistant and self._cameras:
+                self._discovery = discovery_topic(mqtt.home_assistant, self._identity)
+                entities = discovery(self._identity, self._topics, self._cameras)
+                self._put_state(self._discovery, entities)
+            if before not in {"", self._discovery}:
+                self._put_state(before, b"")
 
     def _put_state(self, topic: str | None, payload: bytes) -> None:
         if topic is not None and self._outbox.put_state(topic, payload):
             self._ring()
 
     def _ring(self) -> None:
-        self._links.ring()
+        if (link := self._link) is not None:
+            link.ring()
 
     def _topic(self, topic_of: Callable[[str], str], name: str) -> str | None:
         try:
@@ -474,3 +552,8 @@ class Publisher:
                 self._misnamed.add(name)
                 log.error("mqtt: not published: %s", error)  # noqa: TRY400
             return None
+
+
+def _abandon(link: Link | None) -> None:
+    if link is not None:
+        link.abandon()

@@ -377,7 +377,7 @@ def _transaction(file: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 KEPT = 10_000
 # The reason of a model that cannot serve may be as long as its library pleases.
 _LONGEST_TEXT = 2000
-_STEP_S = 0.2
+_STEP_S = 1.0
 _RETRY_S = 5.0
 
 

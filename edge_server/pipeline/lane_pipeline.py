@@ -21,7 +21,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.inference.tracing import Tracer
-from edge_server.lanes.types import LaneFrame, StageLatency
+from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel, NoLanes
 from edge_server.process.worker import Worker
@@ -51,8 +51,6 @@ _REMINDER_PERIOD_S = 1.0
 FRAME_DEADLINE_S = 10.0
 # At 130 km/h the vehicle has gone 7 m.
 MAX_AGE_MS = 200
-# Nobody publishes lanes that are older.
-_LONGEST_AGE_S = 1.0
 
 
 class _Reminder:
@@ -153,6 +151,15 @@ class LanePipeline:
         self._silence = _Reminder()
         self._absence = _Reminder()
         self.awaits_model = False
+
+    @property
+    def fault(self) -> tuple[str, str]:
+        """Why there are no usable lanes, in a word and for people: the camera's fault, or that of
+        the loop; empty where there is none."""
+        status = self.camera.status
+        if self.failure and not status.reason:
+            return self.failure_reason, self.failure
+        return status.reason, status.text
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
@@ -400,7 +407,7 @@ class LanePipeline:
         if since is None:
             self._silence.end()
             return
-        if not self._silence.is_due(since, since + _LONGEST_AGE_S, now):
+        if not self._silence.is_due(since, since + LONGEST_AGE_S, now):
             return
         failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
         self._fail(f"model '{self.model}' does not respond", "model_failed")
@@ -463,10 +470,11 @@ def _at_present(lane_frame: LaneFrame) -> LaneFrame:
 
 def _too_late(lane_frame: LaneFrame) -> str:
     """Return why nobody may act upon new lanes; empty where they are not too old for that."""
-    age_s = lane_frame.age_ns(time.monotonic_ns()) / 1e9
-    if age_s <= _LONGEST_AGE_S:
+    now_ns = time.monotonic_ns()
+    if not lane_frame.is_expired(now_ns):
         return ""
+    age_s = lane_frame.age_ns(now_ns) / 1e9
     return (
         f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
-        f"after {_LONGEST_AGE_S:g} s; take a faster model, or fewer cameras for it"
+        f"after {LONGEST_AGE_S} s; take a faster model, or fewer cameras for it"
     )

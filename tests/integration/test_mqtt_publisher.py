@@ -155,7 +155,7 @@ def line(level: str, part: str) -> Callable[[tuple[str, str]], bool]:
 
 def publish_until_full(publisher: Publisher, fed: Iterator[int], now_ns: int) -> None:
     """Publish until the sockets to a frozen broker take no more for now, or it was given up."""
-    connection = publisher._links.link._connection
+    connection = publisher._link._connection
     assert connection is not None
     give_up = time.monotonic() + TIMEOUT_S
     while connection.in_flight < WINDOW and connection.end is None:
@@ -178,7 +178,7 @@ def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
         assert message.properties.MessageExpiryInterval == 1
         assert message.properties.ContentType == "application/json"
         assert message.properties.PayloadFormatIndicator == 1
-        assert not select.select([publisher._links.link._wake], [], [], 0)[0], (
+        assert not select.select([publisher._link._wake], [], [], 0)[0], (
             "a bell that rings on spins"
         )
         lanes = json_format.Parse(message.payload, lanes_pb2.LaneFrame())
@@ -337,7 +337,7 @@ def test_a_frozen_broker_costs_lanes_and_nothing_else(mosquitto: Mosquitto) -> N
     ):
         inbox.wait_for(ONLINE)
         mosquitto.freeze()
-        connection = publisher._links.link._connection
+        connection = publisher._link._connection
         assert connection is not None
         fed = itertools.count()
         publish_until_full(publisher, fed, now_ns)

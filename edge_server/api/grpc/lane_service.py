@@ -169,9 +169,7 @@ class LaneServicer:
         for pipeline in tuple(self._sources.pipelines):
             camera, status = pipeline.camera, pipeline.camera.status
             is_ok = status.state is CameraState.LIVE
-            reason, text = status.reason, status.text
-            if pipeline.failure and not reason:
-                reason, text = pipeline.failure_reason, pipeline.failure
+            reason, text = pipeline.fault
             calibration = pipeline.calibration
             response.cameras.add(
                 name=camera.name,

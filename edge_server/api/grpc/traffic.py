@@ -337,11 +337,12 @@ class Traffic:
     def _watch(self) -> None:
         while not self._closed.is_set():
             # Connections without a call take memory too.
-            self._awake.wait(_UNSENT_S if self._streams else _MOST_UNREST_S)
+            soon = self._streams or self._ended or self._is_due
+            self._awake.wait(_UNSENT_S if soon else _MOST_UNREST_S)
             self._awake.clear()
             while not self._closed.wait(_LOOK_S):
                 self.tick(time.monotonic())
-                if not (self._arriving or self._leaving or self._ended or self._is_due):
+                if not (self._arriving or self._leaving):
                     break
 
 

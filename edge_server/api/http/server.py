@@ -147,7 +147,7 @@ class _HandshakeServer:
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.5
+_TICK_S = 1.0
 # Certificates are looked at for renewed ones.
 _RENEW_EVERY_S = 2.0
 # For handlers that use `asyncio.to_thread`.

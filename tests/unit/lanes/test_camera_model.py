@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -10,17 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.camera_model import FARTHEST_M, CameraModel, Lens, Mounting
+from edge_server.lanes.camera_model import FARTHEST_M, CameraModel, Ground, Lens, Mounting
 from tests.unit.lanes.roads import CAMERA, cameras
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 GRID = np.stack(np.meshgrid(np.linspace(4, 55, 18), np.linspace(-6, 6, 9)), -1).reshape(-1, 2)
+
+
+def ground_of(
+    camera: CameraModel, pixels: NDArray[np.floating], farthest_m: float = FARTHEST_M
+) -> Ground:
+    return camera.ground_of_rays(camera.lens.rays_of(pixels), farthest_m)
 
 
 @given(cameras())
 def test_a_ground_point_comes_back_from_its_pixel(camera: CameraModel) -> None:
     pixels = camera.image_of(GRID)
     inside = (pixels > 0).all(axis=1) & (pixels < (camera.lens.width, camera.lens.height)).all(1)
-    back = camera.ground_of(pixels[inside]).points
+    back = ground_of(camera, pixels[inside]).points
     seen = ~np.isnan(back[:, 0])
     np.testing.assert_allclose(back[seen], GRID[inside][seen], atol=1e-4)
     # What is not seen is near the horizon.
@@ -32,13 +42,13 @@ def test_the_derivatives_are_those_of_the_projection(camera: CameraModel) -> Non
     pixels = camera.image_of(GRID)
     inside = (pixels > 2).all(axis=1) & (pixels < (camera.lens.width, camera.lens.height)).all(1)
     pixels = pixels[inside]
-    ground = camera.ground_of(pixels, 200.0)
+    ground = ground_of(camera, pixels, 200.0)
     step_px, step_rad = 1e-2, 1e-5
     for axis in (0, 1):
         fine, coarse = (
             (
-                camera.ground_of(pixels + step * np.eye(2)[axis], 200.0).points
-                - camera.ground_of(pixels - step * np.eye(2)[axis], 200.0).points
+                ground_of(camera, pixels + step * np.eye(2)[axis], 200.0).points
+                - ground_of(camera, pixels - step * np.eye(2)[axis], 200.0).points
             )
             / (2 * step)
             for step in (step_px, 2 * step_px)
@@ -50,12 +60,14 @@ def test_the_derivatives_are_those_of_the_projection(camera: CameraModel) -> Non
         _close(np.where(settled, fine, np.nan), exact)
     for name in ("pitch_rad", "yaw_rad"):
         turned = [
-            CameraModel(
-                camera.lens,
-                replace(camera.mounting, **{name: getattr(camera.mounting, name) + step}),
-            )
-            .ground_of(pixels, 200.0)
-            .points
+            ground_of(
+                CameraModel(
+                    camera.lens,
+                    replace(camera.mounting, **{name: getattr(camera.mounting, name) + step}),
+                ),
+                pixels,
+                200.0,
+            ).points
             for step in (step_rad, -step_rad)
         ]
         by = ground.by_pitch if name == "pitch_rad" else ground.by_yaw
@@ -111,10 +123,10 @@ def test_nothing_is_known_near_the_horizon_or_far_away() -> None:
     lens = Lens("pinhole", 1280, 720, 1000.0, 1000.0, 640.0, 360.0, (0.0,) * 5)
     camera = CameraModel(lens, Mounting(1.4))
     rows = np.array([300.0, 360.0, 361.9, 362.1, 383.0, 384.0, 600.0])
-    ground = camera.ground_of(np.stack([np.full(7, 640.0), rows], 1), 1000.0).points
+    ground = ground_of(camera, np.stack([np.full(7, 640.0), rows], 1), 1000.0).points
     assert np.isnan(ground[:, 0]).tolist() == [True, True, True, False, False, False, False]
     assert ground[3, 0] == pytest.approx(1.4 / 2.1 * 1000)
-    near = camera.ground_of(np.stack([np.full(7, 640.0), rows], 1)).points
+    near = ground_of(camera, np.stack([np.full(7, 640.0), rows], 1)).points
     assert np.nanmax(near[:, 0]) <= FARTHEST_M
     assert np.isnan(near[3]).all()
 

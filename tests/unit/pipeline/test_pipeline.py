@@ -335,12 +335,13 @@ def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
     old = [replace(frame(n), capture_mono_ns=0) for n in range(1, 3)]
     loop, _ = pipeline(model, frame(0), *old, max_age_ms=50_000)
     loop.tick(0.0)
-    assert (loop.failure, loop.failure_reason) == ("broken", "model_failed")
+    assert loop.fault == ("model_failed", "broken")
     loop.tick(0.0)
     loop._too_old._due = 0.0
     loop.tick(0.0)
-    assert loop.failure_reason == "too_old"
-    assert "max_age_ms" in loop.failure
+    reason, text = loop.fault
+    assert reason == "too_old", "it does not blame the model"
+    assert "max_age_ms" in text
 
 
 @pytest.mark.parametrize(("age_ms", "reason"), [(900, ""), (1100, "too_old")])

@@ -1,0 +1,101 @@
+"""StatusReport: a state is published where it changes, and again where that failed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edge_server.board.watch import DeviceReport
+from edge_server.cameras.status import CameraState, CameraStatus
+from edge_server.daemon.status import StatusReport
+from edge_server.inference.registry import ModelEntry, ModelState
+from edge_server.pipeline.event_log import EventLog
+
+
+class Calls:
+    """A publisher that notes which of its methods were called."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.fails = ""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object, **__: object) -> None:
+            self.made.append(name)
+            if name == self.fails:
+                raise ValueError(name)
+
+        return call
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.publisher = Calls()
+        self.entries = [ModelEntry("a", 1, ModelState.READY)]
+        self.camera = SimpleNamespace(
+            name="front",
+            status=CameraStatus(CameraState.LIVE),
+            last_frame_age_s=lambda _now: 0.01,
+        )
+        self.pipelines: list[Any] = [
+            SimpleNamespace(camera=self.camera, failure="", fault=("", ""), calibration=None)
+        ]
+        data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
+        board: Any = SimpleNamespace(check=lambda: None, report=DeviceReport())
+        line: Any = SimpleNamespace(text=lambda _now: "line")
+        publisher: Any = self.publisher
+        control: Any = None
+        self._report = StatusReport(
+            data_plane,
+            control,
+            self.pipelines,
+            publisher,
+            board=board,
+            line=line,
+            reload=None,
+            events=EventLog(),
+            free_bytes=dict,
+        )
+
+    def look(self) -> list[str]:
+        """Report; return which states were published, except those of every few seconds."""
+        self._report.report("WATCHDOG=1")
+        made, self.publisher.made = self.publisher.made, []
+        return [name for name in made if name != "publish_health"]
+
+
+def test_while_nothing_happens_nothing_is_published() -> None:
+    daemon = Daemon()
+    assert "publish_camera_status" in daemon.look()
+    assert daemon.look() == []
+
+
+def test_only_what_changes_is_published() -> None:
+    daemon = Daemon()
+    daemon.look()
+    daemon.entries = [ModelEntry("a", 1, ModelState.UNAVAILABLE, "gone")]
+    assert daemon.look() == ["publish_models"]
+    daemon.camera.status = CameraStatus(CameraState.LOST, "refused")
+    assert daemon.look() == ["publish_camera_status", "publish_online"]
+    daemon.pipelines[0].failure = "the model fails"
+    assert daemon.look() == ["publish_camera_status"]
+
+
+def test_a_camera_that_comes_back_is_published_again() -> None:
+    daemon = Daemon()
+    daemon.look()
+    [pipeline] = daemon.pipelines
+    daemon.pipelines.clear()
+    assert daemon.look() == ["clear_camera"]
+    daemon.pipelines.append(pipeline)
+    assert daemon.look() == ["publish_calibration", "publish_camera_status"]
+
+
+def test_what_could_not_be_published_is_published_at_the_next_look() -> None:
+    daemon = Daemon()
+    daemon.publisher.fails = "publish_models"
+    daemon.look()
+    assert daemon.look() == ["publish_models"]
+    daemon.publisher.fails = ""
+    assert daemon.look() == ["publish_models"]
+    assert daemon.look() == []
