@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import re
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,39 +37,18 @@ if TYPE_CHECKING:
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
 
-# The same line is logged so often in this time: a state that comes and goes shows as what it is.
+# How often the same line is logged in a window, so that a state that comes and goes shows as what
+# it is; and how many lines of one logger: a start with many models logs hundreds.
+WINDOW_S = 30.0
 SAME_LINES = 3
-FOLD_S = 10.0
-# A source is a logger: about one file of the program. It may log so many lines at once, and so many
-# per second for good; a start with many models logs some hundred.
-BURST_LINES = 300
-LINES_PER_S = 10.0
-# Different lines that are remembered.
-_MOST_LINES = 512
-
-
-@dataclass
-class _Repeated:
-    since_s: float
-    logged: int = 1
-    count: int = 0
-
-
-@dataclass
-class _Source:
-    credit: float
-    at_s: float
-    dropped: int = 0
-    since_s: float = 0.0
+MOST_LINES = 300
 
 
 class LineLimits(logging.Filter):
     """Drops repeated lines and floods of a handler, and logs how many of them were dropped.
 
-    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged
-    once that time is over and the handler gets another line, or closes. A source beyond its limit
-    is cut, and the number of its lines is logged when it logs less again. Debug lines have no
-    limits.
+    The counts are logged once a window is over and the handler gets another line, or closes. Debug
+    lines have no limits.
 
     Args:
         handler: writes the counts.
@@ -81,37 +62,19 @@ class LineLimits(logging.Filter):
         self._handler = handler
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._lines: OrderedDict[tuple[str, int, str], _Repeated] = OrderedDict()
-        self._sources: dict[str, _Source] = {}
+        self._until_s = -math.inf
+        # How often each line and each logger has come in this window.
+        self._lines: Counter[tuple[str, int, str]] = Counter()
+        self._sources: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is logged; counts that are due are logged before it."""
         if record.levelno <= logging.DEBUG:
             return True
         now_s = self._now_s()
-        with self._lock:
-            due = self._ended_folds(now_s)
-            passes = self._is_new(record, now_s) and self._has_credit(record, now_s, due)
-        for name, level, text in due:
-            self._write(name, level, text)
-        return passes
-
-    def close(self) -> None:
-        """Log the counts that are still due."""
-        with self._lock:
-            due = self._ended_folds(float("inf"))
-            due += [
-                (name, logging.WARNING, _left_out(source.dropped))
-                for name, source in self._sources.items()
-                if source.dropped
-            ]
-            self._sources.clear()
-        for name, level, text in due:
-            self._write(name, level, text)
-
-    # The caller of the methods below holds the lock.
-
-    def _is_new(self, record: logging.LogRecord, now_s: float) -> bool:
+        if now_s >= self._until_s:
+            self.close()
+            self._until_s = now_s + WINDOW_S
         try:
             text = record.getMessage()
         except Exception:  # noqa: BLE001 - the handler reports a broken record
@@ -120,44 +83,28 @@ class LineLimits(logging.Filter):
             # One fault with two traces is two lines.
             text += repr(record.exc_info[1])
         key = record.name, record.levelno, text
-        known = self._lines.get(key)
-        if known is not None and known.logged == SAME_LINES:
-            known.count += 1
-            return False
-        if known is not None:
-            known.logged += 1
-            return True
-        self._lines[key] = _Repeated(now_s)
-        return True
+        with self._lock:
+            if self._lines[key] < SAME_LINES:
+                self._sources[record.name] += 1
+                if self._sources[record.name] > MOST_LINES:
+                    # Its text is not kept.
+                    return False
+            self._lines[key] += 1
+            return self._lines[key] <= SAME_LINES
 
-    def _has_credit(
-        self, record: logging.LogRecord, now_s: float, due: list[tuple[str, int, str]]
-    ) -> bool:
-        source = self._sources.setdefault(record.name, _Source(BURST_LINES, now_s))
-        earned = (now_s - source.at_s) * LINES_PER_S
-        source.credit = min(float(BURST_LINES), source.credit + earned)
-        source.at_s = now_s
-        if source.credit < 1:
-            source.dropped += 1
-            return False
-        source.credit -= 1
-        # Said once the source has calmed down, not at each line that slips through.
-        if source.dropped and source.credit >= BURST_LINES / 10:
-            due.append((record.name, logging.WARNING, _left_out(source.dropped)))
-            source.dropped = 0
-        return True
-
-    def _ended_folds(self, now_s: float) -> list[tuple[str, int, str]]:
-        due = []
-        while self._lines:
-            key, line = next(iter(self._lines.items()))
-            if now_s - line.since_s < FOLD_S and len(self._lines) <= _MOST_LINES:
-                break
-            del self._lines[key]
-            if line.count:
-                name, level, text = key
-                due.append((name, level, f"{text} [{line.count} more of it]"))
-        return due
+    def close(self) -> None:
+        """Log the counts that are due."""
+        with self._lock:
+            lines, self._lines = self._lines, Counter()
+            sources, self._sources = self._sources, Counter()
+        for (name, level, text), count in lines.items():
+            if count > SAME_LINES:
+                self._write(name, level, f"{text} [{count - SAME_LINES} more of it]")
+        for name, count in sources.items():
+            if count > MOST_LINES:
+                left = count - MOST_LINES
+                text = f"log: {left} lines of this source were left out: too many at once"
+                self._write(name, logging.WARNING, text)
 
     def _write(self, name: str, level: int, text: str) -> None:
         record = logging.LogRecord(name, level, "", 0, "%s", (text,), None)
@@ -172,10 +119,6 @@ class LineLimits(logging.Filter):
 def log_once(log: logging.Logger, text: str) -> None:
     """Log `text` once in the life of this process: a lost camera is opened again and again."""
     log.info("%s", text)
-
-
-def _left_out(count: int) -> str:
-    return f"log: {count} lines of this source were left out: too many at once"
 
 
 PRIORITIES = {
@@ -505,7 +448,7 @@ def _not_writable(path: str, error: OSError) -> SettingsError | Unavailable:
     return error_of_place(error, f"log.file: {path}: cannot be written: {error.strerror}")
 
 
-class LogFile(logging.FileHandler):
+class LogFile(WatchedFileHandler):
     """Appends to a file, and to a new one where that was moved or removed, as logrotate does; where
     it cannot, stderr gets one line for each reason, and the log's lines are lost."""
 
@@ -518,27 +461,19 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         # O_NONBLOCK: neither the open of a pipe nor a line waits for its reader.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.baseFilename, flags, 0o666)
-        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+        return open(
+            self.baseFilename,
+            "a",
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666),
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            former = self.stream
-            if former is not None and not self._is_at_path(former):
-                self.stream = self._open()
-                former.close()
+            super().emit(record)
         except OSError:
             self.handleError(record)
-        super().emit(record)
-
-    def _is_at_path(self, stream: io.TextIOWrapper) -> bool:
-        own = os.fstat(stream.fileno())
-        try:
-            found = os.stat(self.baseFilename)  # noqa: PTH116 - half the time, at every line
-        except FileNotFoundError:
-            return False
-        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
 
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802

@@ -190,10 +190,10 @@ def run_for_completion(
         start = start_message(directory, config, complete=True, program=program)
         started = process.start(start, within_s, take=refuse)
     except ChannelClosed:
-        raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
+        raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
         process.kill()
-        process.close()
+        process.ending()
     if started is None:
         raise ModelLoadError(
             f"{path}: auto_complete_config did not return within {within_s:g} s; parameter "
@@ -323,9 +323,14 @@ class PythonInstance:
             )
 
     @property
-    def up(self) -> bool:
+    def session(self) -> ChildSession | None:
+        """The session that can execute; None while there is none."""
         session = self._session
-        return session is not None and session.up
+        return session if session is not None and session.up else None
+
+    @property
+    def up(self) -> bool:
+        return self.session is not None
 
     @property
     def _why(self) -> str:
@@ -343,24 +348,17 @@ class PythonInstance:
             error = late if deadline <= give_up_at else None
         if lent is not None:
             try:
-                return lent.run(requests, self._progressed)
+                if (session := lent.session) is not None:
+                    return session.execute(requests, self._progressed)
             finally:
                 self._arbiter.give_back(lent)
-        self._refuse(requests, error)
-        return None
-
-    def run(
-        self, requests: Sequence[ExecuteRequest], progressed: Callable[[], None]
-    ) -> Phases | None:
-        session = self._session
-        if session is not None and session.up:
-            return session.execute(requests, progressed)
-        self._refuse(requests, None)
+        for request in requests:
+            request.respond(error or unhealthy(self._name, self._why), True)
         return None
 
     def not_ready_reason(self) -> str:
-        session = self._session
-        why = session.not_ready_reason() if session is not None and session.up else self._why
+        session = self.session
+        why = self._why if session is None else session.not_ready_reason()
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
@@ -375,10 +373,6 @@ class PythonInstance:
 
     def _progressed(self) -> None:
         self.progressed_at = time.monotonic()
-
-    def _refuse(self, requests: Sequence[ExecuteRequest], error: EdgeServerError | None) -> None:
-        for request in requests:
-            request.respond(error or unhealthy(self._name, self._why), True)
 
     def _run_session(self, now: float) -> bool | None:
         """Run one session of the process, then wait for the backoff delay."""

@@ -183,8 +183,17 @@ class ModelLog:
         """Log a text of the model's logger, of one line or more; return False where the text is
         dropped."""
         short = text[:LONGEST_LINE_BYTES]
+        n_bytes = max(len(short), SHORTEST_LINE_BYTES)
         with self._lock:
-            taken, dropped = self._take(max(len(short), SHORTEST_LINE_BYTES))
+            before, self._at = self._at, self._clock()
+            regained = (self._at - before) * PER_SECOND_BYTES
+            self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
+            # After a drop, lines resume a second's worth at a time, each time with a warning.
+            if self._left_bytes < (max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes):
+                self._dropped += 1
+                return False
+            self._left_bytes -= n_bytes
+            dropped, self._dropped = self._dropped, 0
         if dropped:
             log.warning(
                 "model %s: %d lines of its log were dropped: it writes more than %d bytes a second",
@@ -192,9 +201,8 @@ class ModelLog:
                 dropped,
                 PER_SECOND_BYTES,
             )
-        if taken:
-            log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
-        return taken
+        log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
+        return True
 
     def printed(self, data: bytes) -> None:
         """Log the complete lines in `data` from the model's standard output or error."""
@@ -212,21 +220,6 @@ class ModelLog:
         begun, self._begun = self._begun, b""
         if begun:
             self.line(logging.INFO, begun.decode(errors="backslashreplace"))
-
-    def _take(self, n_bytes: int) -> tuple[bool, int]:
-        """Return whether `n_bytes` fit the limit, and how many lines before were dropped."""
-        now = self._clock()
-        regained = (now - self._at) * PER_SECOND_BYTES
-        self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
-        self._at = now
-        # After a drop, lines resume a second's worth at a time, each time with a warning.
-        need_bytes = max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes
-        if need_bytes > self._left_bytes:
-            self._dropped += 1
-            return False, 0
-        self._left_bytes -= n_bytes
-        dropped, self._dropped = self._dropped, 0
-        return True, dropped
 
 
 class PythonParameters(BackendParameters, frozen=True):

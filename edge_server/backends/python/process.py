@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edge_server
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child import sandbox
+from edge_server.backends.python.child.sandbox import decide
 from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
-from edge_server.process.channel import CHUNK_BYTES, Channel, ChannelClosed
+from edge_server.process.channel import CHUNK_BYTES, ChannelClosed
 from edge_server.process.child import Child, another_python, environ_for, signal_name
 from edge_server.process.disk import make_locked_directory, orphans
-from edge_server.process.threads import LOOK_S, require_wanted, start_future
+from edge_server.process.threads import LOOK_S, require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,29 +57,20 @@ class Scratch:
 
 
 def _remove(path: str, held: int) -> None:
-    """Remove the tree, in a child program that continues where the removal takes longer than
-    `_REMOVE_S`.
+    """Remove the tree, in a program that continues where that takes longer than `_REMOVE_S`.
 
     `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
-    directories that are not readable.
+    directories that are not readable. The program inherits the lock, so the directory is no orphan
+    until the program has ended.
     """
-    removing = start_future("remove", lambda: _run_remover(path, held))
-    if removing is not None:
-        wait([removing], _REMOVE_S)
-
-
-def _run_remover(path: str, held: int) -> None:
-    with suppress(OSError):
-        subprocess.run(  # noqa: S603 - a fixed program
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.Popen(  # noqa: S603 - a fixed program
             ["/bin/sh", "-c", _REMOVE, "sh", path],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # The program inherits the lock, so the directory is no orphan until the program has
-            # ended.
             pass_fds=(held,),
-            check=False,
-        )
+        ).wait(_REMOVE_S)
 
 
 _CHILD = "edge_server.backends.python.child"
@@ -98,11 +88,8 @@ _END_S = 5.0
 _SOCKET_BYTES = 1 << 19
 
 
-class ChildProcess:
-    """A process in its own group, which ends together with all its children when the daemon ends.
-
-    The process inherits only its end of the channel, the shared memory, and a pipe for its standard
-    output and error.
+class ChildProcess(Child[m.FromChild]):
+    """The process of an instance, and the memory that it shares with the daemon.
 
     Args:
         arena_bytes: size limit of the shared memory of each direction.
@@ -130,33 +117,23 @@ class ChildProcess:
             )
             self.outbox = ArenaWriter(outbox)
             self.inbox = ArenaReader(inbox, writable=False)
-
-            def command(connection: int, lifeline: int) -> list[str]:
-                return [*program, name, *map(str, (connection, inbox, outbox, lifeline))]
-
-            self._child = Child(
-                command,
+            super().__init__(
+                lambda *fds: [*program, name, *map(str, (fds[0], inbox, outbox, fds[1]))],
                 {
                     # ONNX Runtime in a model sends telemetry only where the user has asked for it.
                     "ORT_DISABLE_TELEMETRY": "1",
                     **{k: v for k, v in environ_for(interpreter).items() if k != _CREDENTIALS},
                     "TMPDIR": scratch.path,
                 },
+                m.FromChild,
+                longest_received_bytes=m.LONGEST_FROM_CHILD_BYTES,
+                on_output=log.printed,
                 inherited=(inbox, outbox),
                 cwd=_ROOT,
             )
-            stack.callback(self._child.close)
-            self._connection = self._child.connection
-            self.channel: Channel[m.FromChild] = Channel(
-                self._connection,
-                m.FromChild,
-                longest_received_bytes=m.LONGEST_FROM_CHILD_BYTES,
-            )
-            # Whether the sandbox is closed, and the seccomp listener on which the kernel asks about
-            # system calls. Both come with the first byte, before any code of the model runs.
-            self._in_sandbox = False
-            self._listener: int | None = None
-            self._stack = stack.pop_all()
+            # With the first byte the sandbox is closed, before any code of the model runs.
+            self.watched[self.connection.fileno()] = self._take_listener
+            self._resources = stack.pop_all()
 
     def start(
         self, start: m.Start, within_s: float, take: Callable[[m.FromChild], None]
@@ -190,42 +167,19 @@ class ChildProcess:
         return started
 
     def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
-        """Return the next messages of the process; empty after `timeout_s`.
-
-        With a timeout of 0, the messages that have arrived, as many as one read takes.
-
-        Meanwhile the lines of the model go to the log, and the kernel's questions about system
-        calls are decided.
-
-        Raises:
-            ChannelClosed: the process has ended.
-            NotUnderstood: a message is malformed.
-        """
-        until = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
-            ready = self._child.ready(left_s)
-            if self._child.output in ready:
-                self._log.printed(self._child.read_output())
-            if self._listener in ready:
-                sandbox.decide(self._listener, self._child.pid)
-            if self._connection.fileno() in ready:
-                if self._in_sandbox:
-                    return self._receive_messages()
-                self._take_listener()
-            elif self._child.ended in ready:
-                raise ChannelClosed("the process has ended")
-            elif not left_s:
-                return []
-
-    def kill(self) -> None:
-        """Kill the process and all its children; a second call does nothing."""
-        self._child.kill()
+        """Return the next messages; lines of the model's log go there."""
+        messages: list[m.FromChild] = []
+        for message in super().receive(timeout_s):
+            if isinstance(message, m.LogLine):
+                self._log.line(message.level, message.text)
+            else:
+                messages.append(message)
+        return messages
 
     def cpu_s(self) -> float:
         """Return the processor time that the process has used, in s, with its ended children."""
         try:
-            stat = Path(f"/proc/{self._child.pid}/stat").read_text()
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return 0.0
         # proc(5): utime, stime, cutime and cstime, the 14th field and those behind it; the second,
@@ -233,50 +187,34 @@ class ChildProcess:
         fields = stat.rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether the process ends within `timeout_s`."""
-        return self._child.wait(timeout_s)
-
-    def close(self) -> str:
+    def ending(self) -> str:
         """End the process if it is still running, release all resources, and return how it ended.
 
         Views on its tensors stay valid.
         """
-        if self._how:
-            return self._how
-        self.wait(_END_S)
-        code = self._child.end() or 0
-        while data := self._child.read_output():
-            self._log.printed(data)
-        self._log.end()
-        self._stack.close()
-        self._how = (
-            f"it exited with code {code}" if code >= 0 else f"it died of {signal_name(code)}"
-        )
+        if not self._how:
+            self.wait(_END_S)
+            code = self.end() or 0
+            self._log.end()
+            self.close()
+            self._resources.close()
+            self._how = (
+                f"it exited with code {code}" if code >= 0 else f"it died of {signal_name(code)}"
+            )
         return self._how
 
-    def _receive_messages(self) -> list[m.FromChild]:
-        messages: list[m.FromChild] = []
-        for message in self.channel.receive():
-            if isinstance(message, m.LogLine):
-                self._log.line(message.level, message.text)
-            else:
-                messages.append(message)
-        return messages
-
     def _take_listener(self) -> None:
+        """Take the first byte, and with it the seccomp listener on which the kernel asks about
+        system calls."""
         try:
-            first, listeners, _, _ = socket.recv_fds(
-                self._connection, 1, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            first, listeners, _, _ = socket.recv_fds(self.connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelClosed(f"the peer is gone: {error}") from error
         if not first:
             raise ChannelClosed("the peer is gone")
-        self._in_sandbox = True
+        del self.watched[self.connection.fileno()]
         for listener in listeners:
-            self._listener = _owned(listener, self._stack)
-            self._child.poll.register(listener, select.POLLIN)
+            self.watch(_owned(listener, self._resources), partial(decide, listener, self.pid))
 
 
 def _owned(fd: int, stack: ExitStack) -> int:

@@ -100,7 +100,7 @@ class ChildSession:
         except Exception as error:
             log.exception("model %s: instance %s: unforeseen error", self._model, self._name)
             self.end(f"the server could not take what it sent: {error!r}")
-        how = self._process.close()
+        how = self._process.ending()
         self.end(how)
         self._calls.close()
         return self.why_over
