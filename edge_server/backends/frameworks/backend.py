@@ -8,6 +8,7 @@ framework's file declares its tensors, the configuration is completed from it.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, check_parameters, ours
-from edge_server.backends.frameworks.runner import FileSignature
+from edge_server.backends.frameworks.runner import ModelFile
 from edge_server.backends.python.backend import (
     PythonModel,
     checked_parameters,
@@ -25,12 +26,13 @@ from edge_server.backends.python.backend import (
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
 from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.completion import Signature, complete_from
+from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles, reading
 from edge_server.model_config.validation import validate
 from edge_server.process.child import ChildFailed, missing_modules
 from edge_server.process.in_child import missing
+from edge_server.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +55,8 @@ Yes = Literal["YES", "NO", "yes", "no", "Yes", "No"]
 class PyTorchParameters(BackendParameters, frozen=True):
     """`pytorch`. The first two set threads: of one operator, and of operators side by side.
 
-    `NUM_THREADS` and `NUM_INTEROP_THREADS` are other names for them. The rest is for TorchScript:
-    `INFERENCE_MODE` (default true) runs without what training needs, others change its compiler.
+    `NUM_THREADS` and `NUM_INTEROP_THREADS` are other names for them. `INFERENCE_MODE` (default
+    true) runs TorchScript without what training needs.
     """
 
     INTRA_OP_THREAD_COUNT: ThreadCount | None = None
@@ -64,9 +66,6 @@ class PyTorchParameters(BackendParameters, frozen=True):
     INFERENCE_MODE: Switch = "true"
     DISABLE_OPTIMIZED_EXECUTION: Switch = "false"
     DISABLE_CUDNN: Switch = "false"
-    ENABLE_JIT_EXECUTOR: Switch = "true"
-    ENABLE_JIT_PROFILING: Switch = "true"
-    ENABLE_TENSOR_FUSER: Switch = "true"
 
 
 class TensorFlowParameters(BackendParameters, frozen=True):
@@ -185,8 +184,7 @@ def load(context: LoadContext) -> PythonModel:
 
 
 def _decoded(found: str) -> Signature | None:
-    signature = msgspec.json.decode(found, type=FileSignature | None)
-    return None if signature is None else Signature(signature.inputs, signature.outputs)
+    return msgspec.json.decode(found, type=Signature | None)
 
 
 def _declares_tensors(config: ModelConfig) -> bool:
@@ -264,7 +262,36 @@ def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProg
             f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
             f"{interpreter or sys.executable} has not: {how}"
         )
-    return ModelProgram(interpreter, _RUNNER, {"framework": config.backend})
+    file = msgspec.json.encode(model_file(path, config)).decode()
+    return ModelProgram(interpreter, _RUNNER, {"framework": config.backend, "file": file})
+
+
+def model_file(path: Path, config: ModelConfig) -> ModelFile:
+    """Return what the process learns of the model; the configuration may be incomplete."""
+    batching = config.sequence_batching
+    controls, states = (batching.controls, batching.states) if batching else ((), ())
+    inputs, outputs = (
+        (replace(spec, shape=config.model_shape(spec)) for spec in specs)
+        for specs in (config.inputs, config.outputs)
+    )
+    instances = sum(len(group.placements) for group in config.instance_groups)
+    optimization = config.message.optimization
+    accelerators = optimization.execution_accelerators.cpu_execution_accelerator
+    return ModelFile(
+        str(path),
+        config.platform,
+        (
+            *inputs,
+            *(TensorSpec(each.input_name, each.datatype, (1,)) for each in controls),
+            *(TensorSpec(each.input_name, each.datatype, each.shape) for each in states),
+        ),
+        (*outputs, *(TensorSpec(each.output_name, each.datatype, each.shape) for each in states)),
+        config.max_batch_size,
+        config.parameters,
+        {each.name: dict(each.parameters) for each in accelerators},
+        # More threads than processors make every inference slower.
+        max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
+    )
 
 
 def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:

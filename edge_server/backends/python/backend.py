@@ -66,7 +66,7 @@ from edge_server.process.worker import Backoff, Worker
 from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
