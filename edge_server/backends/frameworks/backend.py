@@ -19,9 +19,9 @@ from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, che
 from edge_server.backends.frameworks.runner import ModelFile
 from edge_server.backends.python.backend import (
     PythonModel,
+    check_sandbox,
     checked_parameters,
     run_for_completion,
-    warn_of_sandbox,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
 from edge_server.board.installation import remedy
@@ -164,7 +164,7 @@ def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
     path = directory / config.default_model_filename
-    warn_of_sandbox(path, config)
+    check_sandbox(path, config, warn=True)
     program = _program(FRAMEWORKS[config.backend], config, path)
     files = ModelFiles(config.name, directory.parent, {})
 

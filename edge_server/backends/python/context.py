@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from edge_server.backends.contract import BackendParameters, ModelMetric, own_parameters
 from edge_server.backends.python.child import sandbox
@@ -222,10 +224,25 @@ class ModelLog:
             self.line(logging.INFO, begun.decode(errors="backslashreplace"))
 
 
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
 class PythonParameters(BackendParameters, frozen=True):
-    execution_timeout_s: float | None = None
-    initialize_timeout_s: float = 120.0
-    shared_memory_limit_mib: int = 256
+    """Parameters of config.pbtxt.
+
+    Attributes:
+        execution_timeout_s: the daemon kills a process whose `execute` takes longer. Without it,
+            one whose `execute` has used no processor time for 30 s, as one that hangs, or takes
+            longer than 600 s. Work that only waits, e.g. for another machine, needs it.
+        initialize_timeout_s: likewise for `initialize` and `auto_complete_config`.
+        shared_memory_limit_mib: limits the memory that the tensors of one instance, and the files
+            with which it loads models, may take in each direction. It grows from zero as needed,
+            and stays allocated until the process ends.
+    """
+
+    execution_timeout_s: _Seconds | None = None
+    initialize_timeout_s: _Seconds = 120.0
+    shared_memory_limit_mib: Annotated[int, msgspec.Meta(gt=0, le=1 << 16)] = 256
 
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
@@ -235,10 +252,6 @@ class PythonParameters(BackendParameters, frozen=True):
     @property
     def arena_bytes(self) -> int:
         return self.shared_memory_limit_mib * MIB
-
-
-def not_checked(completed: str) -> None:
-    """Accept every process: for models that say nothing of themselves."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +269,7 @@ class ModelProgram:
     interpreter: str = ""
     runner: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[str], None] = not_checked
+    check: Callable[[str], object] = str
 
 
 USERS_PROGRAM = ModelProgram()
