@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from math import inf
@@ -21,7 +22,7 @@ from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, 
 from edge_server.process.channel import CHUNK_BYTES, ChannelClosed
 from edge_server.process.child import Child, another_python, environ_for, signal_name
 from edge_server.process.disk import make_locked_directory, orphans
-from edge_server.process.threads import LOOK_S, require_wanted
+from edge_server.process.threads import LOOK_S, require_wanted, start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,14 +64,20 @@ def _remove(path: str, held: int) -> None:
     directories that are not readable. The program inherits the lock, so the directory is no orphan
     until the program has ended.
     """
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.Popen(  # noqa: S603 - a fixed program
-            ["/bin/sh", "-c", _REMOVE, "sh", path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(held,),
-        ).wait(_REMOVE_S)
+
+    def run() -> None:
+        with suppress(OSError):
+            subprocess.run(  # noqa: S603 - a fixed program
+                ["/bin/sh", "-c", _REMOVE, "sh", path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(held,),
+                check=False,
+            )
+
+    if (removing := start_future("remove", run)) is not None:
+        wait([removing], _REMOVE_S)
 
 
 _CHILD = "edge_server.backends.python.child"
