@@ -66,16 +66,11 @@ class Board:
 
     Attributes:
         account: the account whose rights `gpu_nodes` and `cameras` state.
-        model: the board's own name.
         chip: Xavier, Orin or Thor.
-        module: the Orin module.
-        l4t: the installed Linux for Tegra, and `jetpack` the JetPack of that release.
-        cuda: the version of the toolkit, if one is installed.
+        cuda: the version of the toolkit.
         nvdla_compiler: path of libnvdla_compiler.so.
-        facts: how it runs now; None where a file of its sensors does not let itself be read.
+        facts: how it runs now; None where a file of its sensors cannot be read.
         argus: the daemon of CSI cameras has its socket in /tmp.
-        systemd: systemd started this system.
-        unit: the daemon's.
     """
 
     account: Account
@@ -107,10 +102,6 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
 
     Rights are those of the user of the daemon's unit if that is installed, otherwise of this
     process.
-
-    Args:
-        root: the root directory of the files.
-        now_s: Unix time; by default that of the clock.
     """
     unit = _find_unit_file(root)
     account = None if unit is None else find_account(root, unit.user or "root")
@@ -151,7 +142,6 @@ def _find_unit_file(root: Path) -> UnitFile | None:
 
 
 def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:
-    """Return whether the board is a Jetson; a container may hide one of the two facts."""
     return chip is not None or l4t is not None
 
 

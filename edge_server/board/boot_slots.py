@@ -79,11 +79,9 @@ class BootSlots:
         self._nvbootctrl = nvbootctrl
 
     def current(self) -> Slot:
-        """Return the slot that this system was booted from."""
         return _slot_number(self._nvbootctrl(["-t", "rootfs", "get-current-slot"]).strip())
 
     def primary(self) -> Slot:
-        """Return the slot that boots next."""
         found = re.search(
             r"^Active \w+ slot: ([AB])\s*$", self._nvbootctrl(["dump-slots-info"]), re.MULTILINE
         )
@@ -92,7 +90,6 @@ class BootSlots:
         return SLOTS["AB".index(found[1])]
 
     def is_good(self, slot: Slot) -> bool:
-        """Return whether the firmware would boot the slot."""
         return self._read(_status_of(slot)) != _UNBOOTABLE
 
     def set_primary(self, slot: Slot) -> None:
@@ -201,7 +198,6 @@ def _slot_number(text: str) -> Slot:
 
 
 def _make_mutable(path: Path) -> None:
-    """The kernel protects existing variables like `chattr +i` does."""
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -119,12 +119,9 @@ def _load(path: Path) -> float | None:
 
 @dataclass(frozen=True)
 class StorageDevice:
-    """One disk; None where its kernel files do not report a fact.
-
-    The wear of an NVMe is not among its files: `doctor` asks the drive, as root.
+    """One disk. The wear of an NVMe is not among its files: `doctor` asks the drive, as root.
 
     Attributes:
-        model: the maker's name for it.
         worn: upper bound of the used share of its life, 0..1; beyond 1 it may fail any time.
         end_of_life: `normal`, `warning` (80 % of its spare blocks are used) or `urgent`.
         celsius: of an NVMe.
@@ -175,13 +172,6 @@ class BoardFacts:
     missing in a tuple.
 
     Attributes:
-        engines: clocks and loads of CPU clusters, GPU and NVDLA cores.
-        heat: temperatures, throttling, and what the supply did to the board.
-        rails: the power of each monitored rail.
-        power_modes: those of nvpmodel.
-        memory: of CPU and GPU, which share it on a Jetson, and swap.
-        storage: the drives.
-        uptime_s: since the kernel started.
         boot_reason: the source of the last reset in the words of Tegra's driver.
     """
 
@@ -221,10 +211,8 @@ def read_board_facts(root: Path = Path("/")) -> BoardFacts:
 
 
 def read_within(timeout_s: float, root: Path = Path("/")) -> BoardFacts | None:
-    """Return the facts, or None where a file of the board does not let itself be read in time.
-
-    The thread that waits for the file stays until that read ends.
-    """
+    """Return the facts, or None where a file of the board cannot be read in time; the thread that
+    waits for it stays until that read ends."""
     found = start_future("board", lambda: read_board_facts(root))
     try:
         return None if found is None else found.result(timeout_s)

@@ -29,12 +29,8 @@ NvdlaSupport = Literal["yes", "agx", "no"]
 
 @dataclass(frozen=True)
 class OrinModule:
-    """Properties of a module.
-
-    Attributes:
-        nvdla_cores: number of built-in cores; the JetPack decides whether they are usable.
-        memory_gib: as sold; Linux reports less.
-    """
+    """A module; the JetPack decides whether its NVDLA cores are usable, and Linux reports less
+    memory than is sold."""
 
     name: str
     family: Family
@@ -94,14 +90,7 @@ class L4tRelease:
 
 @dataclass(frozen=True)
 class JetPack:
-    """One JetPack.
-
-    Attributes:
-        since: its first L4T release.
-        tensorrt: the version that its packages install.
-        python: of its Ubuntu, for which its TensorRT and OpenCV are built.
-        nvdla: whether Orin's cores can be used.
-    """
+    """One JetPack, from L4T release `since` on; its libraries are built for its Ubuntu's Python."""
 
     version: str
     since: L4tRelease

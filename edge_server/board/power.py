@@ -51,14 +51,12 @@ class EventCounter:
 
 @dataclass(frozen=True)
 class Heat:
-    """Temperatures and throttling.
+    """Temperatures and throttling at this moment.
 
     Attributes:
-        zones: the zones that can be read now; a zone whose engine is off cannot.
-        throttled: the engines slowed down because of heat at this moment: gpu-throttle-alert. A
-            running fan is none.
-        supply_events: empty where the board has no such counters.
-        low_voltage: the inputs whose monitor reports a voltage below its limit at this moment.
+        zones: those that can be read; a zone whose engine is off cannot.
+        throttled: the engines slowed down because of heat: gpu-throttle-alert. A fan is none.
+        low_voltage: the inputs whose monitor reports a voltage below its limit.
     """
 
     zones: tuple[ThermalZone, ...] = ()
@@ -168,7 +166,6 @@ class PowerRail:
     rails add up to it.
 
     Attributes:
-        watts: the product of volts and amperes.
         alarms: `crit` and `max` where the monitor reports a current beyond that limit now.
     """
 

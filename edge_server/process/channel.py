@@ -86,8 +86,7 @@ class Channel(Generic[M]):
         """Wait for data; return the messages that the data completes, in order.
 
         Raises:
-            ChannelClosed: the peer is gone.
-            NotUnderstood: the data is no valid message.
+            ChannelClosed, NotUnderstood.
         """
         try:
             chunk = self._connection.recv(CHUNK_BYTES)

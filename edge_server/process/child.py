@@ -195,7 +195,6 @@ def run_in_child(
 
 
 def _ending(child: Child[_Line]) -> ChildFailed:
-    """Return the error that says how the process ended, with its last words."""
     code = child.end(KILLED_S) if child.wait(KILLED_S) else None
     if code == -signal.SIGKILL:
         return ChildFailed("was killed: most likely for want of memory")
@@ -217,7 +216,6 @@ def _ours(kind: str, text: str) -> Exception:
 
 
 def environ_for(python: str) -> dict[str, str]:
-    """Return the environment of a process of `python`."""
     another = python not in ("", sys.executable)
     dropped = _NOT_INHERITED + another * _OF_OUR_PYTHON
     return {name: value for name, value in os.environ.items() if name not in dropped}
@@ -356,7 +354,6 @@ class Child(Generic[M]):
                 return []
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the process ends within `timeout_s`."""
         poll = select.poll()
         poll.register(self._ended, select.POLLIN)
         return bool(poll.poll(1e3 * timeout_s))
@@ -403,13 +400,11 @@ class Child(Generic[M]):
 
 
 def signal_name(code: int) -> str:
-    """Return the name of the signal that ended a process with this negative exit code."""
     names = {each.value: each.name for each in signal.Signals}
     return names.get(-code, f"signal {-code}")
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Return both ends of a new pipe; each stack closes its end."""
     reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)

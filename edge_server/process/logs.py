@@ -93,7 +93,6 @@ class LineLimits(logging.Filter):
             return self._lines[key] <= SAME_LINES
 
     def close(self) -> None:
-        """Log the counts that are due."""
         with self._lock:
             lines, self._lines = self._lines, Counter()
             sources, self._sources = self._sources, Counter()
@@ -242,7 +241,6 @@ class JournalHandler(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
-    """Return the fields of a record whose formatted text is `text`."""
     fields: dict[str, str] = {}
     template, _, _ = str(record.msg).partition(":")
     if template in _SUBJECTS and record.args and isinstance(record.args, tuple):
@@ -266,7 +264,6 @@ _ESCAPED = {
 
 
 def journal_listens() -> bool:
-    """Return whether stderr is connected to systemd's journal."""
     return bool(os.environ.get("JOURNAL_STREAM"))
 
 
@@ -296,15 +293,10 @@ class LogSettings:
 
 
 class LogSwitches(logging.Filter):
-    """Applies log settings from their first change on; before that the logging configuration is
-    untouched.
-
-    The settings apply to the handlers of the root logger, the only handlers of the daemon.
+    """Applies log settings to the handlers of the root logger, from their first change on.
 
     Attributes:
-        settings: those that apply now; see `change`.
-
-    Args:
+        settings: those that apply now.
         file: the log file; empty is stderr.
     """
 
@@ -316,7 +308,6 @@ class LogSwitches(logging.Filter):
         self.settings = LogSettings(verbose_level=int(verbose))
 
     def change(self, **changes: Any) -> LogSettings:
-        """Apply the given values; the other settings stay."""
         with self._lock:
             self.settings = settings = replace(self.settings, **changes)
             root = logging.getLogger()
@@ -354,13 +345,10 @@ class LogFormatter(logging.Formatter):
     `2026-01-31T12:00:00Z I text`; for the journal, which adds its own time, `<6>text`; or as JSON.
 
     A text is of limited length and shows no secret; its further lines are indented, control
-    characters escaped. JSON is
-    one object on its own line, with the full time in any case; duplicate fields of a record are
-    left out.
+    characters escaped. JSON is one object on its own line, with the full time in any case.
 
     Args:
         switches: whether times are ISO8601 now.
-        json: objects instead of texts.
         journal: the lines go to the journal, each with its priority.
         prefixed: the priority is a prefix of the line; False where it is sent beside the text.
     """
@@ -413,13 +401,11 @@ class LogFormatter(logging.Formatter):
 
 
 def logs_json() -> bool:
-    """Return whether the log is JSON, for programs."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return any(isinstance(each, LogFormatter) and each.json for each in formatters)
 
 
 def logs_fields() -> bool:
-    """Return whether records reach the journal with their fields."""
     return any(isinstance(each, JournalHandler) for each in logging.getLogger().handlers)
 
 
@@ -498,7 +484,6 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
     process runs.
 
     Args:
-        settings: the section `[log]`.
         fields: the journal gets fields with each record, where systemd's Python library is
             installed; such records do not reach a console beside the journal.
 
@@ -526,7 +511,6 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
 
 
 def end_logging() -> None:
-    """Write the counts of repeated lines that are due, and close the log."""
     for handler in logging.getLogger().handlers:
         for each in handler.filters:
             if isinstance(each, LineLimits):

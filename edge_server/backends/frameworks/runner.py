@@ -252,7 +252,6 @@ class TritonPythonModel:
 
 
 def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
-    """Return the model that the framework's module makes of its file, and the file."""
     # Threads of OpenMP sleep while they wait: a third of the processor time of an inference, where
     # other processes want the processors too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -276,7 +275,6 @@ def _joined(batch: Sequence[Arrays]) -> Arrays:
 
 
 def _zeros(spec: TensorSpec, *, batches: bool) -> NDArray[Any]:
-    """Return the least input of zeros, or of empty texts."""
     shape = (*(1,) * batches, *(max(1, size) for size in spec.shape))
     if spec.datatype is DataType.BYTES:
         return np.full(shape, b"", np.object_)

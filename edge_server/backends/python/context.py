@@ -142,8 +142,6 @@ def _check_length(name: str, texts: Iterable[str]) -> None:
 
 
 class _Metric:
-    """Its value; `bounds` are None where it is no histogram."""
-
     def __init__(
         self, name: str, labels: Mapping[str, str], bounds: tuple[float, ...] | None
     ) -> None:
@@ -246,7 +244,6 @@ class PythonParameters(BackendParameters, frozen=True):
 
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
-        """Return the parameters; all others of the configuration belong to the model."""
         return own_parameters(config, PythonParameters)
 
     @property
@@ -296,7 +293,6 @@ class ModelContext:
 
     @property
     def outputs(self) -> list[str]:
-        """The outputs that a client may request, and those that carry a sequence's state."""
         sequences = self.config.sequence_batching
         states = sequences.states if sequences else ()
         return [spec.name for spec in self.config.outputs] + [s.output_name for s in states]

@@ -83,7 +83,6 @@ class InFlight:
     def add(
         self, number: int, numbers: Sequence[int], requests: Sequence[ExecuteRequest]
     ) -> ExecuteBatch | None:
-        """Accept batch `number`, whose requests have these `numbers`; return None once ended."""
         batch = ExecuteBatch(requests, set(numbers))
         with self._lock:
             if self.why_over:
@@ -99,7 +98,6 @@ class InFlight:
         return batch
 
     def number_again(self, request: ExecuteRequest) -> int | None:
-        """Return the number of a request that runs again; None in its first run."""
         with self._lock:
             return self._again.pop(request.respond, None)
 
@@ -219,7 +217,6 @@ class InFlight:
 
 
 def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
-    """Return when the last request's deadline passes; infinity where a request has no deadline."""
     deadlines = [request.request.deadline for request in requests]
     return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
@@ -270,7 +267,6 @@ class ResponsePump:
                 count = 0
 
     def _deliver_one(self) -> bool:
-        """Deliver one response; return whether it was the last."""
         response, final, parameters = self._responses.get()
         try:
             self._respond(response, final, parameters)

@@ -73,8 +73,6 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildError(msgspec.Struct, frozen=True, array_like=True):
-    """An error with one of the protocol's codes; see `Code`."""
-
     code: int
     text: str
 
@@ -209,8 +207,6 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one."""
-
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""

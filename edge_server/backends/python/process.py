@@ -174,7 +174,6 @@ class ChildProcess(Child[m.FromChild]):
         return started
 
     def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
-        """Return the next messages; lines of the model's log go there."""
         messages: list[m.FromChild] = []
         for message in super().receive(timeout_s):
             if isinstance(message, m.LogLine):

@@ -79,7 +79,6 @@ class ChildSession:
 
     @property
     def up(self) -> bool:
-        """Return whether the process can execute."""
         return self._is_started and not self.why_over
 
     def run(self, start: m.Start, started: Callable[[], None]) -> str:
@@ -106,7 +105,6 @@ class ChildSession:
         return self.why_over
 
     def end(self, why: str) -> None:
-        """End the session: kill the process and fail all requests."""
         self._process.kill()
         self._in_flight.end(why)
 
@@ -191,7 +189,6 @@ class ChildSession:
         return ""
 
     def not_ready_reason(self) -> str:
-        """Return why the model cannot respond now; empty when it can."""
         if self.why_over or not self._checks_ready or self._in_flight.callers():
             # A process that executes is ready; it could respond to the question only after its
             # execution.
@@ -228,7 +225,6 @@ class ChildSession:
             started()
 
     def _disagreement(self, completed: str) -> str:
-        """Return why the started process must not serve; empty where it may."""
         try:
             self._context.program.check(completed)
         except EdgeServerError as error:
@@ -299,8 +295,6 @@ class ChildSession:
         )
 
     def _pass_on_cancellation(self, number: int, request: ExecuteRequest) -> None:
-        """Send `Cancel` to the model when the request's client is gone."""
-
         def cancel() -> None:
             if self._in_flight.waits(number):
                 with suppress(ChannelClosed):
@@ -346,7 +340,6 @@ class ChildSession:
 
 
 def unhealthy(name: str, why: str) -> Unavailable:
-    """Return the error of a request that arrives while no process can execute it."""
     return Unavailable(
         f"Stub process '{name}' is not healthy. Reason: {why}; it is being restarted"
     )

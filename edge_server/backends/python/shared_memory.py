@@ -93,7 +93,6 @@ class ArenaWriter:
         return begin
 
     def take_back(self, offset: int) -> None:
-        """Free a block whose offset the reader never receives."""
         with self._lock:
             self._memory[offset - HEADER_BYTES] = 0
 
@@ -182,7 +181,6 @@ def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[Tens
 
 
 def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:
-    """Free the blocks whose places the reader never receives."""
     for place in places:
         arena.take_back(place.offset)
 
@@ -202,7 +200,6 @@ def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
 
 
 def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a model's message, by name."""
     check_places(places, arena)
     return {place.name: unpack(place, arena) for place in places}
 
@@ -233,7 +230,6 @@ def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def bytes_elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements that `encode_bytes` has encoded."""
     begin = 0
     while begin < len(data):
         first = begin + _LENGTH_BYTES
@@ -262,7 +258,6 @@ def decode_bytes(stored: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[n
 
 
 def _too_many(tensors: int, bytes_elements: int) -> str:
-    """Return why these are too many at once; empty where they are not."""
     if tensors > MOST_TENSORS:
         return f"{tensors} tensors at once; at most {MOST_TENSORS} are taken"
     if bytes_elements > MOST_BYTES_ELEMENTS:

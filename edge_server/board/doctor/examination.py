@@ -108,8 +108,6 @@ class Probe:
 
 @dataclass(frozen=True)
 class Examination:
-    """Findings by the names of the checks, in their order."""
-
     evidence: Evidence
     findings: Mapping[str, Finding]
 
@@ -123,14 +121,8 @@ def examine(
     run: Callable[[Probe], ProbeResult] | None = None,
     now_s: float | None = None,
 ) -> Examination:
-    """Run all probes and checks; no finding raises.
-
-    Args:
-        config: the daemon's settings; /etc/edge_server/config.toml by default.
-        root: the root directory of the board's files.
-        run: runs one probe; by default `run_probe`.
-        now_s: Unix time; by default that of the clock.
-    """
+    """Run all probes and checks; no finding raises. `config` is /etc/edge_server/config.toml by
+    default."""
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
     probes = _probes(board, configuration.settings)

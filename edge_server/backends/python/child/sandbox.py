@@ -325,7 +325,6 @@ def _no_unix_stream() -> list[Instruction]:
 
 
 def _of(number: int, body: list[Instruction]) -> list[Instruction]:
-    """Apply `body` to that call, which is allowed at the body's end; other calls skip the body."""
     return [(_JEQ, 0, len(body) + 1, number), *body, (_RET, 0, 0, _ALLOW)]
 
 
@@ -384,7 +383,6 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
 
 
 def rules_of(settings: Python) -> SandboxRules:
-    """Return the sandbox rules of a process on this kernel, as it is now."""
     if settings.sandbox == "off":
         return SandboxRules()
     return SandboxRules(
@@ -513,7 +511,6 @@ class _PathBeneathAttr(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 without Landlock."""
     try:
         return _landlock(_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)
     except OSError:

@@ -41,8 +41,6 @@ COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """One response: tensors, or an error."""
-
     def __init__(
         self,
         output_tensors: Sequence[PbTensor] = (),
@@ -237,7 +235,6 @@ class InferenceRequest:
         *,
         decoupled: bool,
     ) -> InferenceRequest:
-        """Return the daemon's request; its inputs lie in the daemon's arena."""
         request = cls(
             inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
         )
@@ -266,7 +263,6 @@ class InferenceRequest:
         self._message = replace(self._message, flags=whole(flags, "flags"))
 
     def timeout(self) -> int:
-        """The timeout in µs; 0 without a timeout."""
         return self._message.timeout_us
 
     def parameters(self) -> str:

@@ -34,8 +34,6 @@ _NO_FAMILY = (
 
 
 class LogLevel(IntEnum):
-    """The levels of `pb_utils.Logger`, with the numbers of `logging`."""
-
     INFO = logging.INFO
     WARNING = logging.WARNING
     ERROR = logging.ERROR
@@ -49,8 +47,6 @@ def _log(message: str, level: LogLevel = LogLevel.INFO) -> None:
 
 
 class Logger:
-    """`pb_utils.Logger`: lines for the daemon's log."""
-
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
@@ -108,8 +104,6 @@ class MetricFamily:
 
 
 class Metric:
-    """One value, or one histogram."""
-
     def __init__(self, number: int, kind: Kind, family: weakref.ref[MetricFamily]) -> None:
         self._number = number
         self._kind = kind
@@ -146,7 +140,6 @@ class Metric:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether that model, or its highest version, is ready."""
     name, version = text(model_name, "model_name"), text(model_version, "model_version")
     _check_may_load("is_model_ready")
     return bool(_query(m.IsModelReady(name, version)))

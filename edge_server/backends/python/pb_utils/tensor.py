@@ -151,7 +151,6 @@ class PbTensor:
 
     @classmethod
     def over(cls, name: str, datatype: DataType, array: np.ndarray[Any, Any]) -> PbTensor:
-        """Return a tensor of any type; the array has that type's form in numpy."""
         if datatype is not DataType.BF16:
             return cls(name, array)
         # numpy lacks BF16, so a model cannot pass it to the constructor; the tensor is otherwise
@@ -172,7 +171,6 @@ class PbTensor:
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """Return the number of the type in Triton's C API."""
         return DATA_TYPES.index(self._datatype) + 1
 
     def is_cpu(self) -> bool:
@@ -269,7 +267,6 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _element_type(capsule: Any) -> Any:
-    """Return the element type in the capsule's memory, for reading and writing."""
     try:
         address = _capsule_pointer(capsule, b"dltensor")
     except ValueError:
