@@ -34,8 +34,7 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, unhealthy
+from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
     DeadlineExceeded,
     EdgeServerError,

@@ -224,7 +224,7 @@ def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) ->
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     memory = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog; native alignment puts the pointer where C does.
-    fprog = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(memory)))
+    fprog = struct.pack("@HP", len(program), ctypes.addressof(memory))
     return _seccomp(_SET_MODE_FILTER, flags, fprog)
 
 
@@ -496,20 +496,6 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-class _RulesetAttr(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneathAttr(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
 def landlock_version() -> int:
     try:
         return _landlock(_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)
@@ -528,9 +514,9 @@ def _restrict_files(rules: Iterable[tuple[str, int]], abi: int) -> None:
     """
     handled = (1 << _RIGHTS_OF.get(abi, _MOST_RIGHTS)) - 1
     scoped = _ALL_SCOPES if abi >= _SCOPES_FROM else 0
-    # An older kernel accepts unknown trailing fields that are 0.
-    attr = _RulesetAttr(handled, 0, scoped)
-    ruleset = _landlock(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
+    # struct landlock_ruleset_attr; an older kernel accepts unknown trailing fields that are 0.
+    attr = struct.pack("=QQQ", handled, 0, scoped)
+    ruleset = _landlock(_CREATE_RULESET, attr, len(attr), 0)
     try:
         for path, rights in rules:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -545,8 +531,9 @@ def _add(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _OF_A_FILE
-        beneath = _PathBeneathAttr(rights, fd)
         if rights:
-            _landlock(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
+            # struct landlock_path_beneath_attr
+            beneath = struct.pack("=Qi", rights, fd)
+            _landlock(_ADD_RULE, ruleset, _PATH_BENEATH, beneath, 0)
     finally:
         os.close(fd)
