@@ -37,12 +37,10 @@ MOST_CALLS = 1024
 class ModelCalls:
     """Runs the calls and queries of one model process.
 
-    A call resolves its model in the pinned models of a request for which the call is made; a model
-    that is not ready there is resolved among the current models, as another process may have loaded
-    it since, and so is each model where requests of a decoupled model have pinned different models.
-    Once this process has loaded or unloaded a model, every call resolves among the current models,
-    so that the process sees its own change. A call ends early only where no client waits any more
-    of those that it may be made for.
+    A call resolves its model in the pinned models of a request for which it is made, or else among
+    the current ones: where it is not ready there, where requests of a decoupled model have pinned
+    different models, and once this process has loaded or unloaded a model. A call ends early only
+    where none of the clients that it may be made for waits any more.
 
     A called model may run on the calling thread, so every unfinished call needs a thread; so does a
     load, which continues to its end once it has begun.

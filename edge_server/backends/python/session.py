@@ -58,13 +58,8 @@ _REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
 
 
 class Scratch:
-    """A directory for one process, empty at first, removed when closed.
-
-    Making a new directory also removes the directories that a crashed daemon has left.
-
-    Raises:
-        OSError: the directory cannot be made.
-    """
+    """A directory for one process, removed when closed; making it also removes those that a crashed
+    daemon has left."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
@@ -123,9 +118,6 @@ class ChildProcess(Child[m.FromChild]):
         arena_bytes: size limit of the shared memory of each direction.
         log: receives the lines that the model logs and prints.
         interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
-
-    Raises:
-        OSError: the system cannot start another process.
     """
 
     def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
@@ -169,13 +161,10 @@ class ChildProcess(Child[m.FromChild]):
         """Send the first message, and return the response to it; None after `within_s`.
 
         A response that has arrived by then is returned, however late the daemon gets to read it.
-
-        Args:
-            take: called with each other message.
+        `take` is called with each other message.
 
         Raises:
-            ChannelClosed: the process has ended.
-            NotUnderstood: a message is malformed.
+            ChannelClosed: see `receive`.
             GivenUp: see `require_wanted`.
         """
         until = time.monotonic() + within_s
