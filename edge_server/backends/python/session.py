@@ -367,7 +367,7 @@ class ChildSession:
         """Wait for the end of `batch`; return why the process is to be killed, or ""."""
         limit_s = self._context.parameters.execution_timeout_s
         until = min(given_up_at, began + (limit_s or LONGEST_S))
-        cpu_s, worked_at, warned = self._process.cpu_s(), began, False
+        cpu_s, worked_at = self._process.cpu_s(), began
         while not batch.done.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))):
             now = time.monotonic()
             if now >= until:
@@ -377,22 +377,10 @@ class ChildSession:
             used_s = self._process.cpu_s()
             if used_s - cpu_s >= _WORK_S or self._calls.under_way:
                 cpu_s, worked_at = used_s, now
-            if limit_s is not None:
-                continue
-            if now - worked_at >= IDLE_S:
+            if limit_s is None and now - worked_at >= IDLE_S:
                 return (
                     f"has used no processor time for {now - worked_at:.0f} s, so it hangs; "
                     f"{_ALLOWS_MORE % 'execution_timeout_s'}"
-                )
-            if now - began >= IDLE_S and not warned:
-                warned = True
-                log.warning(
-                    "model %s: instance %s: 'execute' has computed for %.0f s and is killed after "
-                    "%g s; parameter 'execution_timeout_s' sets the limit",
-                    self._model,
-                    self._name,
-                    now - began,
-                    LONGEST_S,
                 )
         return ""
 
@@ -442,45 +430,40 @@ class ChildSession:
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
         """Send the batch; return None where every request already has its last response."""
         messages: list[m.ChildRequest] = []
-        error: EdgeServerError | None = None
         again = [self._in_flight.number_again(request) for request in requests]
+        number, batch, error = next(self._numbers), None, None
         try:
-            messages.extend(
-                self._message(number or next(self._numbers), request)
-                for number, request in zip(again, requests, strict=True)
-            )
+            for known, request in zip(again, requests, strict=True):
+                messages.append(self._message(known or next(self._numbers), request))
+            batch = self._in_flight.add(number, [each.number for each in messages], requests)
         except ArenaFull as full:
             error = InternalError(
                 f"Failed to process the request(s) for model instance '{self._name}', message: the "
                 f"inputs: {full}; parameter 'shared_memory_limit_mib' allows more"
             )
-        number, batch = next(self._numbers), None
-        if error is None:
-            batch = self._in_flight.add(number, [each.number for each in messages], requests)
         if batch is None:
-            for message in messages:
-                take_back(message.inputs, self._process.outbox)
-            for number in filter(None, again):
-                self._in_flight.forget(number)
-            if self.why_over:
-                error = unhealthy(self._name, self.why_over)
+            self._take_back(messages)
+            for known in filter(None, again):
+                self._in_flight.forget(known)
             for request in requests:
-                request.respond(error, True)
+                request.respond(error or unhealthy(self._name, self.why_over), True)
             return None
         try:
             self._process.channel.send(m.Execute(number, messages))
         except ChannelClosed:
             self._process.kill()
-            return batch
         except MessageTooLong as too_long:
-            for message in messages:
-                take_back(message.inputs, self._process.outbox)
+            self._take_back(messages)
             self._in_flight.executed(m.Executed(number, 0, f"model '{self._model}': {too_long}"))
-            return batch
-        for message, request in zip(messages, requests, strict=True):
-            if message.number not in again:
-                self._pass_on_cancellation(message.number, request)
+        else:
+            for message, request in zip(messages, requests, strict=True):
+                if message.number not in again:
+                    self._pass_on_cancellation(message.number, request)
         return batch
+
+    def _take_back(self, messages: Sequence[m.ChildRequest]) -> None:
+        for message in messages:
+            take_back(message.inputs, self._process.outbox)
 
     def _message(self, number: int, request: ExecuteRequest) -> m.ChildRequest:
         caller = request.request
