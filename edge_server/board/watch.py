@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.facts import BoardFacts, read_board_facts
-from edge_server.board.power import UNDERVOLTAGE_COUNTER
+from edge_server.board.facts import UNDERVOLTAGE_COUNTER, BoardFacts, read_board_facts
 from edge_server.board.resources import is_directory, is_there
 from edge_server.process.worker import Worker
 

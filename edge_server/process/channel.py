@@ -60,7 +60,7 @@ class Channel(Generic[M]):
         self._sending = threading.Lock()
         self._received = bytearray()
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Send a message.
 
         Raises:

@@ -99,21 +99,6 @@ class ChildOptions(msgspec.Struct, frozen=True):
     account: tuple[int, tuple[int, ...]] | None = None
 
 
-class _ChildCall(msgspec.Struct, frozen=True):
-    function: str
-    # JSON.
-    arguments: str
-    with_events: bool
-    options: ChildOptions
-
-
-class _Line(msgspec.Struct, frozen=True):
-    """An event of the process, or its last words, `result` and `error`; the value is JSON."""
-
-    kind: str
-    value: str
-
-
 def run_in_child(
     function: str,
     *arguments: object,
@@ -149,8 +134,12 @@ def run_in_child(
         GivenUp: see `require_wanted`.
         OSError: `python` cannot be started.
     """
-    text = json.dumps(arguments, default=msgspec.to_builtins)
-    call = _ChildCall(function, text, on_event is not None, options or ChildOptions())
+    call = {
+        "function": function,
+        "arguments": json.dumps(arguments, default=msgspec.to_builtins),
+        "with_events": on_event is not None,
+        "options": options or ChildOptions(),
+    }
     ends_at = time.monotonic() + timeout_s
 
     def command(connection: int, lifeline: int) -> list[str]:
@@ -160,10 +149,11 @@ def run_in_child(
         return [python, "-c", _OUR_PATHS.format(path=_import_paths()) + main]
 
     environ = {**environ_for(python), **(env or {})}
-    started: Child[_Line] = Child(
+    # Kind and value of each event, or of the last words, `result` and `error`.
+    started: Child[tuple[str, str]] = Child(
         command,
         environ,
-        _Line,
+        tuple[str, str],
         codec=msgspec.json,
         timeout_s=_SEND_TIMEOUT_S,
         on_output=on_output,
@@ -179,11 +169,11 @@ def run_in_child(
                 raise ChildFailed(f"sent something unreadable: {error}") from None
             except ChannelClosed:
                 raise _ending(child) from None
-            for line in lines:
-                value = json.loads(line.value)
-                if line.kind == "result":
+            for kind, text in lines:
+                value = json.loads(text)
+                if kind == "result":
                     return value
-                if line.kind == "error":
+                if kind == "error":
                     raise _ours(*value)
                 if on_event is not None:
                     on_event(value)
@@ -194,7 +184,7 @@ def run_in_child(
                 raise ChildTimeout(f"gave no result within {timeout_s:g} s")
 
 
-def _ending(child: Child[_Line]) -> ChildFailed:
+def _ending(child: Child[Any]) -> ChildFailed:
     code = child.end(KILLED_S) if child.wait(KILLED_S) else None
     if code == -signal.SIGKILL:
         return ChildFailed("was killed: most likely for want of memory")

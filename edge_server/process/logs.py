@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,52 +136,28 @@ _SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
-    """An event that a person has to do something about.
-
-    Attributes:
-        error_id: for `journalctl ERROR_ID=…`.
-        message_id: its entry in systemd/edge-server.catalog.
-        text: how its log line begins, as it stands in the code, with `%s` for names.
-    """
-
-    error_id: str
-    message_id: str
-    text: str
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.text).replace("%s", r"[^:\n]+"))
-
-
+# What a person has to do something about: for `journalctl ERROR_ID=…`, its entry in
+# systemd/edge-server.catalog, and how its log line begins, as it stands in the code, with `%s` for
+# names.
 EVENTS = (
-    CatalogEntry(
-        "model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "
-    ),
-    CatalogEntry(
-        "model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"
-    ),
-    CatalogEntry(
-        "model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "
-    ),
-    CatalogEntry(
-        "model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "
-    ),
-    CatalogEntry(
-        "model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "
-    ),
-    CatalogEntry(
+    ("model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "),
+    ("model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"),
+    ("model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "),
+    ("model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "),
+    ("model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "),
+    (
         "camera_without_lanes",
         "b0ebf0940db144ae9643f10aa060e807",
         "camera %s: no lanes from now on: ",
     ),
-    CatalogEntry(
-        "settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"
-    ),
-    CatalogEntry("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
-    CatalogEntry("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
+    ("settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"),
+    ("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
+    ("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
 )
+_EVENT_PATTERNS = [
+    (error_id, message_id, re.compile(re.escape(text).replace("%s", r"[^:\n]+")))
+    for error_id, message_id, text in EVENTS
+]
 # Errors that end the daemon, by the name of their class, which the record has in `error_classes`.
 ENDING = {
     "SettingsError": "9ecac4ab6ba545f393ab0a632035235f",
@@ -250,9 +226,9 @@ def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
     for name in getattr(record, "error_classes", ()):
         if name in ENDING:
             return {**fields, "ERROR_ID": name, "MESSAGE_ID": ENDING[name]}
-    for event in EVENTS:
-        if event.pattern.match(text):
-            return {**fields, "ERROR_ID": event.error_id, "MESSAGE_ID": event.message_id}
+    for error_id, message_id, pattern in _EVENT_PATTERNS:
+        if pattern.match(text):
+            return {**fields, "ERROR_ID": error_id, "MESSAGE_ID": message_id}
     return fields
 
 

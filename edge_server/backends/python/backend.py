@@ -34,8 +34,7 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, unhealthy
+from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
     DeadlineExceeded,
     EdgeServerError,
@@ -133,9 +132,6 @@ def run_for_completion(
 ) -> str:
     """Return as JSON what the model makes of its configuration, in a process of its own: a user's
     model the completed one, empty where it has no function for that; a framework's its signature.
-
-    Raises:
-        ModelLoadError: the process failed; the text gives the reason.
     """
     path = directory / config.default_model_filename
     check_sandbox(path, config)
@@ -234,9 +230,6 @@ class PythonInstance:
 
     While the process is down, another instance of the model stands in; without another instance,
     requests are refused at once. Construct the instance, then `open` it.
-
-    Args:
-        placement: what the model learns of its device, which it chooses itself.
     """
 
     def __init__(
@@ -270,8 +263,7 @@ class PythonInstance:
         """Start the process; return when the process can execute.
 
         Raises:
-            ModelLoadError: the first start failed; the text gives the reason. The instance is
-                closed.
+            ModelLoadError: the first start failed, and the instance is closed.
             GivenUp: see `require_wanted`; likewise.
         """
         self._worker.start()
@@ -391,13 +383,9 @@ class PythonInstance:
 class InstanceArbiter:
     """Lends each of a model's processes to one batch at a time.
 
-    While a process is down, the others also execute its batches. Without stand-ins the instance
-    that is down would draw every request to itself, because an instance that refuses is idle again
-    at once.
-
-    Args:
-        stand_in: an instance may execute another's batch; False where a sequence has its state in
-            one process.
+    While a process is down, the others execute its batches, except where a sequence has its state
+    in one process. Otherwise the instance that is down would draw every request to itself, because
+    an instance that refuses is idle again at once.
     """
 
     def __init__(self, *, stand_in: bool) -> None:
@@ -411,14 +399,10 @@ class InstanceArbiter:
             self.instances.append(instance)
 
     def take(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
-        """Lend `own`; while `own` is down, lend the first instance that is up and free.
-
-        Returns:
-            None when no instance is up.
+        """Lend `own`; while it is down, the first instance that is up and free, or None.
 
         Raises:
-            DeadlineExceeded: no instance became free before `deadline` (`time.monotonic()`;
-                infinity waits forever).
+            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
         """
         with self._change:
             while True:

@@ -57,8 +57,7 @@ class MetricBook:
         """Reserve the name for metrics of that kind; the first description is kept.
 
         Raises:
-            InvalidRequest: the name is invalid, or belongs to metrics of another kind or to the
-                server, or the model has too many families.
+            InvalidRequest: the name cannot be that of such metrics, or the model has too many.
         """
         name = message.name
         _check_length(name, (name, message.description))
@@ -81,8 +80,7 @@ class MetricBook:
         """Return the number of the metric; an existing metric keeps its number.
 
         Raises:
-            InvalidRequest: see `make_family`; or a label is invalid, the buckets do not ascend, or
-                the model has too many metrics.
+            InvalidRequest: it cannot be made.
         """
         name, labels, bounds = message.family.name, message.labels, tuple(message.buckets)
         self.make_family(message.family)

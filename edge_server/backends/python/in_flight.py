@@ -35,8 +35,7 @@ class ExecuteBatch:
 
     Attributes:
         unfinished: numbers of the requests without a last response.
-        answered: numbers of those that have a response that is not the last; of a model that is not
-            decoupled it is the only one.
+        answered: those that have a response, and not their last one.
         done: set when the thread that submitted the batch need not wait any longer.
     """
 
@@ -224,11 +223,8 @@ def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
 class ResponsePump:
     """A `RespondTensors` that delivers the responses to one request on its own thread.
 
-    A slow receiver, e.g. a client that reads slowly, delays only its own request; the other
-    requests of the process proceed meanwhile.
-
-    Args:
-        delivered: called with the number of responses delivered since its last call.
+    A slow receiver, e.g. a client that reads slowly, delays only its own request. `delivered` is
+    called with the number of responses delivered since its last call.
     """
 
     def __init__(

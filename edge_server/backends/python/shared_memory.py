@@ -56,12 +56,8 @@ def make_arena_file(name: str, size_bytes: int) -> int:
 
 
 class ArenaWriter:
-    """Copies arrays into the arena.
-
-    Args:
-        fd: descriptor of the file; owned by the caller, who may close it at any time.
-        timeout_s: how long `put` waits for the reader to free a block.
-    """
+    """Copies arrays into the arena, whose `fd` the caller may close; `put` waits `timeout_s` for
+    the reader to free a block."""
 
     def __init__(self, fd: int, timeout_s: float = 0.0) -> None:
         self._memory = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
@@ -111,12 +107,8 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """Maps the blocks that the other process has written to its arena.
-
-    Args:
-        fd: descriptor of the file; owned by the caller, who may close it at any time.
-        writable: whether views may be written to; the writer never reads a block again.
-    """
+    """Maps the blocks that the other process has written to its arena. Views may be written to
+    where `writable`: the writer never reads a block again."""
 
     def __init__(self, fd: int, *, writable: bool) -> None:
         self._mapping = mmap.mmap(fd, 0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Board
     from edge_server.board.device_nodes import DeviceNode, Disk
-    from edge_server.board.power import ThermalZone
+    from edge_server.board.facts import ThermalZone
     from edge_server.settings import Settings
 
 

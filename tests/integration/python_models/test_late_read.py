@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.context import ModelLog, start_message
-from edge_server.backends.python.process import ChildProcess
+from edge_server.backends.python.session import ChildProcess
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 

@@ -107,7 +107,7 @@ def test_an_execution_without_a_deadline_has_a_limit(serve: Serve) -> None:
 
 
 def test_what_computes_goes_on_and_what_uses_no_processor_hangs(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("IDLE_S", 0.6), ("_LOOK_S", 0.2), ("_WORK_S", 0.05)):
         monkeypatch.setattr(session, name, seconds)
@@ -125,7 +125,6 @@ def test_what_computes_goes_on_and_what_uses_no_processor_hangs(
         """,
     )
     assert served.infer("m", 1).outputs["y"].array.tolist() == [1]
-    assert "'execute' has computed for" in caplog.text
     with pytest.raises(InternalError, match=r"used no processor time for .* 'execution_timeout_s'"):
         served.infer("hangs", 1)
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.board.facts import BoardFacts
-from edge_server.board.power import EventCounter, Heat
+from edge_server.board.facts import BoardFacts, EventCounter, Heat
 from edge_server.board.watch import HOLD_S, STALE_S, BoardWatch, ClockState, ClockWatch
 
 if TYPE_CHECKING:

@@ -61,11 +61,7 @@ class Logger:
 
 class MetricFamily:
     """Metrics of one name that differ in their labels. The daemon keeps the values, which survive
-    this process.
-
-    Raises:
-        TritonModelException: the name belongs to metrics of another kind or to the server.
-    """
+    this process."""
 
     COUNTER: Kind = "counter"
     GAUGE: Kind = "gauge"
@@ -146,17 +142,10 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model; return when the load is complete.
-
-    The duration counts towards the time limit of `initialize` or `execute`.
-
-    Args:
-        config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
-        files: `file:<version>/<name>` → content, instead of the model's directory; with `config`.
+    """Load or reload a model; return when the load is complete. See `ServerContext.load`.
 
     Raises:
-        TritonModelException: the load failed, or the caller is `auto_complete_config` or
-            `finalize`.
+        TritonModelException: the load failed, or is not possible here.
     """
     name, override = text(model_name, "model_name"), text(config, "config")
     link = replying_daemon()
@@ -180,12 +169,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Stop new requests to a model; return at once, requests in flight finish.
-
-    Raises:
-        TritonModelException: the server does not allow unloading, or the caller is
-            `auto_complete_config` or `finalize`.
-    """
+    """Stop new requests to a model; return at once, requests in flight finish."""
     name = text(model_name, "model_name")
     _check_may_load("unload_model")
     _query(m.UnloadModel(name, bool(unload_dependents)))

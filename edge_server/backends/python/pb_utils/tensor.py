@@ -56,12 +56,7 @@ class TritonError:
 
 def text(value: Any, what: str) -> str:
     """Return a `str`, or UTF-8 in `bytes` decoded: models also pass elements of BYTES tensors as
-    model names.
-
-    Raises:
-        TypeError: the value is neither `str` nor `bytes`.
-        UnicodeError: the text cannot be encoded as UTF-8.
-    """
+    model names."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -83,12 +78,7 @@ def whole(value: Any, what: str) -> int:
 
 def plain_parameters(parameters: Mapping[Any, Any] | None) -> dict[str, Value]:
     """Convert parameters to Python's own types: subclasses, like numpy's float64, cannot be
-    encoded.
-
-    Raises:
-        TritonModelException: they are no dict, or a key or a value has a type that cannot be
-            encoded.
-    """
+    encoded."""
     if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):
