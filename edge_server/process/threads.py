@@ -13,7 +13,8 @@ from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.errors import ModelLoadError, Unavailable
 
@@ -154,19 +155,15 @@ def run_with_timeout(
         progress_s = time.monotonic()
 
     def run() -> None:
-        result: T | None = None
-        raised: BaseException | None = None
+        settle: Callable[[], None]
         try:
-            result = work(note_progress)
+            settle = partial(outcome.set_result, work(note_progress))
         # The waiting caller raises it, even a SystemExit of a model.
         except BaseException as error:  # noqa: BLE001
-            raised = error
+            settle = partial(outcome.set_exception, error)
         # False where the caller has given up.
         if outcome.set_running_or_notify_cancel():
-            if raised is None:
-                outcome.set_result(cast("T", result))
-            else:
-                outcome.set_exception(raised)
+            settle()
             return
         try:
             late()
