@@ -11,14 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.board.device_nodes import (
-    Account,
-    DeviceNode,
-    find_account,
-    read_cameras,
-    read_gpu_nodes,
-    this_account,
-)
+from edge_server.board import device_nodes
 from edge_server.board.facts import BoardFacts, read_within
 from edge_server.board.resources import (
     GroupLimits,
@@ -204,7 +197,7 @@ class Board:
         argus: the daemon of CSI cameras has its socket in /tmp.
     """
 
-    account: Account
+    account: device_nodes.Account
     model: str | None
     chip: str | None
     module: OrinModule | None
@@ -215,8 +208,8 @@ class Board:
     nvdla_compiler: str | None
     facts: BoardFacts | None
     limits: GroupLimits
-    gpu_nodes: tuple[DeviceNode, ...]
-    cameras: tuple[DeviceNode, ...]
+    gpu_nodes: tuple[device_nodes.DeviceNode, ...]
+    cameras: tuple[device_nodes.DeviceNode, ...]
     argus: bool
     wall_clock: WallClock
     systemd: bool
@@ -235,8 +228,8 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
     process.
     """
     unit = _find_unit_file(root)
-    account = None if unit is None else find_account(root, unit.user or "root")
-    account = account or this_account(root)
+    account = None if unit is None else device_nodes.find_account(root, unit.user or "root")
+    account = account or device_nodes.this_account(root)
     compatible = tuple((_device_tree(root, "compatible") or "").split("\0"))
     chip = chip_of(compatible)
     l4t = read_l4t(root)
@@ -252,8 +245,8 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
         nvdla_compiler=_nvdla_compiler(root),
         facts=read_within(_SENSORS_S, root),
         limits=read_group_limits(root),
-        gpu_nodes=read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
-        cameras=read_cameras(root, account),
+        gpu_nodes=device_nodes.read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
+        cameras=device_nodes.read_cameras(root, account),
         argus=is_there(root / "tmp/argus_socket"),
         wall_clock=read_wall_clock(root, time.time() if now_s is None else now_s),
         # The test of sd_booted(3).

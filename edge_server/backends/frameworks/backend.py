@@ -24,7 +24,7 @@ from edge_server.backends.python.backend import (
     run_for_completion,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
-from edge_server.board.installation import remedy
+from edge_server.board.installation import FRAMEWORKS, remedy
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import Completion, ModelConfig
@@ -101,23 +101,20 @@ class Framework:
     """A framework as the daemon knows it.
 
     Attributes:
-        package: what pip installs for that.
         beside: the suffixes of what a model's file is read with, in place of the file's own.
         unsigned: suffixes of the files that do not declare their tensors.
     """
 
-    module: str
-    package: str
     parameters: type[BackendParameters]
     beside: tuple[str, ...] = ()
     unsigned: tuple[str, ...] = ()
 
 
-FRAMEWORKS = {
-    "pytorch": Framework("torch", "torch", PyTorchParameters, unsigned=(".pt", ".pth", "")),
-    "tensorflow": Framework("tensorflow", "tensorflow", TensorFlowParameters),
-    "openvino": Framework("openvino", "openvino", OpenVinoParameters),
-    "paddle": Framework("paddle", "paddlepaddle", PaddleParameters, beside=(".pdiparams",)),
+_FRAMEWORKS = {
+    "pytorch": Framework(PyTorchParameters, unsigned=(".pt", ".pth", "")),
+    "tensorflow": Framework(TensorFlowParameters),
+    "openvino": Framework(OpenVinoParameters),
+    "paddle": Framework(PaddleParameters, beside=(".pdiparams",)),
 }
 
 
@@ -126,7 +123,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 
     The file is read in a process of its own, within `initialize_timeout_s`.
     """
-    framework = FRAMEWORKS[config.backend]
+    framework = _FRAMEWORKS[config.backend]
     directory = files.versions[version]
     parameters = checked_parameters(files, config)
     check_parameters(files, ours(config, framework.parameters), framework.parameters)
@@ -141,7 +138,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     _check_accelerators(files, config)
     path = directory / config.default_model_filename
     _require(path, framework, config.name)
-    program = _program(framework, config, path)
+    program = _program(config, path)
     if path.suffix in framework.unsigned or (
         # Triton completes no configuration of PyTorch's.
         config.backend == "pytorch" and _declares_tensors(config)
@@ -165,7 +162,7 @@ def load(context: LoadContext) -> PythonModel:
     directory, config = context.directory, context.config
     path = directory / config.default_model_filename
     check_sandbox(path, config, warn=True)
-    program = _program(FRAMEWORKS[config.backend], config, path)
+    program = _program(config, path)
     files = ModelFiles(config.name, directory.parent, {})
 
     def check(found: str) -> None:
@@ -247,23 +244,26 @@ def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None
             )
 
 
-def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProgram:
+def _program(config: ModelConfig, path: Path) -> ModelProgram:
     interpreters: Mapping[Any, str] = config.completion.python.interpreters
-    interpreter = interpreters.get(config.backend, "")
-    modules = (framework.module, *("msgspec", "numpy") * bool(interpreter))
-    if missing := _missing(modules, interpreter, config.backend):
-        packages = [framework.package if each == framework.module else each for each in missing]
-        how = (
-            f"{interpreter} -m pip install {' '.join(packages)}"
-            if interpreter
-            else remedy(framework.module)
-        )
+    python = interpreters.get(config.backend, "")
+    module, package = FRAMEWORKS[config.backend]
+    modules = (module, *("msgspec", "numpy") * bool(python))
+    try:
+        absent = missing_modules(python, modules, _FIND_TIMEOUT_S) if python else missing(modules)
+    except (OSError, ChildFailed) as error:
+        raise ModelConfigError(
+            f"[python] interpreters: {config.backend}: {python} is no Python that runs: {error}"
+        ) from error
+    if absent:
+        packages = [package if each == module else each for each in absent]
+        how = f"{python} -m pip install {' '.join(packages)}" if python else remedy(module)
         raise ModelConfigError(
             f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
-            f"{interpreter or sys.executable} has not: {how}"
+            f"{python or sys.executable} has not: {how}"
         )
     file = msgspec.json.encode(model_file(path, config)).decode()
-    return ModelProgram(interpreter, _RUNNER, {"framework": config.backend, "file": file})
+    return ModelProgram(python, _RUNNER, {"framework": config.backend, "file": file})
 
 
 def model_file(path: Path, config: ModelConfig) -> ModelFile:
@@ -292,14 +292,3 @@ def model_file(path: Path, config: ModelConfig) -> ModelFile:
         # More threads than processors make every inference slower.
         max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
     )
-
-
-def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:
-    if not interpreter:
-        return missing(modules)
-    try:
-        return missing_modules(interpreter, modules, _FIND_TIMEOUT_S)
-    except (OSError, ChildFailed) as error:
-        raise ModelConfigError(
-            f"[python] interpreters: {backend}: {interpreter} is no Python that runs: {error}"
-        ) from error
