@@ -35,7 +35,8 @@ from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import SourceKind, SourceOptions
+from edge_server.cameras.source import SourceKind
+from edge_server.cameras.source_uri import SourceOptions
 from edge_server.gpu.device import Devices
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog

@@ -39,6 +39,16 @@ class PixelFormat(Enum):
         """The values are Y, U and V."""
         return self not in (PixelFormat.BGR, PixelFormat.GREY)
 
+    def shapes(self, width: int, height: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the planes of an `Image` of that size in px."""
+        match self:
+            case PixelFormat.NV12:
+                return (height, width), (height // 2, width)
+            case PixelFormat.I420:
+                half = height // 2, width // 2
+                return (height, width), half, half
+        return ((height, width, {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(self, 1)),)
+
     @property
     def chroma_step_px(self) -> tuple[int, int]:
         """The columns and rows of the frame that one U and V pair stands for."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
+    from edge_server.cameras.live_source import StallWatch
     from edge_server.cameras.reopening import ReturnWatch
     from edge_server.cameras.status import CameraStatus, PictureFault
 
@@ -178,29 +179,17 @@ class Limits:
     close: float = 2.0
     gap: float = 0.5
 
-    def silence(self, period_s: float | None) -> float:
-        """Return how long no frame may come; `period_s` is None before it is known."""
-        return self.silent_at_first if period_s is None else max(3 * period_s, self.silent)
-
-    def call(
-        self, call: DriverCall, reader_since: float, *, first: bool, period_s: float | None
-    ) -> float:
-        """Return how long `call` may last.
-
-        Args:
-            call: of a reader that began at `reader_since`.
-            reader_since: monotonic, in seconds.
-            first: no frame has come yet.
-            period_s: of the frames; None before it is known.
-        """
+    def call(self, call: DriverCall, reader_since: float, watch: StallWatch) -> float:
+        """Return how long `call` may last, of a reader that began at `reader_since` (monotonic, in
+        seconds) and whose frames `watch` has seen."""
         if call.name == "close":
             return self.close
         if call.name == "open":
             return self.first_frame
-        if first:
+        if watch.last is None:
             # Opening took its part of the time.
             return max(self.read, self.first_frame - (call.since - reader_since))
-        return max(self.read, 6 * (period_s or 0.0))
+        return max(self.read, 6 * (watch.period_s or 0.0))
 
 
 LIVE = Limits()
@@ -420,12 +409,7 @@ class Camera:
                 return LONGEST_WAIT_S
             call = reader.call
             if call is not None:
-                limit_s = self._limits.call(
-                    call,
-                    self._reader_since,
-                    first=self._inspection.last_arrival is None,
-                    period_s=self._inspection.period_s,
-                )
+                limit_s = self._limits.call(call, self._reader_since, self._inspection.watch)
                 if self._awake.since(call.since) > limit_s:
                     self._abandon(reader, call, now)
                     return 0.0
@@ -523,11 +507,11 @@ class Camera:
 
     def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
-        arrival = self._inspection.last_arrival
-        if arrival is None:
+        watch = self._inspection.watch
+        if watch.last is None:
             return LONGEST_WAIT_S
-        limit_s = self._limits.silence(self._inspection.period_s)
-        left_s = limit_s - self._awake.since(arrival)
+        limit_s = watch.limit_s(self._limits.silent, self._limits.silent_at_first)
+        left_s = limit_s - self._awake.since(watch.last)
         if left_s < 0 and self.status.arriving:
             text = f"no frame for more than {limit_s:.2g} s"
             self._set(CameraState.STALLED, "stalled", text)
@@ -535,7 +519,7 @@ class Camera:
 
     def _abandon(self, reader: Reader, call: DriverCall, now: float) -> None:
         what = f"the driver has not returned from {call.name} for {now - call.since:.1f} s"
-        first = call.name == "read" and self._inspection.last_arrival is None
+        first = call.name == "read" and self._inspection.watch.last is None
         reason = "no_frames" if first else "stuck"
         reader.leave()
         self._reader = None

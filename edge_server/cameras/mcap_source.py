@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.frame import CATCH_UP_S, Frame, Pace
-from edge_server.cameras.jpeg import MOST_DAMAGED, JpegDecoder
+from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.mcap_file import PictureRecords, cameras_in
 from edge_server.errors import SourceError
-from edge_server.pixels import Image
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import UsefulSize
     from edge_server.cameras.mcap_file import Picture
     from edge_server.cameras.source_uri import SourceUri
+    from edge_server.pixels import Image
 
 log = logging.getLogger(__name__)
 
+# A recording whose pictures are damaged, so many one after another, has none that can be shown.
+MOST_DAMAGED = 10
 # A longer gap between two pictures is one of the recording, or a step of its clock.
 _LONGEST_GAP_S = 5.0
 
@@ -127,8 +126,7 @@ class McapSource:
         following = self._next()
         if following is None:
             return None
-        picture, (pixels, size) = following
-        image = Image.of_bgr(pixels)
+        picture, (image, size) = following
         mono_ns = self._wait(picture)
         size = picture.size or size
         self._count += 1
@@ -144,19 +142,21 @@ class McapSource:
     def close(self) -> None:
         self._pictures = iter(())
 
-    def _next(self) -> tuple[Picture, tuple[NDArray[np.uint8], tuple[int, int]]] | None:
+    def _next(self) -> tuple[Picture, tuple[Image, tuple[int, int] | None]] | None:
         """Return the next picture that can be decoded, and what `JpegDecoder` makes of it."""
+        damage = ""
         for _ in range(MOST_DAMAGED):
             picture = next(self._pictures, None)
             if picture is None:
                 return None
-            decoded = self._decoder.decode(picture.jpeg)
-            if decoded is not None:
-                return picture, decoded
-            self.corrupt += 1
+            try:
+                return picture, self._decoder.decode(picture.jpeg)
+            except ValueError as error:
+                damage = str(error)
+                self.corrupt += 1
         raise SourceError(
             f"{self._path}: {MOST_DAMAGED} pictures of camera {self._camera} one after another are "
-            f"damaged ({self._decoder.damage}); play another recording",
+            f"damaged ({damage}); play another recording",
             reason="corrupt",
         )
 

@@ -18,7 +18,7 @@ from edge_server.cameras.frame import (
     Recording,
     check_size,
 )
-from edge_server.cameras.jpeg import size_of_jpeg
+from edge_server.cameras.jpeg import PNG, size_of_jpeg, size_of_png
 from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
 from edge_server.errors import SourceError
 from edge_server.process.disk import open_regular
@@ -38,7 +38,6 @@ FOLDER_FPS = 10.0
 VIDEO_FPS = 25.0
 # Larger files are no image of a camera, and could fill the memory.
 _LARGEST_IMAGE_BYTES = 2**28
-_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 # A camera takes 4 s to open, or not to.
 _TURN_S = 5.0
 
@@ -199,11 +198,8 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
     if len(data) > _LARGEST_IMAGE_BYTES:
         raise ValueError(f"it is larger than {_LARGEST_IMAGE_BYTES >> 20} MiB")
     # OpenCV would take any other format by its first bytes, whatever the file's name.
-    if data.startswith(_PNG):
-        size = data[len(_PNG) :]  # of the first chunk, its name, width and height
-        check_size(int.from_bytes(size[:4], "big"), int.from_bytes(size[4:8], "big"))
-    else:
-        size_of_jpeg(data)
+    judge = size_of_png if data.startswith(PNG) else size_of_jpeg
+    judge(data)
     try:
         buffer = np.frombuffer(data, np.uint8)
         image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)

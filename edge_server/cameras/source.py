@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
-from edge_server.cameras.gstreamer_pipelines import V4L2_FORMATS, flip_of
+from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import (
     NO_OPTIONS,
@@ -18,6 +18,7 @@ from edge_server.cameras.source_uri import (
     home_hint,
     parse_source_uri,
 )
+from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
@@ -281,8 +282,6 @@ def _check_network(uri: SourceUri) -> None:
     if not uri.host:
         raise SourceUriError(f"{uri.label}: has no host; write {uri.scheme}://HOST/path")
 
-
-# Of `format=`, by what the kernel calls MJPG, YUYV, NV12, YU12 and GREY.
 
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.gstreamer_pipelines import VideoMode
+    from edge_server.cameras.v4l2 import VideoMode
 
 _KINDS = ("csi", "v4l2", "rtsp", "http")
 
