@@ -160,7 +160,7 @@ class FrameInspection:
         if back_ns > 0:
             return f"the capture time ran back by {back_ns // 1_000_000} ms"
         if form != before:
-            return f"the image went from {_spelt(*before)} to {_spelt(*form)}"
+            return f"the image went from {spelt(*before)} to {spelt(*form)}"
         return f"the capture time jumped by {younger_ns // 1_000_000} ms"
 
     def _torn(self, now: float) -> FrameVerdict:
@@ -192,5 +192,6 @@ def is_whole(image: Image) -> bool:
     return luma_alone or shapes == pixel_format.shapes(width, height)
 
 
-def _spelt(pixel_format: PixelFormat, size: tuple[int, int]) -> str:
+def spelt(pixel_format: PixelFormat, size: tuple[int, int]) -> str:
+    """Return what people read of the form of a camera's images; `size` is in px."""
     return f"{size[0]} x {size[1]} {pixel_format.value}"

@@ -73,8 +73,7 @@ def open_source(
         SourceError: the source delivers no image; the text names the remedy.
         SourceUriError: the URI itself is wrong.
     """
-    parsed = parse_source_uri(uri)
-    kind = _kind_of(parsed, kinds)
+    parsed, kind = find_kind(uri, kinds)
     try:
         return kind.open(parsed, options)
     except ModuleNotFoundError as error:
@@ -95,31 +94,18 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     Raises:
         SourceUriError: the URI is wrong.
     """
-    return _kind_of(parse_source_uri(uri), kinds).live
+    return find_kind(uri, kinds)[1].live
 
 
-def is_device(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
-    """Return whether `uri` is read through a driver of this machine.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
-    return _kind_of(parse_source_uri(uri), kinds).device
-
-
-def watch_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> ReturnWatch | None:
-    """Return what looks for a device that was lost; None where its kind has nothing cheaper than
-    to open it.
+def find_kind(
+    text: str, kinds: Mapping[str, SourceKind] | None = None
+) -> tuple[SourceUri, SourceKind]:
+    """Return the parsed URI, and the kind of its source.
 
     Raises:
         SourceUriError: the URI is wrong.
     """
-    parsed = parse_source_uri(uri)
-    watch = _kind_of(parsed, kinds).watch
-    return None if watch is None else watch(parsed)
-
-
-def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKind:
+    uri = parse_source_uri(text)
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)
     if kind is None:
@@ -127,7 +113,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
             f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
         )
     kind.check(uri)
-    return kind
+    return uri, kind
 
 
 # The openers import late: OpenCV takes long to import, and a daemon without cameras has none of it.
