@@ -152,7 +152,7 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415 - may be missing
+    from edge_server.cameras.mcap_file import open_mcap  # noqa: PLC0415 - may be missing
 
     return open_mcap(uri, options.useful)
 
@@ -181,7 +181,7 @@ def recorded_calibration(text: str) -> Calibration | None:
         return None
     _check_mcap(uri)
     try:
-        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415 - likewise
+        from edge_server.cameras.mcap_file import chosen_camera  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise _missing(uri, error) from error
     return chosen_camera(uri)[1]
@@ -215,7 +215,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.readers import open_live  # noqa: PLC0415 - OpenCV
+    from edge_server.cameras.gstreamer import open_live  # noqa: PLC0415 - OpenCV
 
     return open_live(uri, options)
 

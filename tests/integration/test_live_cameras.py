@@ -25,7 +25,7 @@ import pytest
 from support.mosquitto import Mosquitto, Subscriber
 from support.waiting import wait_until
 
-from edge_server.cameras.readers import gstreamer_missing
+from edge_server.cameras.gstreamer import gstreamer_missing
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import SourceOptions
 from edge_server.errors import SourceError

@@ -20,8 +20,7 @@ from support.mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.jpeg import JpegDecoder
-from edge_server.cameras.mcap_file import Records, cameras_in, size_of
-from edge_server.cameras.mcap_source import MOST_DAMAGED, McapSource
+from edge_server.cameras.mcap_file import MOST_DAMAGED, McapSource, Records, cameras_in, size_of
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.cameras.source_uri import SourceOptions
 from edge_server.errors import SourceError, SourceUriError
