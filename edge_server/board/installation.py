@@ -1,4 +1,4 @@
-"""How edge_server was installed, which decides how a person mends a library that is missing, and
+"""How edge_server was installed, which decides how to get a library that is missing, and
 the models that came with it."""
 
 from __future__ import annotations

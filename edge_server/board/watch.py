@@ -215,7 +215,7 @@ class _Sample:
 
 
 class BoardWatch:
-    """Samples the board's facts on a thread of its own, and follows the wall clock.
+    """Samples the board's facts on its own thread, and follows the wall clock.
 
     No frame and no request waits for it: readers get the last sample. A file that hangs costs the
     facts and their reasons, which are gone after `STALE_S`, and nothing else: no supervisor watches

@@ -1,4 +1,4 @@
-"""Run a function in a process of its own, which may crash, hang, or be killed at any moment.
+"""Run a function in a new process, which may crash, hang, or be killed at any moment.
 
 The process ends with its parent, however the parent ends. Used by plan builds, by reading of
 untrusted plans, by doctor's probes, and for what runs in a framework's own Python.
@@ -234,7 +234,7 @@ def _import_paths() -> list[str]:
 
 
 class Child(Generic[M]):
-    """A process in a session of its own, which ends with all its children when this process ends.
+    """A process in its own session, which ends with all its children when this process ends.
 
     It inherits its end of a connection, a lifeline, and a pipe for its standard output and error.
 

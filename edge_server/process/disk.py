@@ -48,7 +48,7 @@ def stays(error: OSError, *, mounted: bool = True) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Return the descriptor of a regular file for reading; wait for nobody, as a pipe would.
+    """Return the descriptor of a regular file for reading, without waiting as a pipe would.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.

@@ -169,7 +169,7 @@ ENDING = {
 
 
 def writes_to_journal() -> bool:
-    """Return whether stderr is the journal itself, and no file or pipe of whoever started this."""
+    """Return whether stderr is the journal itself, and no file or pipe."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):

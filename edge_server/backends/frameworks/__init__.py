@@ -1,4 +1,4 @@
-"""Models of PyTorch, TensorFlow, OpenVINO and Paddle, each instance in a process of its own.
+"""Models of PyTorch, TensorFlow, OpenVINO and Paddle, each instance in its own process.
 
 `backend` is the door: it completes and checks configurations in the daemon, and starts the same
 processes that Python models run in (`backends.python`). In the process `runner` joins requests to

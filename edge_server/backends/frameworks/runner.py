@@ -1,6 +1,6 @@
 """The class that a model's process runs for every framework, and what a framework's module gets.
 
-Triton's names for the arguments and the results of a function, which has none of its own:
+Triton's names for the arguments and the results of a function:
 inputs: all are arguments of the function, or all are `<text>__<index>`, or they are in order; of a
 `model.pt2` also `ARGS[0]` and `KWARGS[name]`. Outputs: `<text>__<index>`, or in order; of a
 `model.pt2` also `RESULT`, `RESULT[0]` and `RESULT[name]`.
@@ -94,7 +94,7 @@ class OpenModel(Protocol):
 
         Raises:
             BadInput: an input does not fit.
-            Exception: whatever the framework raises.
+            Exception: any of the framework's.
         """
         ...
 

@@ -130,8 +130,8 @@ def run_for_completion(
     parameters: PythonParameters,
     program: ModelProgram = USERS_PROGRAM,
 ) -> str:
-    """Return as JSON what the model makes of its configuration, in a process of its own: a user's
-    model the completed one, empty where it has no function for that; a framework's its signature.
+    """Return as JSON what the model makes of its configuration, in its own process: a user's model
+    the completed one, empty where it has no function for that; a framework's its signature.
     """
     path = directory / config.default_model_filename
     check_sandbox(path, config)

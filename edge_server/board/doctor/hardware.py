@@ -229,7 +229,7 @@ def pycuda(evidence: Evidence) -> Finding:
         if not needed:
             return ok(f"{found}; none needed on the CPU")
         if not evidence.driver_works:
-            return warning(found, "mend the driver first")
+            return warning(found, "fix the driver first")
         return fault(found, remedy("pycuda"))
     if facts.get("missing"):
         if not needed:
