@@ -44,7 +44,6 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
-        "nvdla_compiler": software.nvdla_compiler,
         "onnxruntime": software.onnxruntime,
         "opencv": software.opencv,
         "cameras": software.cameras,

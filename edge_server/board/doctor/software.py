@@ -185,22 +185,6 @@ def nvdla(evidence: Evidence) -> Finding:
     )
 
 
-def nvdla_compiler(evidence: Evidence) -> Finding:
-    """The NVDLA compiler library, required by TensorRT on JetPack 6, is installed.
-
-    Without it `import tensorrt` fails, and models silently run on the CPU.
-    """
-    board = evidence.board
-    if board.nvdla_compiler is not None:
-        return ok(board.nvdla_compiler)
-    if board.jetpack is None or board.jetpack.nvdla != "yes":
-        return ok("none, and none belongs here")
-    return fault(
-        f"{_COMPILER} is not there: TensorRT of JetPack {board.jetpack.version} needs it",
-        f"{_REINSTALL}; in a container: --runtime nvidia",
-    )
-
-
 def _unsupported(evidence: Evidence) -> str:
     """Return why the module's cores cannot be used here; empty where no reason is known."""
     board = evidence.board
