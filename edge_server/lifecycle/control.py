@@ -439,7 +439,6 @@ class PollControl:
         """Start the load retries that are due; return the models to stage again, which the store
         could not copy or which were released from quarantine."""
         self._deployments.note_serving()
-        self._deployments.write_again()
         return self._deployments.release_noted() | self.updates.retry(now)
 
     def _report_again(self, names: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from edge_server.backends.contract import interrupt
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
 from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedVersions, LoadFailure
+from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -598,5 +599,7 @@ class ModelLifecycle:
             if not goes_back and spec is not None and built.model_spec not in (spec, coming):
                 # The ensemble is not at fault; it only does not fit these members.
                 record.coming = record.coming or spec
+                if (copy := copy_of(spec)) is not None:
+                    record.does_not_fit(copy, f"in the way of a rollback: {rollback_set.reason}")
             changed.add(record.name)
         self._table.publish(changed)

@@ -146,35 +146,6 @@ class ModelLocks:
         return False
 
 
-class LoadSlot:
-    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._holder: str | None = None
-        self._since = 0.0
-
-    @contextmanager
-    def take(self, name: str) -> Iterator[None]:
-        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
-        with self._changed:
-            while self._holder is not None:
-                left_s = self._since + self._timeout_s - time.monotonic()
-                if left_s <= 0:
-                    log.warning("model %s: still loads; others load beside it", self._holder)
-                    break
-                self._changed.wait(left_s)
-            self._holder, self._since = name, time.monotonic()
-        try:
-            yield
-        finally:
-            with self._changed:
-                if self._holder == name:
-                    self._holder = None
-                    self._changed.notify_all()
-
-
 class ModelSource(Protocol):
     """Finds the files of models, or the error why they are unusable."""
 

@@ -214,8 +214,7 @@ class ModelStore:
         signatures: checks every model when it is copied, and again at every start.
         boot: distinguishes one start of the board from another; empty uses the kernel's boot ID.
         repositories: the repositories whose models the store keeps. For other repositories than
-            the last ones, the store starts without models; the state of the last ones is kept until
-            the store is opened for them again, or the space is needed. Empty means the last ones.
+            the last ones, the store starts without models. Empty means the last ones.
     """
 
     def __init__(
@@ -256,7 +255,10 @@ class ModelStore:
         self._state = self._file.read()
         # Not resolved: a repository that is a link stays the same when its target changes.
         paths = tuple(sorted({os.path.abspath(path) for path in repositories}))  # noqa: PTH100
-        recovered = self._file.recovered(self._state, self._copies.keys, self._boot, paths)
+        before = self._state
+        recovered = before.recovered(self._copies.keys, self._boot).followed(paths)
+        if before.models and not recovered.models:
+            log.warning("model store %s: none of its models is used any more", directory)
         self._note(lambda _: recovered)
         self._tidy()
         self.release_noted()
@@ -488,15 +490,15 @@ class ModelStore:
 
     def _tidy(self) -> None:
         """Remove the copies that are neither recorded in the state nor in use."""
-        self._copies.keep_only({*self._state.unclaimed, *(kept.key for kept in self._state.kept)})
+        self._copies.keep_only({kept.key for kept in self._state.kept})
 
     def _make_room(self, size_bytes: int) -> None:
-        """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies
-        that served before, oldest first, those of other repositories before those of these."""
+        """Drop copies until there is space for `size_bytes`: copies that served before,
+        oldest first."""
         self._tidy()
         beyond = self._copies.size_bytes + size_bytes - self._most_bytes
         lacking = size_bytes + self._floor_bytes() - free_bytes(self._directory)
-        spare = [*self._state.unclaimed, *(kept.key for kept in self._state.spare)]
+        spare = [kept.key for kept in self._state.spare]
         going = self._copies.oldest(spare, max(beyond, lacking))
         if going is None and beyond >= lacking:
             raise InternalError(

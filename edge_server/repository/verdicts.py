@@ -90,29 +90,34 @@ class VerdictFile:
         self._path = store / _NAME
         self._repositories = [str(path.resolve()) for path in repositories]
         self._lock = threading.Lock()
-        self.failed = False
+        self._written: Mapping[str, Verdict] | None = None
+        self._failed = False
         self.write(dict)
 
     def write(self, verdicts: Callable[[], Mapping[str, Verdict]]) -> None:
-        """Write the verdicts that `verdicts` returns; the last call writes the last verdicts."""
+        """Write the verdicts that `verdicts` returns, unless they are written already; the last
+        call writes the last verdicts."""
         with self._lock:
+            models = verdicts()
+            if models == self._written:
+                return
             pid = os.getpid()
             fields = {
                 "format": FORMAT,
                 "pid": pid,
                 "started": _started(pid),
                 "repositories": self._repositories,
-                "models": {name: verdict._asdict() for name, verdict in verdicts().items()},
+                "models": {name: verdict._asdict() for name, verdict in models.items()},
             }
             beside = self._path.with_suffix(".tmp")
             try:
                 beside.write_text(json.dumps(fields))
                 beside.replace(self._path)
-                self.failed = False
+                self._written, self._failed = models, False
             except OSError as error:
-                if not self.failed:
+                if not self._failed:
                     log.warning("model store: %s cannot be written: %s", self._path, error)
-                self.failed = True
+                self._written, self._failed = None, True
 
 
 def read_report(store: Path) -> Report | None:

@@ -13,7 +13,7 @@ import pytest
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
-from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
+from edge_server.repository.verdicts import GOOD, LOADING, WAITS, QuarantineReleases
 from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_what_a_start_that_was_stopped_did_not_load_is_not_refused(board: Board)
     stop = threading.Event()
     stop.set()
     board.open(stop)
-    assert (board.serving(), board.table.get("m").outcome) == (None, "")
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (None, LOADING)
     board.start_again()
     assert board.serving() == 1
 
@@ -165,7 +165,7 @@ def test_what_served_last_is_loaded_again_whatever_became_of_a_change(
         board.deliver(3, CONFIG + "nonsense" if change == "broken" else CONFIG)
     del counted.fails["m"]
     assert board.updates.retry(time.monotonic() + LATER_S) == (
-        {"m"} if change in ("no room", "waits") else set()
+        {"m"} if change == "no room" else set()
     )
     assert board.updates.wait_idle(TIMEOUT_S)
     assert board.serving() == 1
@@ -189,12 +189,12 @@ def test_a_new_model_that_waits_for_what_the_board_lacks_now_is_loaded_again(
     board.deliver(1)
     counted.fails["m"] = Unavailable("no execution context on GPU 0")
     board.deliver(2)
-    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (1, WAITS)
     board.retry(after_s=0.0)
     assert counted.loads["m"] == 2, "the first pause is not over"
     del counted.fails["m"]
     board.retry()
-    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (2, GOOD)
     board.retry(after_s=2 * LATER_S)
     assert counted.loads["m"] == 3
 
@@ -246,7 +246,7 @@ def test_a_removal_that_the_store_cannot_note_says_why(
     monkeypatch.setattr(board.store, "forget", Mock(side_effect=broken))
     board.carry_out(Change("m", None))
     assert board.serving() is None
-    assert board.table.get("m").outcome_reason == str(broken)
+    assert board.table.get("m").outcome.reason == str(broken)
     assert "Traceback" not in caplog.text
 
 
@@ -275,7 +275,7 @@ def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Bo
     QuarantineReleases(board.store.directory).leave(copy.digest)
     assert board.deployments.release_noted() == {"m", "n"}
     board.deliver(1, name="n")
-    assert board.table.get("n").outcome == GOOD
+    assert board.table.get("n").outcome.outcome == GOOD
 
 
 def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
@@ -292,11 +292,11 @@ def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room
     assert board.reasons() == [""]
     assert board.deployments.outcomes()["failed"] == 0
     record = board.table.get("m")
-    assert record.outcome == WAITS
-    assert record.outcome_reason == "a restart would not serve it: No space left on device"
+    assert record.outcome.outcome == WAITS
+    assert record.outcome.reason == "a restart would not serve it: No space left on device"
     assert caplog.messages == ["model m: is not kept for a restart: No space left on device"]
     board.deployments.note_serving()
-    assert record.outcome == GOOD
+    assert record.outcome.outcome == GOOD
     board.start_again()
     assert board.serving() == 2
 
@@ -311,13 +311,13 @@ def test_what_is_kept_late_leaves_the_verdict_on_a_later_delivery(
         for _ in range(2):  # the same again is still not kept
             board.deliver(2)
             board.deployments.note_serving()
-            assert record.outcome == WAITS
+            assert record.outcome.outcome == WAITS
         board.deliver(3, config="no configuration")
         board.deployments.note_serving()
-        assert record.outcome == "refused"
+        assert record.outcome.outcome == "refused"
     board.deployments.note_serving()
     assert record.last_good is record.serving_copy
-    assert record.outcome == "refused"
+    assert record.outcome.outcome == "refused"
 
 
 def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
@@ -333,7 +333,7 @@ def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
         board.deployments.passed(record.spec)
     # Before the canary is over.
     board.deployments.note_serving()
-    assert record.outcome == GOOD
+    assert record.outcome.outcome == GOOD
     assert record.last_good is record.serving_copy
     record.canary = None
 
@@ -345,4 +345,4 @@ def test_the_same_content_again_is_no_failure_where_the_store_cannot_note_its_fi
     monkeypatch.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
     board.deliver(1)
     assert board.reasons() == [""]
-    assert board.table.get("m").outcome == GOOD
+    assert board.table.get("m").outcome.outcome == GOOD
