@@ -16,7 +16,7 @@ from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.device import Devices
-from edge_server.inference.scheduling import RUN_TIMEOUT_S
+from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.registry import LoadedModel
-    from edge_server.inference.scheduling import Scheduling
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig
@@ -207,15 +206,15 @@ class Build:
 
     def __init__(
         self,
-        scheduling: Scheduling,
+        scheduling: Scheduling | None = None,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         *,
         timeout_s: float = RUN_TIMEOUT_S,
     ) -> None:
-        self._scheduling = scheduling
-        self._budget = budget
+        self._scheduling = scheduling or Scheduling()
+        self.budget = budget
         self._devices = devices or Devices()
         self._server_context = server_context
         self._timeout_s = timeout_s
@@ -237,10 +236,10 @@ class Build:
         """
         began = time.monotonic()
         try:
-            if self._budget is not None:
+            if self.budget is not None:
                 reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
                 new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
-                self._budget.check(model_spec, new)
+                self.budget.check(model_spec, new)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []

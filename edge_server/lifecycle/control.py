@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.lifecycle.updates import Deployments
@@ -313,11 +312,10 @@ class PollControl:
         poll_s: float,
         settle_s: float,
         exit_on_error: bool = True,
-        budget: MemoryBudget | None = None,
     ) -> None:
         # No deadline: a disk that hangs must not end the process, as the loaded models still serve.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
-        self.updates = Updates(loader, deployments, budget=budget)
+        self.updates = Updates(loader, deployments)
         self._loader = loader
         self._deployments = deployments
         self._table = deployments.table

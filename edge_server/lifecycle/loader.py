@@ -11,13 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.contract import STANDALONE
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
-from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build
-from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
-from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import ModelFiles
@@ -26,17 +21,12 @@ from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from edge_server.backends.contract import ServerContext
     from edge_server.errors import EdgeServerError
-    from edge_server.gpu.device import Devices
-    from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lifecycle.build import MemoryBudget
-    from edge_server.lifecycle.fit import InterfaceRule
+    from edge_server.lifecycle.lifecycle import ModelLifecycle
     from edge_server.lifecycle.model_spec import Override
-    from edge_server.lifecycle.records import ModelTable
     from edge_server.model_config.config import Completion
     from edge_server.repository.manifest import SignaturePolicy
     from edge_server.requests import Cancellation
@@ -181,50 +171,27 @@ class RepositoryLoader:
         load_threads: the number of models that one call loads in parallel.
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
-        budget, devices, server_context: see `Build`.
-        canary_terms, quarantine, on_rolled_back, on_passed, take_down, interface: see
-            `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
 
     def __init__(
         self,
-        table: ModelTable,
+        lifecycle: ModelLifecycle,
         source: ModelSource,
         *,
-        scheduling: Scheduling | None = None,
         completion: Completion = USUAL_COMPLETION,
         load_threads: int = 4,
         load_retries: int = 0,
-        budget: MemoryBudget | None = None,
-        devices: Devices | None = None,
-        server_context: ServerContext = STANDALONE,
-        canary_terms: CanaryTerms | None = None,
-        quarantine: Callable[[ModelSpec, str], None] = lambda *_: None,
-        on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
-        on_passed: Callable[[ModelSpec], None] = lambda _: None,
-        take_down: bool = False,
         signatures: SignaturePolicy | None = None,
-        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
-        self._signatures = signatures
-        self.table = table
+        self.lifecycle = lifecycle
+        self.table = lifecycle.table
         self.source = source
         self._completion = completion
         self._load_threads = load_threads
         self._load_retries = load_retries
-        self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
-        self.lifecycle = ModelLifecycle(
-            table,
-            self._build,
-            canary_terms,
-            quarantine=quarantine,
-            on_rolled_back=on_rolled_back,
-            on_passed=on_passed,
-            take_down=take_down,
-            interface=interface,
-        )
+        self._signatures = signatures
         self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
@@ -415,7 +382,7 @@ class RepositoryLoader:
     ) -> LoadedVersions | LoadFailure:
         progress = partial(self.lifecycle.report_progress, read.name)
         for attempt in range(1, self._load_retries + 2):
-            built = self._build.model(read, self.table.serving(read.name), progress)
+            built = self.lifecycle.build.model(read, self.table.serving(read.name), progress)
             if (
                 attempt > self._load_retries
                 or not isinstance(built, LoadFailure)

@@ -19,6 +19,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.lifecycle.deployment import Loading, Uncopied, Waiting
+from edge_server.lifecycle.lifecycle import CanaryOutcomes
 from edge_server.lifecycle.model_spec import LoadFailure
 from edge_server.lifecycle.records import copy_of
 from edge_server.process.threads import GivenUp, start_thread
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.records import ModelRecord, ModelTable
@@ -49,7 +49,7 @@ OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
 LOAD_TIMEOUT_S = 20.0
 
 
-class Deployments:
+class Deployments(CanaryOutcomes):
     """Keeps the store and the verdicts consistent with the records. Thread-safe.
 
     As a `ModelSource` it finds the copies that the records accept.
@@ -216,18 +216,12 @@ class Updates:
     raised, no GPU yet), until a version serves.
     """
 
-    def __init__(
-        self,
-        loader: RepositoryLoader,
-        deployments: Deployments,
-        *,
-        budget: MemoryBudget | None = None,
-    ) -> None:
+    def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:
         self._loader = loader
         self._deployments = deployments
         self._table = deployments.table
         self._store = deployments.store
-        self._budget = budget
+        self._budget = loader.lifecycle.build.budget
         self._slot = threading.Semaphore()
         self._closed = False
 

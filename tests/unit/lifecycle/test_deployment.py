@@ -17,8 +17,9 @@ from hypothesis.stateful import (
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import MemoryBudget
+from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.deployment import Uncopied, Waiting
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -81,15 +82,12 @@ class CanaryBoard(Board):
         self.deployments = Deployments(self.table, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            self.table,
+            ModelLifecycle(
+                self.table, Build(budget=self.budget), terms=ENDLESS, outcomes=self.deployments
+            ),
             self.deployments,
-            budget=self.budget,
-            canary_terms=ENDLESS,
-            quarantine=self.deployments.quarantine,
-            on_rolled_back=self.deployments.rolled_back,
-            on_passed=self.deployments.passed,
         )
-        self.updates = Updates(self.loader, self.deployments, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployments)
         self.updates.load_last_good(stop)
 
     def tick(self) -> None:
@@ -220,7 +218,7 @@ class Machine(RuleBasedStateMachine):
         assert spec is not None
         if passes:
             with table.lock:
-                lifecycle._canary.forget(["m"])
+                lifecycle.end_canaries(["m"])
             self.board.deployments.passed(spec)
             self.before = ""
             self.expect_committed()

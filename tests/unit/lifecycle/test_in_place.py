@@ -14,6 +14,7 @@ from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry, ModelState, RefCount
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.build import Build, MemoryBudget
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.lifecycle.records import ModelTable
@@ -50,7 +51,8 @@ class World:
         self.registry = ModelRegistry()
         limiter = RateLimiter([ResourceLimit("r", 1)])
         self.loader = RepositoryLoader(
-            ModelTable(self.registry), Repositories([repository]), scheduling=Scheduling(limiter)
+            ModelLifecycle(ModelTable(self.registry), Build(scheduling=Scheduling(limiter))),
+            Repositories([repository]),
         )
         self._write = write_model
 

@@ -19,6 +19,7 @@ from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle import updates
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -52,6 +53,16 @@ STEP = (
 ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
+class HeardDeployments(Deployments):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard = threading.Event()
+
+    def passed(self, model_spec: ModelSpec) -> None:
+        super().passed(model_spec)
+        self.heard.set()
+
+
 class Bench:
     """A repository, and what carries out what is believed of it."""
 
@@ -60,20 +71,13 @@ class Bench:
         self.store = ModelStore(folder / "store", boot="1")
         registry = ModelRegistry()
         table = ModelTable(registry)
-        deployments = self.deployments = Deployments(table, self.store, [])
-        self.passed = threading.Event()
-
-        def pass_on(model_spec: ModelSpec) -> None:
-            deployments.passed(model_spec)
-            self.passed.set()
-
+        deployments = self.deployments = HeardDeployments(table, self.store, [])
+        self.passed = deployments.heard
         self.loader = RepositoryLoader(
-            table,
+            ModelLifecycle(
+                table, terms=CanaryTerms(requests=10, least_s=0.0), outcomes=deployments
+            ),
             deployments,
-            canary_terms=CanaryTerms(requests=10, least_s=0.0),
-            quarantine=deployments.quarantine,
-            on_rolled_back=deployments.rolled_back,
-            on_passed=pass_on,
         )
         self.updates = Updates(self.loader, deployments)
         self._plane = DataPlane(registry)
