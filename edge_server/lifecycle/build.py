@@ -137,20 +137,6 @@ def _sizes(directory: Path) -> list[int]:
     return [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
 
 
-class _Names(NamedTuple):
-    """The relevant files of a control group, and the mount point of such groups."""
-
-    mount: str
-    limits: tuple[str, ...]
-    usage: str
-    cache: str
-
-
-# Beyond memory.high a group is slowed down until it uses less.
-_V2 = _Names("", ("memory.max", "memory.high"), "memory.current", "inactive_file")
-_V1 = _Names("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
-
-
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the available memory in bytes; None if the system reports neither of its sources.
 
@@ -164,24 +150,20 @@ def _limits(root: Path) -> Iterator[int]:
     board_bytes = read_memory(root).available_bytes
     if board_bytes is not None:
         yield board_bytes
-    for controllers, group in control_groups(root):
-        names = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
-        if names is not None:
-            yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
-
-
-def _left(group: Path, names: _Names) -> Iterator[int]:
-    used = read_number(group / names.usage)
-    # `max` means no limit and does not parse as a number.
-    limits = [n for name in names.limits if (n := read_number(group / name)) is not None]
-    if used is None or not limits:
-        return
-    for line in (read_text(group / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == names.cache and value.isdecimal():
-            # Page cache of inactive files; the kernel drops it first at the limit of a group.
-            used -= int(value)
-    yield max(0, min(limits) - max(0, used))
+    for group in control_groups(root):
+        used = read_number(group / "memory.current")
+        # `max` means no limit and does not parse as a number; beyond memory.high a group is slowed
+        # down until it uses less.
+        read = (read_number(group / name) for name in ("memory.max", "memory.high"))
+        limits = [number for number in read if number is not None]
+        if used is None or not limits:
+            continue
+        for line in (read_text(group / "memory.stat") or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file" and value.isdecimal():
+                # Page cache of inactive files; the kernel drops it first at the limit of a group.
+                used -= int(value)
+        yield max(0, min(limits) - max(0, used))
 
 
 class Reuse(IntEnum):

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALL = "*"
-# The longest path in a model's directory, and a file system's limit for each name of it.
-_LONGEST_PATH_BYTES = 2048
-_LONGEST_NAME_BYTES = 255
 
 # Triton's status names in the reason of a failed load.
 _STATUS = {
@@ -201,8 +198,6 @@ class RepositoryControl:
             raise _not_polled(name, str(error)) from error
         if not files:
             return Override(message)
-        for path in files:
-            _check_length(name, path)
         try:
             return Override(message, StagedFiles(self._private.path(), name, files))
         except OSError as error:
@@ -244,18 +239,6 @@ def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
     kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
     names = ", ".join(sorted({entry.name for entry in failed}))
     return kind(f"models that cannot be loaded: {names}")
-
-
-def _check_length(name: str, path: str) -> None:
-    """Raises: InternalError: the path of a file for model `name`, or a name in it, is too long."""
-    shown = f"Invalid file parameter '{path[:64]}...'"
-    if (n_bytes := len(path.encode(errors="replace"))) > _LONGEST_PATH_BYTES:
-        reason = f"the path has {n_bytes} bytes, {_LONGEST_PATH_BYTES} at most"
-        raise _not_polled(name, f"{shown}: {reason}")
-    n_bytes = max(len(part.encode(errors="replace")) for part in path.split("/"))
-    if n_bytes > _LONGEST_NAME_BYTES:
-        reason = f"a name in it has {n_bytes} bytes, {_LONGEST_NAME_BYTES} at most"
-        raise _not_polled(name, f"{shown}: {reason}")
 
 
 def _never_loaded(name: str, places: int) -> ModelEntry:

@@ -98,7 +98,7 @@ class VerdictFile:
         """Write the verdicts that `verdicts` returns, unless they are written already; the last
         call writes the last verdicts."""
         with self._lock:
-            models = verdicts()
+            models = dict(verdicts())
             if models == self._written:
                 return
             pid = os.getpid()
