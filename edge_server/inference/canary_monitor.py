@@ -71,8 +71,7 @@ class WatchedScheduler(SchedulerWrapper):
     whose response has a fault and a sample of the others. A non-finite response counts only where
     the request held finite numbers alone; of a model with sequences, where all requests did.
 
-    Args:
-        most: counting ends by itself after so many requests; None is unlimited.
+    Args: most: counting ends by itself after so many requests; None is unlimited.
     """
 
     def __init__(
@@ -308,11 +307,9 @@ _CHECK_S = 0.25
 
 @dataclass(frozen=True)
 class CanaryTerms:
-    """How long the canary of a new version lasts.
-
-    A version passes when it has responded to `requests` requests and `least_s` have passed, or
-    after `longest_s`, whatever the number of responses. Its predecessor stays in memory until then.
-    """
+    """How long the canary of a new version lasts. A version passes when it has responded to
+    `requests` requests and `least_s` have passed, or after `longest_s`, whatever the number of
+    responses. Its predecessor stays in memory until then."""
 
     requests: int = 200
     least_s: float = 30.0
@@ -414,10 +411,8 @@ class CanaryMonitor:
         return with_fields(model, scheduler=scheduler)
 
     def start(self) -> None:
-        """Start the monitor's thread; returns at once.
-
-        Where the system gives no thread the versions serve unwatched, and `on_over` is called.
-        """
+        """Start the monitor's thread; returns at once. Where the system gives no thread the
+        versions serve unwatched, and `on_over` is called."""
         self.begin(time.monotonic())
         try:
             self._worker.start()

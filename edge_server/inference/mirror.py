@@ -80,10 +80,7 @@ class ReplayTarget:
     ) -> ReplayTarget | None:
         """Return None where `new` and `predecessor` cannot be compared request by request: one of
         them, or of the ensemble's members, keeps state or is decoupled, or the interface has
-        changed.
-
-        The models are shared until `close`.
-        """
+        changed. The models are shared until `close`."""
         configs = [new.config, predecessor.config, *(member.config for member in members)]
         if any(c.sequence_batching is not None or c.decoupled for c in configs):
             return None
@@ -185,9 +182,7 @@ class _MembersOnly(Snapshot):
 def copied(request: InferRequest) -> InferRequest:
     """The request to run again, without the caller's deadline and cancellation; its inputs stay
     constant after the caller gets the response.
-
-    Raises: EdgeServerError: the device that holds an input failed.
-    """
+    Raises: EdgeServerError: the device that holds an input failed."""
     return replace(
         request,
         inputs={
@@ -273,10 +268,8 @@ class Mirror:
         return may and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
-        """Replay a request that has a good `response`; returns at once.
-
-        To be called before the caller gets the response: until then the inputs do not change.
-        """
+        """Replay a request that has a good `response`; returns at once. To be called before the
+        caller gets the response: until then the inputs do not change."""
         if any(tensor.on_device for tensor in request.inputs.values()):
             # The caller would wait for the copy; the ensemble around this model is timed instead.
             self.timed = False
@@ -339,10 +332,8 @@ class Mirror:
 
     def time_s(self, request: InferRequest) -> float | None:
         """The predecessor's time in s for a request that still runs, replayed once and at once.
-
         Returns: None where the predecessor refuses the request, or fails at it. Whether its
-            response is finite makes no difference: the request may not be finite either.
-        """
+            response is finite makes no difference: the request may not be finite either."""
         if self._timed_request is None or self._timed_request[0] is not request:
             took_s = None
             try:

@@ -138,11 +138,9 @@ def _sizes(directory: Path) -> list[int]:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the available memory in bytes; None if the system reports neither of its sources.
-
-    The result is the minimum of the memory that the kernel can allocate without swapping and of the
-    remainder in each control group of this process and its parents.
-    """
+    """Return the available memory in bytes; None if the system reports neither of its sources. The
+    result is the minimum of the memory that the kernel can allocate without swapping and of the
+    remainder in each control group of this process and its parents."""
     return min(_limits(root), default=None)
 
 
@@ -340,11 +338,9 @@ def _reuse(
 
 
 def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
-    """Return which parts of `version`, loaded from `old`, can be reused for `new`.
-
-    A part is reusable only if the files are unchanged and the configurations differ in nothing but
-    the version policy and the instance groups.
-    """
+    """Return which parts of `version`, loaded from `old`, can be reused for `new`. A part is
+    reusable only if the files are unchanged and the configurations differ in nothing but the
+    version policy and the instance groups."""
     if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
         return Reuse.NOTHING
     ours, theirs = _without(new, "version_policy"), _without(old, "version_policy")

@@ -77,8 +77,7 @@ class RepositoryControl:
         exit_on_error: a model that fails to load at the start ends the daemon.
         private: the directory for files that clients send; closed with the control.
 
-    Raises:
-        SettingsError: `load` contains `*` and other names.
+    Raises: SettingsError: `load` contains `*` and other names.
     """
 
     def __init__(
@@ -106,9 +105,8 @@ class RepositoryControl:
         Where a repository cannot be read and `exit_on_error` is not set, the server is neither live
         nor ready, as in Triton, until a model is loaded on request.
 
-        Raises:
-            ModelConfigError: a repository cannot be read, or a model fails to load, and
-                `exit_on_error` is set; ModelLoadError if that failure may pass.
+        Raises: ModelConfigError: a repository cannot be read, or a model fails to load, and
+            `exit_on_error` is set; ModelLoadError if that failure may pass.
         """
         try:
             failed = self.load_first(stop)
@@ -232,10 +230,7 @@ class RepositoryControl:
 
 def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
     """Return the error that ends the daemon when these models fail to load.
-
-    Returns:
-        ModelLoadError if every failure may pass, otherwise ModelConfigError.
-    """
+    Returns: ModelLoadError if every failure may pass, otherwise ModelConfigError."""
     kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
     names = ", ".join(sorted({entry.name for entry in failed}))
     return kind(f"models that cannot be loaded: {names}")
@@ -321,9 +316,8 @@ class PollControl:
         The start does not wait for a model whose files keep changing, nor for one that `awaits`
         returns True for.
 
-        Raises:
-            ModelConfigError: no model has served yet, and a model fails to load or a repository
-                cannot be read.
+        Raises: ModelConfigError: no model has served yet, and a model fails to load or a repository
+            cannot be read.
         """
         if not self.load_last_good(stop):
             self._load_first(stop or threading.Event())

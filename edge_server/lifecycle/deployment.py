@@ -30,10 +30,7 @@ class Outcome(NamedTuple):
 
 class Retry:
     """When a load or a copy is tried again; the pauses grow.
-
-    Attributes:
-        needs_bytes: the memory that the last load lacked; 0 if it lacked none.
-    """
+    Attributes: needs_bytes: the memory that the last load lacked; 0 if it lacked none."""
 
     def __init__(self, now: float) -> None:
         self.needs_bytes = 0
@@ -99,9 +96,7 @@ class Loading:
 @dataclass(frozen=True, eq=False)
 class Refused:
     """Not tried again until the files change or the content leaves quarantine.
-
-    Attributes:
-        outcome: REFUSED or ROLLED_BACK; without a digest if the content could not be read.
+    Attributes: outcome: REFUSED or ROLLED_BACK; without a digest if the content could not be read.
     """
 
     outcome: Outcome

@@ -232,10 +232,8 @@ def _find_member(
 
 
 def find_cycle(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the shortest cycle from `name` through members back to `name`, both ends included.
-
-    The list is empty if there is no cycle.
-    """
+    """Return the shortest cycle from `name` through members back to `name`, both ends included. The
+    list is empty if there is no cycle."""
     paths, seen = [[name]], set[str]()
     for path in paths:  # grows while it is walked
         for member in members.get(path[-1], ()):

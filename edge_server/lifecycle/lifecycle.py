@@ -54,10 +54,7 @@ _NO_OUTCOMES = CanaryOutcomes()
 @dataclass(frozen=True)
 class _Rollback:
     """The models to roll back, by name, each with its predecessor, which the caller owns.
-
-    Attributes:
-        not_at_fault: the ensemble whose canary failed for the fault of others, likewise.
-    """
+    Attributes: not_at_fault: the ensemble whose canary failed for the fault of others, likewise."""
 
     back: Mapping[str, KeptPredecessor]
     not_at_fault: Mapping[str, KeptPredecessor]
@@ -105,10 +102,7 @@ class ModelLifecycle:
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
         """Publish the models of `found` that differ from the serving ones as LOADING; return them.
-
-        Raises:
-            Unavailable: the lifecycle has ended.
-        """
+        Raises: Unavailable: the lifecycle has ended."""
         due: dict[str, ModelSpec | LoadFailure] = {}
         changed = []
         with self._table.lock:
@@ -195,9 +189,8 @@ class ModelLifecycle:
         The ensembles are published again when `name` is loaded again. A load of `name` that is in
         progress goes on, and its result is closed.
 
-        Args:
-            with_members: also unload the members that were not requested by name and that no other
-                ensemble uses.
+        Args: with_members: also unload the members that were not requested by name and that no
+            other ensemble uses.
         """
         with self._table.lock:
             coming = {record.name: record.coming for record in self._table}
@@ -494,11 +487,9 @@ class ModelLifecycle:
     def _fit_back(
         self, model_spec: ModelSpec, rollback: _Rollback
     ) -> tuple[_Rollback, dict[str, LoadedVersions], Fit]:
-        """Extend the rollback until it fits; return it with the offered versions and their fit.
-
-        If the predecessors do not fit otherwise, the models that changed together with an ensemble
-        are rolled back, too.
-        """
+        """Extend the rollback until it fits; return it with the offered versions and their fit. If
+        the predecessors do not fit otherwise, the models that changed together with an ensemble are
+        rolled back, too."""
         back = dict(rollback.back)
         waiting = {each.name: LoadedVersions(each) for each in self._table.waiting(())}
         offered = {**waiting, **{name: before.built for name, before in back.items()}}

@@ -44,10 +44,7 @@ LEAST_LOAD_S = 5.0
 
 class _Hold:
     """The names that one caller holds or waits for.
-
-    Attributes:
-        within: the hold that cannot end before this hold has ended.
-    """
+    Attributes: within: the hold that cannot end before this hold has ended."""
 
     def __init__(self, names: Collection[str], within: _Hold | None) -> None:
         self.names = frozenset(names)
@@ -55,11 +52,9 @@ class _Hold:
 
 
 class ModelLocks:
-    """Locks by name; several names are locked in one step, so that two callers cannot deadlock.
-
-    A model may request a load during its own load, within the names that are held for it. A request
-    that would wait for that load itself is refused.
-    """
+    """Locks by name; several names are locked in one step, so that two callers cannot deadlock. A
+    model may request a load during its own load, within the names that are held for it. A request
+    that would wait for that load itself is refused."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,8 +71,7 @@ class ModelLocks:
     ) -> Iterator[None]:
         """Wait until all of `names` are free, and hold them inside the block.
 
-        Args:
-            within: the model that requests the load; the holder of its lock waits for the caller.
+        Args: within: the model that requests the load; the holder of its lock waits for the caller.
 
         Raises:
             Cancelled: the request was cancelled before the names were free.
@@ -141,10 +135,7 @@ class ModelSource(Protocol):
 
     def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
         """Return every model, sorted by name.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        Raises: ModelConfigError: a repository itself cannot be read."""
         ...
 
     def find(self, name: str) -> ModelFiles | ModelConfigError | None: ...
@@ -206,11 +197,9 @@ class RepositoryLoader:
     ) -> list[ModelEntry]:
         """Load the named models and their members, and publish each as soon as it is loaded.
 
-        Args:
-            stop: once set, no further model is loaded; models not reached stay LOADING.
+        Args: stop: once set, no further model is loaded; models not reached stay LOADING.
 
-        Returns:
-            The models that failed, one entry per model.
+        Returns: The models that failed, one entry per model.
         """
         found = self._read_with_members(names)
         absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
@@ -232,8 +221,7 @@ class RepositoryLoader:
             cancellation: the cancellation of the request; a load that has begun continues.
             stop: once set, the load is given up.
 
-        Returns:
-            The failures by model name; the predecessor of each failed model still serves.
+        Returns: The failures by model name; the predecessor of each failed model still serves.
 
         Raises:
             NotFound: no repository holds the model.

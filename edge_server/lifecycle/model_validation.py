@@ -94,8 +94,7 @@ def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator
     The pairs are in `golden/<version>` if that exists, otherwise in `golden`. The files are read
     one by one; no code in them is executed, and the limits of this file bound their memory.
 
-    Raises:
-        ModelConfigError: a pair is unusable; the text names file, array and remedy.
+    Raises: ModelConfigError: a pair is unusable; the text names file, array and remedy.
     """
     folder = directory / GOLDEN_DIRECTORY
     with reading(folder):
@@ -188,10 +187,7 @@ def not_finite(tensor: Tensor) -> str:
 
 def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
     """Return how `made` differs from `recorded`, or "" if it does not.
-
-    Args:
-        tolerance: the largest allowed absolute difference; None uses `TOLERANCES`.
-    """
+    Args: tolerance: the largest allowed absolute difference; None uses `TOLERANCES`."""
     if made.datatype is not recorded.datatype:
         return f"is {made.datatype.value}, recorded as {recorded.datatype.value}"
     if made.shape != recorded.shape:
@@ -265,12 +261,10 @@ def validate(
 
     The function never returns if the model hangs.
 
-    Returns:
-        The report of the validation.
+    Returns: The report of the validation.
 
-    Raises:
-        ModelConfigError: the model must not serve; the text names the file, the output, the fault
-            and its place.
+    Raises: ModelConfigError: the model must not serve; the text names the file, the output, the
+        fault and its place.
     """
     if model.config.is_ensemble:
         return ValidationReport(not_validated="its members are")
@@ -307,10 +301,7 @@ def _validate(running: _Running, directory: Path) -> ValidationReport:
 class _Running:
     """Sends requests to one model through its own scheduler, past its queue, with an empty registry
     snapshot; only a Python model reaches the models that serve already.
-
-    Attributes:
-        took_s: the latency of each successful request, in seconds.
-    """
+    Attributes: took_s: the latency of each successful request, in seconds."""
 
     def __init__(self, model: LoadedModel, on_progress: Callable[[], None]) -> None:
         self._on_progress = on_progress

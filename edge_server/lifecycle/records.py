@@ -212,10 +212,7 @@ class ModelRecord:
 
     def unload(self, *, waits: bool) -> bool:
         """End the service of the model; return whether its entries in the registry change.
-
-        Args:
-            waits: True for an ensemble that lost a member and waits for the member.
-        """
+        Args: waits: True for an ensemble that lost a member and waits for the member."""
         self.coming = (self.coming or self.spec) if waits else None
         self.explicit = self.explicit and waits
         changes = bool(self.serving or self.versions)
@@ -511,10 +508,7 @@ class ModelTable:
 
     def unload(self, name: str, *, with_members: bool) -> tuple[list[str], list[str]]:
         """Unload `name`, and the ensembles that use it, which then wait for it.
-
-        Returns:
-            The names of the unloaded models, and of those whose entries change.
-        """
+        Returns: The names of the unloaded models, and of those whose entries change."""
         gone, changed = [name], []
         for each in gone:  # grows while it is walked
             record = self.get(each)

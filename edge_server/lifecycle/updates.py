@@ -50,10 +50,8 @@ LOAD_TIMEOUT_S = 20.0
 
 
 class Deployments(CanaryOutcomes):
-    """Keeps the store and the verdicts consistent with the records. Thread-safe.
-
-    As a `ModelSource` it finds the copies that the records accept.
-    """
+    """Keeps the store and the verdicts consistent with the records. Thread-safe. As a `ModelSource`
+    it finds the copies that the records accept."""
 
     where = "the accepted copies of the model repositories"
 
@@ -114,10 +112,8 @@ class Deployments(CanaryOutcomes):
         self.report()
 
     def note_serving(self) -> None:
-        """Commit the copies that serve without a canary as last known good, and report all.
-
-        A copy that the store could not commit is tried again by the next call.
-        """
+        """Commit the copies that serve without a canary as last known good, and report all. A copy
+        that the store could not commit is tried again by the next call."""
         with self._noting:
             with self.table.lock:
                 copies = [record.uncommitted for record in self.table]
@@ -226,10 +222,8 @@ class Updates:
         self._closed = False
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
-        """Load the last known good copies; return them by name, including those that failed.
-
-        Copies during whose load a process may have died are loaded last, each alone.
-        """
+        """Load the last known good copies; return them by name, including those that failed. Copies
+        during whose load a process may have died are loaded last, each alone."""
         kept = self._store.last_good()
         suspects = [copy for copy in kept.values() if self._store.suspected(copy.digest)]
         with ExitStack() as loading:
@@ -265,10 +259,7 @@ class Updates:
 
     def carry_out(self, changes: Iterable[Change]) -> list[str]:
         """Start the updates for `changes`; return once all of them are staged.
-
-        Returns:
-            The models whose files changed during staging; no update was started for them.
-        """
+        Returns: The models whose files changed during staging; no update was started for them."""
         torn: list[str] = []
         due: dict[str, Callable[[], None]] = {}
         for change in changes:
@@ -309,10 +300,8 @@ class Updates:
 
     def retry(self, now: float) -> set[str]:
         """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
-        enough memory; return the models to stage again, after a full or failing disk.
-
-        The pause before the next retry of each of these models grows.
-        """
+        enough memory; return the models to stage again, after a full or failing disk. The pause
+        before the next retry of each of these models grows."""
         with self._table.lock:
             # What served last comes first.
             failed = [(r, each) for r in self._table for each in (r.again, r.delivery)]

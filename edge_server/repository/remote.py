@@ -241,8 +241,7 @@ def archive_entries(path: Path) -> Iterator[Entry]:
     The model is what lies beside its config.pbtxt, or beside version directories; directories above
     it are left out. Each entry is to be read before the next.
 
-    Raises:
-        ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
+    Raises: ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
     """
     with _naming(path), _opened(path) as (members, read):
         root = _root(path, members)
@@ -299,10 +298,7 @@ def _opened(path: Path) -> Iterator[tuple[list[_Member], Callable[[_Member], Any
 class _Careful:
     """A file that refuses to be read into memory in one piece larger than any header may be, and
     in more pieces than the headers of a model are.
-
-    Attributes:
-        reads_headers: set until all of them are read, and counts.
-    """
+    Attributes: reads_headers: set until all of them are read, and counts."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -81,10 +81,8 @@ class StagedModel:
 
 class Copies:
     """Keeps complete copies as `copies/<key>/<model>` below `directory`, never a partial copy.
-
     Unfinished copies are in `incoming` and are removed at the next start. The caller locks all
-    methods but `is_whole`.
-    """
+    methods but `is_whole`."""
 
     def __init__(self, directory: Path) -> None:
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
@@ -126,11 +124,9 @@ class Copies:
         return None if size_bytes > 0 else found
 
     def is_whole(self, kept: KeptCopy, name: str) -> bool | None:
-        """Return whether the copy is unchanged, byte by byte.
-
-        None means that the copy cannot be read now, for example because the disk fails or too many
-        files are open; the copy may be intact.
-        """
+        """Return whether the copy is unchanged, byte by byte. None means that the copy cannot be
+        read now, for example because the disk fails or too many files are open; the copy may be
+        intact."""
         try:
             tree = look(self._finished / kept.key, name)
             if tree.fault:
@@ -152,10 +148,8 @@ class Copies:
         remove(place)
 
     def finish(self, place: Path, key: str) -> None:
-        """Make the contents of `place` the copy of `key`, durably.
-
-        An existing copy of the same key is kept, because its content is the same.
-        """
+        """Make the contents of `place` the copy of `key`, durably. An existing copy of the same key
+        is kept, because its content is the same."""
         if key in self._sizes:
             return
         sync(place)
@@ -327,11 +321,9 @@ class ModelStore:
             self._tidy()
 
     def forget(self, name: str) -> None:
-        """Remove all copies of `name`, which was removed from the repository.
-
-        On a full disk the copies go first, to make room for the state: a copy that the state
-        mentions and that is not there is one that is dropped at the next start.
-        """
+        """Remove all copies of `name`, which was removed from the repository. On a full disk the
+        copies go first, to make room for the state: a copy that the state mentions and that is not
+        there is one that is dropped at the next start."""
         with self._lock, self._writing():
             state = self._state.forgotten(name)
             try:
@@ -345,11 +337,9 @@ class ModelStore:
             self._tidy()
 
     def last_good(self) -> dict[str, StagedModel]:
-        """Return model name → last known good copy, each verified byte by byte.
-
-        A damaged copy is dropped. If the newest copy is damaged, quarantined or not signed as the
-        policy requires now, the copy before it counts.
-        """
+        """Return model name → last known good copy, each verified byte by byte. A damaged copy is
+        dropped. If the newest copy is damaged, quarantined or not signed as the policy requires
+        now, the copy before it counts."""
         with self._lock:
             models = dict(self._state.models)
         # Hashing 200 MB takes 0.1 to 0.4 s on one core.
@@ -363,11 +353,9 @@ class ModelStore:
 
     @contextmanager
     def loading(self, staged: StagedModel) -> Iterator[None]:
-        """Record on disk, inside the block, that `staged` is loading, in case the process dies.
-
-        The end of the block, even by an exception, clears the record; an end without an exception
-        clears earlier deaths, too.
-        """
+        """Record on disk, inside the block, that `staged` is loading, in case the process dies. The
+        end of the block, even by an exception, clears the record; an end without an exception
+        clears earlier deaths, too."""
         self._note(lambda state: state.began(staged.name, staged.digest, self._boot))
         loaded = False
         try:

@@ -144,10 +144,7 @@ class StoreState(msgspec.Struct, frozen=True):
 
     def recovered(self, there: Collection[str], boot: str) -> StoreState:
         """Return the state after the last process has ended, and log what has become of it.
-
-        Args:
-            there: the keys of the copies that the store holds.
-        """
+        Args: there: the keys of the copies that the store holds."""
         gone = {kept.key: name for name, history in self.models.items() for kept in history}
         for key in gone.keys() - there:
             log.warning("model %s: its copy %s is gone", gone[key], key)
@@ -271,10 +268,8 @@ class _OtherFormat(ValueError):
 
 
 class StateFile:
-    """`state.json` in `directory`, with the previous state in `state.before.json`.
-
-    After a crash the file holds the old or the new state.
-    """
+    """`state.json` in `directory`, with the previous state in `state.before.json`. After a crash
+    the file holds the old or the new state."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -283,10 +278,8 @@ class StateFile:
         self._new = directory / "state.json.tmp"
 
     def read(self) -> StoreState:
-        """Return the last state that was written; set an unreadable file aside and log that once.
-
-        A store starts with the previous or an empty state rather than not at all.
-        """
+        """Return the last state that was written; set an unreadable file aside and log that once. A
+        store starts with the previous or an empty state rather than not at all."""
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -312,10 +305,8 @@ class StateFile:
         return StoreState()
 
     def look(self) -> StoreState:
-        """Return the last state as `read` does, for a process that does not own the store.
-
-        The method changes and logs nothing.
-        """
+        """Return the last state as `read` does, for a process that does not own the store. The
+        method changes and logs nothing."""
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())

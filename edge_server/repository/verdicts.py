@@ -80,11 +80,9 @@ class Report(NamedTuple):
 
 
 class VerdictFile:
-    """Writes the verdict on each model into the store. Thread-safe.
-
-    The verdicts need not be durable, because a restart writes them again. A failed write is logged
-    once and has no other effect.
-    """
+    """Writes the verdict on each model into the store. Thread-safe. The verdicts need not be
+    durable, because a restart writes them again. A failed write is logged once and has no other
+    effect."""
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
         self._path = store / _NAME
@@ -193,10 +191,7 @@ class Held(NamedTuple):
 
 def followed(repository: Path, store: Path | None = None) -> Followed | None:
     """Return the daemon that watches `repository`, a running one first; None without any.
-
-    Raises:
-        SettingsError: no daemon was found and a store could not be read.
-    """
+    Raises: SettingsError: no daemon was found and a store could not be read."""
     unreadable: SettingsError | None = None
     found: Followed | None = None
     for place in stores_here() if store is None else [store]:
@@ -318,8 +313,7 @@ def release(
 ) -> dict[str, bool]:
     """Release the quarantined content of model `name` whose digest begins with `digest`.
 
-    Args:
-        digest: the beginning of the digest; empty releases all content of the model.
+    Args: digest: the beginning of the digest; empty releases all content of the model.
 
     Returns:
         Digest → whether a daemon has released it already; otherwise the next daemon that opens the
