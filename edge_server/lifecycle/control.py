@@ -305,6 +305,8 @@ class PollControl:
         self._change_detector = ChangeDetector(settle_s, read_manifest)
         self._inotify_watch = InotifyWatch(repositories)
         self._unreadable: dict[Path, str] = {}
+        # Model name → its files in the last scan. Used by `start`, then by the worker alone.
+        self._seen: dict[str, SeenFiles] = {}
         self._scanned_s = time.monotonic()
         self._next_s = 0.0
         self._arrived: set[str] = set()
@@ -327,9 +329,7 @@ class PollControl:
         """Load the last known good copies of an earlier run; return whether there were any."""
         kept = self.updates.load_last_good(stop)
         self._kept = frozenset(kept)
-        with self._table.lock:
-            for name, copy in kept.items():
-                self._table[name].seen = SeenFiles.of_earlier_run(copy.source)
+        self._seen = {n: SeenFiles.of_earlier_run(copy.source) for n, copy in kept.items()}
         return bool(kept)
 
     def awaits(self, name: str) -> bool:
@@ -352,11 +352,7 @@ class PollControl:
         """
         found = read_repositories(self._repositories)
         self._log_unreadable(found.unreadable)
-        with self._table.lock:
-            seen = self._table.seen()
-        seen, changes = self._change_detector.detect(found, seen, now, arrived)
-        with self._table.lock:
-            self._table.note_seen(seen)
+        self._seen, changes = self._change_detector.detect(found, self._seen, now, arrived)
         if changes:
             self._report_again(self.updates.carry_out(changes))
         self._scanned_s = time.monotonic()
@@ -418,16 +414,11 @@ class PollControl:
 
     def _report_again(self, names: Collection[str]) -> None:
         """Let the next scans report the last change of `names` once more."""
-        with self._table.lock:
-            for name in names:
-                record = self._table.get(name)
-                if record.seen is not None:
-                    record.seen = record.seen.doubted()
+        for name in self._seen.keys() & names:
+            self._seen[name] = self._seen[name].doubted()
 
     def _settling(self) -> list[str]:
-        with self._table.lock:
-            seen = self._table.seen()
-        return sorted(name for name, files in seen.items() if files.candidate is not None)
+        return sorted(name for name, files in self._seen.items() if files.candidate is not None)
 
     def _log_unreadable(self, unreadable: Mapping[Path, str]) -> None:
         for repository, reason in unreadable.items():

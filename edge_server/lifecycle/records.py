@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import LoadedModel, ModelRegistry
     from edge_server.lifecycle.deployment import Delivery
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
-    from edge_server.repository.change_detector import SeenFiles
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +64,7 @@ class ModelRecord:
         reason: why the model is in its state, or the progress of its load.
         may_pass: the files are not known to be at fault, so the next load may succeed.
         stays: why the serving versions, whose canary failed, could not be rolled back.
-        seen: mode POLL, as all below: the files that the last scans of the repository found.
-        shown: the model's directory in the repository, for texts about a copy.
+        shown: mode POLL, as all below: the model's directory in the repository, for texts.
         delivery: what becomes of the newest delivery.
         again: the copy that served last and failed at the start, loaded again beside a newer
             delivery until a version serves.
@@ -86,7 +84,6 @@ class ModelRecord:
     reason: str = ""
     may_pass: bool = False
     stays: str = ""
-    seen: SeenFiles | None = None
     shown: Path | None = None
     delivery: Delivery = field(default_factory=Settled)
     again: Waiting | None = None
@@ -118,13 +115,6 @@ class ModelRecord:
         if run is None or run.model_spec is not model_spec or run.before is None:
             return None
         return None if run.before.built.model_spec is model_spec else run
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether nothing is known of the model."""
-        is_idle = not (self.updating or self.job or self.again or self.seen or self.serving)
-        is_unknown = self.state is ModelState.UNKNOWN and self.outcome == Outcome()
-        return is_idle and is_unknown and isinstance(self.delivery, Settled)
 
     @property
     def serving_copy(self) -> StagedModel | None:
@@ -430,19 +420,6 @@ class ModelTable:
 
     def publish(self, names: Iterable[str]) -> None:
         self.registry.publish({name: self.get(name).entries() for name in names})
-
-    def seen(self) -> dict[str, SeenFiles]:
-        """Return model name → the files that the last scan of the repositories found."""
-        return {record.name: record.seen for record in self if record.seen is not None}
-
-    def note_seen(self, seen: Mapping[str, SeenFiles]) -> None:
-        """Note what a scan of the repositories found; a directory that came and went again leaves
-        no record."""
-        for name in {**self._records, **seen}:
-            record = self[name]
-            record.seen = seen.get(name)
-            if record.is_blank:
-                del self._records[name]
 
     def end(self) -> None:
         """Forget for good which models load and serve; their canaries are ended by the caller."""

@@ -1,6 +1,6 @@
 """The detection of changes: the scan of the repositories, and which changes are complete.
 
-What the scans found of a model is a `SeenFiles`, which the model's record holds between two scans.
+What the scans found of a model is a `SeenFiles`, which the caller keeps between two scans.
 """
 
 from __future__ import annotations

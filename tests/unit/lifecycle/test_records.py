@@ -12,13 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.inference.registry import ModelRegistry, ModelState
+from edge_server.inference.registry import ModelState
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
-from edge_server.lifecycle.records import ModelRecord, ModelTable
+from edge_server.lifecycle.records import ModelRecord
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
-from edge_server.repository.change_detector import SeenFiles
-from edge_server.repository.scan import FileSet
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import GOOD, LOADING, ROLLED_BACK
 
@@ -68,15 +66,6 @@ def test_a_canary_that_passed_before_its_report_is_good() -> None:
     assert record.uncommitted is None
     assert record.verdict(STORE)[:2] == (GOOD, "1")
     assert record.verdict(STORE)[4:] == ("1", "1", "1/m")
-
-
-def test_a_directory_that_came_and_went_leaves_no_record() -> None:
-    table = ModelTable(ModelRegistry())
-    seen = SeenFiles().scanned(FileSet((), ()), 0.0)
-    table.note_seen({"m": seen, "n": seen})
-    table["n"].refuse("", "broken")
-    table.note_seen({})
-    assert [record.name for record in table] == ["n"]
 
 
 class Record(RuleBasedStateMachine):
