@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.registry import LoadedModel
-    from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig
     from edge_server.repository.scan import Fingerprint
 
 _MIB = 1 << 20
 DEFAULT_RESERVE_BYTES = 256 * _MIB
-# A model of these backends consists of its instances only, each with its whole configuration.
-_ONLY_INSTANCES = PROCESS_BACKENDS
 # Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
 
@@ -168,9 +165,8 @@ class Reuse(IntEnum):
     """The parts of a version that are reused; each value includes the values before it."""
 
     NOTHING = 0
-    STATISTICS = 1
-    MODEL = 2
-    INSTANCES = 3
+    MODEL = 1
+    INSTANCES = 2
 
 
 class Build:
@@ -226,7 +222,7 @@ class Build:
         kept: set[int] = set()
         for version in model_spec.versions:
             try:
-                loaded = self._kept(model_spec, version, serving, progress)
+                loaded = self._kept(model_spec, version, serving)
                 if loaded is not None:
                     kept.add(version)
                 made.append(loaded or self._anew(model_spec, version, progress))
@@ -246,14 +242,11 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         serving: LoadedVersions | None,
-        progress: ProgressCallback,
     ) -> LoadedModel | None:
         """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
-        if what is Reuse.STATISTICS:
-            return self._anew(model_spec, version, progress, like.statistics)
         config = _renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
@@ -264,10 +257,9 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
-        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
-        """Load and validate the version; the validation counts only in reused `statistics`."""
-        loaded = self._version(model_spec, version, progress, statistics)
+        """Load and validate the version; the validation does not count in its statistics."""
+        loaded = self._version(model_spec, version, progress)
         try:
             run_with_timeout(
                 f"validate-{model_spec.name}",
@@ -287,8 +279,7 @@ class Build:
         except BaseException:
             loaded.close()
             raise
-        if statistics is None:
-            loaded.statistics.start_over()
+        loaded.statistics.start_over()
         return loaded
 
     def _version(
@@ -296,7 +287,6 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
-        statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
         files = model_spec.files
@@ -308,7 +298,7 @@ class Build:
         )
         model = backend.load(context)
         try:
-            loaded = self._scheduling.model(config, version, model, files.directory, statistics)
+            loaded = self._scheduling.model(config, version, model, files.directory)
         except BaseException:
             model.close()
             raise
@@ -351,9 +341,8 @@ def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
         message.ClearField("instance_group")
     if ours != theirs:
         return Reuse.NOTHING
-    if placements[0] != placements[1] or new.config.backend in _ONLY_INSTANCES:
-        return Reuse.STATISTICS
-    return Reuse.MODEL
+    is_elsewhere = placements[0] != placements[1] or new.config.backend in PROCESS_BACKENDS
+    return Reuse.NOTHING if is_elsewhere else Reuse.MODEL
 
 
 def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
