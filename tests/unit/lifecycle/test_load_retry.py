@@ -71,31 +71,6 @@ def test_memory_that_comes_and_goes_makes_no_loop(board: Board, counted: Counted
     assert board.serving() == 1
 
 
-def test_what_came_meanwhile_counts(board: Board) -> None:
-    board.memory(0)
-    board.deliver(1)
-    board.memory(1)
-    board.deliver(2)
-    board.retry()
-    assert board.serving() == 2
-    board.memory(0)
-    board.deliver(3)
-    board.carry_out(Change("m", None))
-    board.memory(1)
-    board.retry()
-    assert board.serving() is None
-
-
-def test_another_fault_is_not_tried_again(board: Board, caplog: pytest.LogCaptureFixture) -> None:
-    board.memory(0)
-    board.deliver(1)
-    board.memory(1)
-    board.deliver(2, CONFIG + "nonsense")
-    caplog.clear()
-    board.retry()
-    assert caplog.messages == []
-
-
 def test_what_served_last_and_found_no_memory_at_a_start_comes_when_there_is(board: Board) -> None:
     board.memory(1)
     board.deliver(1)
@@ -210,24 +185,6 @@ def test_what_served_last_and_is_wrong_by_now_is_not_loaded_again(
     assert (board.serving(), counted.loads["m"]) == (None, 2)
 
 
-def test_what_the_disk_had_no_room_for_is_staged_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.memory(1)
-    board.deliver(1)
-    with monkeypatch.context() as patch:
-        full = InternalError("no space left")
-        patch.setattr(board.store, "stage", Mock(side_effect=full))
-        board.deliver(2)
-    assert (board.serving(), board.reasons()) == (1, ["no space left"])
-    assert board.updates.retry(time.monotonic()) == set()
-    later = time.monotonic() + LATER_S
-    assert board.updates.retry(later) == {"m"}
-    board.deliver(2)
-    assert (board.serving(), board.reasons()) == (2, [""])
-    assert board.updates.retry(later + LATER_S) == set()
-
-
 def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,20 +205,6 @@ def test_a_removal_that_the_store_cannot_note_says_why(
     assert board.serving() is None
     assert board.table.get("m").outcome.reason == str(broken)
     assert "Traceback" not in caplog.text
-
-
-def test_what_is_in_quarantine_once_the_disk_has_room_is_not_staged_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    copy = board.table.get("m").serving_copy
-    assert copy is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space left")))
-        board.deliver(1, name="n")
-    board.store.quarantine(copy.digest, "rolled back: slow", "m")
-    board.deliver(1, name="n")
-    assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
 def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
@@ -301,25 +244,6 @@ def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room
     assert board.serving() == 2
 
 
-def test_what_is_kept_late_leaves_the_verdict_on_a_later_delivery(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    record = board.table.get("m")
-    with monkeypatch.context() as while_full:
-        while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
-        for _ in range(2):  # the same again is still not kept
-            board.deliver(2)
-            board.deployments.note_serving()
-            assert record.outcome.outcome == WAITS
-        board.deliver(3, config="no configuration")
-        board.deployments.note_serving()
-        assert record.outcome.outcome == "refused"
-    board.deployments.note_serving()
-    assert record.last_good is record.serving_copy
-    assert record.outcome.outcome == "refused"
-
-
 def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,13 +260,3 @@ def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
     assert record.outcome.outcome == GOOD
     assert record.last_good is record.serving_copy
     record.canary = None
-
-
-def test_the_same_content_again_is_no_failure_where_the_store_cannot_note_its_files(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    monkeypatch.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
-    board.deliver(1)
-    assert board.reasons() == [""]
-    assert board.table.get("m").outcome.outcome == GOOD
