@@ -29,7 +29,6 @@ from edge_server.repository.content import (
 )
 from edge_server.repository.scan import look
 from edge_server.repository.store_state import (
-    MOST_QUARANTINED,
     KeptCopy,
     StateFile,
     StoreState,
@@ -288,7 +287,6 @@ class ModelStore:
             content = copy_model(tree, place / tree.name)
             self._check_signature(tree.name, place / tree.name)
             kept = KeptCopy(content.digest, content.key(tree.name), tree.files)
-            self._require_room_in_quarantine(tree, kept)
             with self._lock:
                 staged = self._copies.lend(tree.name, kept)
                 is_known = kept.key in self._copies.keys
@@ -416,17 +414,6 @@ class ModelStore:
                 continue
             return staged
         return None
-
-    def _require_room_in_quarantine(self, tree: ModelTree, kept: KeptCopy) -> None:
-        with self._lock:
-            count = len(self._state.quarantined)
-            known = {*self._state.quarantined, *(each.digest for each in self._state.kept)}
-        if count >= MOST_QUARANTINED and kept.digest not in known:
-            raise ModelConfigError(
-                f"{tree.directory}: {count} models are in quarantine, and none of them is "
-                "forgotten: nothing new is taken before some are let out with `edge-server models "
-                "release NAME`"
-            )
 
     def _check_signature(self, name: str, directory: Path) -> None:
         if self._signatures is not None:

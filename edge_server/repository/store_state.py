@@ -34,10 +34,6 @@ MOST_KEPT = 3
 # reasons, often while an engine is cranked, but not again and again.
 MOST_CRASHES = 2
 MOST_RESETS = 5
-# More than the number of models that one process can load at once.
-_MOST_DEATHS = 4096
-# Quarantined digests are never dropped; at this number the store refuses new content.
-MOST_QUARANTINED = 4096
 _LONGEST_REASON = 1000
 FORMAT = 1
 _LOCK = "lock"
@@ -164,8 +160,7 @@ class StoreState(msgspec.Struct, frozen=True):
             before = self.deaths.get(digest, Deaths())
             crashed = was_up[digest]
             now = Deaths(before.crashes + crashed, before.resets + (not crashed))
-            deaths = list({**state.deaths, digest: now}.items())
-            state = replace(state, deaths=dict(deaths[-_MOST_DEATHS:]))
+            state = replace(state, deaths={**state.deaths, digest: now})
             if now.crashes >= MOST_CRASHES or now.resets >= MOST_RESETS:
                 state = state.quarantine(digest, _reason(now), name)
         return state

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.repository import store_state
 from edge_server.repository.scan import SeenFile
 from edge_server.repository.store_state import Deaths, KeptCopy, Load, StateFile, StoreState
 
@@ -163,17 +162,3 @@ def test_a_load_that_goes_well_makes_up_for_no_other() -> None:
     state = StoreState().began("m", "a", "1").began("n", "b", "1").interrupted("1")
     state = state.began("m", "a", "1").ended("m", loaded=True).ended("nobody", loaded=True)
     assert state.deaths == {"b": Deaths(crashes=1)}
-
-
-def test_what_is_in_quarantine_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_state, "_MOST_DEATHS", 10)
-    state = StoreState()
-    for number in range(300):
-        state = (
-            state.quarantine(str(number), "bad" * 1000, "m")
-            .began("m", str(number), "1")
-            .interrupted("1")
-        )
-    assert list(state.quarantined_as) == list(state.quarantined) == [str(n) for n in range(300)]
-    assert {len(reason) for reason in state.quarantined.values()} == {1000}
-    assert list(state.deaths) == [str(n) for n in range(290, 300)]
