@@ -23,7 +23,6 @@ from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from edge_server.errors import EdgeServerError
     from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.lifecycle import ModelLifecycle
     from edge_server.lifecycle.model_spec import Override
@@ -241,11 +240,6 @@ class RepositoryLoader:
                     return self.lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
-
-    def refuse(self, name: str, error: EdgeServerError) -> None:
-        """Report `error` as the load failure of `name`; its serving versions continue to serve."""
-        with self._model_locks.hold({name}):
-            self.lifecycle.publish({name: LoadFailure(error)})
 
     def unload_absent(self, name: str) -> None:
         """Unload `name` if the source has it no longer, and a load that read it before has

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from edge_server.errors import EdgeServerError, ModelConfigError
+    from edge_server.errors import ModelConfigError
     from edge_server.inference.registry import LoadedModel, ModelRegistry
     from edge_server.lifecycle.deployment import Delivery
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
@@ -71,7 +71,6 @@ class ModelRecord:
         last_good: the copy that a restart serves.
         late: why the store could not commit the serving copy; empty if it could.
         job: what the thread of the model does next; `updating` while there is a thread.
-        refusal: the failure of a delivery, shown on the index after that.
     """
 
     name: str
@@ -90,7 +89,6 @@ class ModelRecord:
     last_good: StagedModel | None = None
     late: str = ""
     job: Callable[[], None] | None = None
-    refusal: EdgeServerError | None = None
     updating: bool = False
     _told: Outcome = field(default_factory=Outcome)
     _told_ns: int = 0
@@ -122,13 +120,16 @@ class ModelRecord:
         return None if self.spec is None else copy_of(self.spec)
 
     def entries(self) -> list[ModelEntry]:
+        reason = self.reason
+        if not reason and isinstance(self.delivery, Refused | Uncopied):
+            reason = self.delivery.outcome.reason
         if self.serving is None:
             return [
-                ModelEntry(self.name, version, self.state, self.reason, may_pass=self.may_pass)
+                ModelEntry(self.name, version, self.state, reason, may_pass=self.may_pass)
                 for version in self.versions
             ]
         return [
-            ModelEntry(self.name, model.version, ModelState.READY, self.reason, model)
+            ModelEntry(self.name, model.version, ModelState.READY, reason, model)
             for model in self.serving.models
         ]
 

@@ -339,19 +339,13 @@ class Updates:
         with self._table.lock:
             self._closed = True
             for record in self._table:
-                record.job = record.refusal = None
+                record.job = None
 
-    def _begin(
-        self,
-        record: ModelRecord,
-        job: Callable[[], None] | None = None,
-        *,
-        refusal: EdgeServerError | None = None,
-    ) -> None:
-        """Queue a job, or the report of a refusal; the caller holds the lock of the table."""
+    def _begin(self, record: ModelRecord, job: Callable[[], None]) -> None:
+        """Queue a job; the caller holds the lock of the table."""
         if self._closed:
             return
-        record.job, record.refusal = job or record.job, refusal
+        record.job = job
         if not record.updating:
             name = record.name
             record.updating = start_thread(f"update-{name}", partial(self._work, name))
@@ -359,23 +353,17 @@ class Updates:
                 log.warning("model %s: updated with its next change: no thread is left", name)
 
     def _work(self, name: str) -> None:
-        """Do what is due for `name` until nothing is, the report of a refusal last."""
+        """Do what is due for `name` until nothing is."""
         while True:
             with self._table.changed:
                 record = self._table[name]
-                before, job, refusal = record.spec, record.job, record.refusal
-                record.job = None
+                before, job, record.job = record.spec, record.job, None
                 if job is None:
-                    record.refusal = None
-                if job is None and refusal is None:
                     record.updating = False
                     self._table.changed.notify_all()
                     return
             try:
-                if job is not None:
-                    job()
-                elif refusal is not None:
-                    self._loader.refuse(name, refusal)
+                job()
                 self._load_misfits(before, name)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
@@ -384,8 +372,7 @@ class Updates:
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                if job is not None:
-                    self._refuse(name, InternalError(text))
+                self._refuse(name, InternalError(text))
 
     def _remove(self, name: str) -> None:
         log.info("model %s: taken out of the repository", name)
@@ -451,12 +438,14 @@ class Updates:
     def _refuse(self, name: str, error: EdgeServerError, *, waits: bool = False) -> None:
         """Report that the newest delivery cannot be staged, loaded or removed."""
         self._deployments.count("failed")
+        failure = LoadFailure(error)
         with self._table.lock:
             record = self._table[name]
             if waits:
-                record.cannot_copy(str(error), time.monotonic())
+                record.cannot_copy(failure.reason, time.monotonic())
             else:
-                record.refuse(getattr(error, "digest", ""), str(error))
-            # Not here: a load of the model, which may hang, would hold up the other models.
-            self._begin(record, refusal=error)
+                record.refuse(getattr(error, "digest", ""), failure.reason)
+            if not record.is_loading:
+                record.fail(failure)
+                self._table.publish([name])
         self._deployments.report()
