@@ -365,18 +365,6 @@ def test_a_member_that_is_fine_by_itself_goes_back_where_its_ensemble_is_not(wor
     assert world.closed() == [1, 1, 1]
 
 
-def test_of_an_ensemble_in_an_ensemble_the_member_goes_back(world: World) -> None:
-    world.load_model("m", 10)
-    world.load_model("n", 3e38)
-    world.write_model("inner", ENSEMBLE.format(1).replace('"x"', '"a"').replace('"y"', '"b"'))
-    assert world.loader.load("inner") == {}
-    world.load_ensemble("inner", "n")
-    world.load_model("m", 3e38)
-    world.ask_ensemble_until_back()
-    assert world.told() == ["m"]
-    assert world.ask("e") == np.float32(3e38)
-
-
 @pytest.fixture
 def nested(world: World) -> World:
     """`e` of `outer` and `last`, `outer` of `inner` and `n`, `inner` of `m`."""
