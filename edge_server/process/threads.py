@@ -133,15 +133,13 @@ def run_with_timeout(
     """Run `work` on a new thread; return its result or raise its exception.
 
     Args:
-        name: the name of the thread.
         work: receives a function to call at each sign of progress, which raises `GivenUp` once
             this call has ended.
         timeout_s: the longest time between two signs of progress, in seconds.
         late: called on that thread if the work ends after the timeout.
 
     Raises:
-        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
-            running with all resources that it holds.
+        Hangs: the work made no progress in time. It keeps running with all that it holds.
         GivenUp: see `require_wanted`; likewise.
         ModelLoadError: the system refuses a thread.
     """
