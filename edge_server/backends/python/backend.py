@@ -151,7 +151,7 @@ def run_for_completion(
 
     try:
         start = start_message(directory, config, complete=True, program=program)
-        started = process.start(start, within_s, take=refuse)
+        started = process.start(start, within_s, other=refuse)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
