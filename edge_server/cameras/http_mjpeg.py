@@ -74,8 +74,7 @@ class MultipartParser:
         """Return the body of the next part; None until the stream has brought it.
 
         Raises:
-            MultipartError: a part, or what comes before it, is longer than
-                `LONGEST_JPEG_BYTES`, or its head never ends.
+            MultipartError: a part, or what comes before it, is longer than a JPEG may be.
         """
         if self._begin is None and not self._find_body():
             return None

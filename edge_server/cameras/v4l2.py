@@ -105,7 +105,6 @@ class VideoDevice:
     """A device that captures video.
 
     Attributes:
-        path: the device file.
         name: of the camera, as the driver gives it.
         driver: uvcvideo, tegra-video, ...
         modes: what it offers in formats that can be read; largest first.
@@ -219,9 +218,8 @@ def best_mode(
 
     Args:
         modes: of the device.
-        width: in px; with `height` the only size that is taken; 0 leaves the choice.
-        height: in px.
-        fps: the only rate that is taken; 0 leaves the choice.
+        width, height: the only size that is taken, in px; 0 leaves the choice, as for `fps`.
+        fps: the only rate that is taken.
         name: the only format that is taken; "" leaves the choice.
 
     Raises:
