@@ -8,11 +8,13 @@ import os
 import re
 import socket
 import ssl
+import string
 import time
 from base64 import b64encode
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked, masked_by_place
@@ -280,7 +282,10 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
 
 
 def target_of(uri: SourceUri) -> str:
-    return uri.address("transport") if uri.scheme.startswith("rtsp") else uri.target or "/"
+    """Return what a request names: the address, or of HTTP path and query, percent-encoded."""
+    if uri.scheme.startswith("rtsp"):
+        return uri.address("transport")
+    return quote(uri.target or "/", safe=string.punctuation)
 
 
 def _exchange(uri: SourceUri, until: float, authorized: str = "") -> Response:
