@@ -54,13 +54,22 @@ def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> LiveSource:
 
 
 def frames_of(uri: str, number: int) -> list[Frame]:
-    source = opened(uri)
-    try:
-        frames = [source.read() for _ in range(number)]
-    finally:
-        source.close()
-    assert all(frames)
-    return [frame for frame in frames if frame is not None]
+    """The first frames of a camera; opened again where the encoder of a camera beside much else
+    falls silent, as a daemon does."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            source = opened(uri)
+            try:
+                frames = [source.read() for _ in range(number)]
+            finally:
+                source.close()
+        except SourceError as error:
+            if error.reason not in {"stalled", "unavailable"} or time.monotonic() > end:
+                raise
+        else:
+            assert all(frames)
+            return [frame for frame in frames if frame is not None]
 
 
 def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
