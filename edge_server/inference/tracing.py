@@ -321,11 +321,6 @@ class Tracer:
         return self._sender is not None or (timestamps and self._writer is not None)
 
     @property
-    def traces(self) -> bool:
-        """Whether requests can be traced at all, once a rule says so."""
-        return self._writer is not None or self._sender is not None
-
-    @property
     def file_name(self) -> str:
         """The trace file; empty where nothing is traced."""
         return "" if self._writer is None else self._writer.file_name

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
-from edge_server.api.calls import CallTraces, RequestMetrics
+from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.client import SelfCall
 from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.api.grpc.side import (
@@ -22,7 +22,6 @@ from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.headers import HeaderForwarding
 from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.data_plane import BoundedControl
-from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.data_plane import DataPlane, ModelControl
+    from edge_server.inference.tracing import Tracer
     from edge_server.settings import Grpc
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,8 @@ class GrpcServer:
                 control=control and BoundedControl(control, LOADS_AT_ONCE),
                 shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
                 log_switches=log_switches,
-                traces=CallTraces(tracer or Tracer(), made.threads.moments),
+                tracer=tracer,
+                moments=made.threads.moments,
                 traffic=made.traffic,
                 requests=requests,
                 headers=headers,

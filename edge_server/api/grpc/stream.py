@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -219,9 +220,10 @@ class InferStream:
 
     def _read(self, requests: Iterator[bytes]) -> None:
         left_out = False
+        began_ns = time.monotonic_ns()
         try:
             for data in requests:
-                request = StreamRequest(self, len(data))
+                request = StreamRequest(self, len(data), (began_ns, time.monotonic_ns()))
                 left_out = not self._has_room() or not self._budget.take_when_it_fits(
                     request.size_bytes, lambda: self.over
                 )
@@ -231,6 +233,7 @@ class InferStream:
                 # A client may pause for hours; and when the client disconnects, gRPC's error keeps
                 # this frame until the next full garbage collection.
                 del data, request
+                began_ns = time.monotonic_ns()
         except grpc.RpcError:
             # gRPC raises this when the call is over.
             return
@@ -306,6 +309,7 @@ class StreamRequest:
 
     Attributes:
         size_bytes: of the request, of what is parsed from it, and of its responses that wait.
+        reading_ns: when the stream began to read the request, and when it had it.
         id: of the request, if it could be parsed.
         decoupled: the responses do not wait for those of earlier requests.
         empty_final: the client wants a final response even if it is empty.
@@ -315,9 +319,12 @@ class StreamRequest:
         unsent: number of responses that are queued or being sent.
     """
 
-    def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
+    def __init__(
+        self, stream: InferStream, size_bytes: int = 0, reading_ns: tuple[int, int] = (0, 0)
+    ) -> None:
         self._stream = stream
         self.size_bytes = size_bytes
+        self.reading_ns = reading_ns
         self.id = ""
         self.model_name = ""
         self.model_version = ""
