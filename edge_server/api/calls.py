@@ -103,6 +103,9 @@ class CallThreads(Executor):
     its caches are still warm, whereas the common queue of a ThreadPoolExecutor wakes the thread
     that has been idle longest. `submit` returns a minimal Future: grpc needs the done callback and
     no more. Both together save a tenth of the server's CPU time for a small request.
+
+    Attributes:
+        waiting: the calls without a thread.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -111,7 +114,7 @@ class CallThreads(Executor):
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[CallTask | None]] = []
-        self._waiting: deque[CallTask] = deque()
+        self.waiting: deque[CallTask] = deque()
         self._started = 0
         self._ended = False
         self._next_here = False
@@ -140,12 +143,8 @@ class CallThreads(Executor):
             if self._idle:
                 self._idle.pop().put(task)
             elif self._started == self._most or not self._start(task):
-                self._waiting.append(task)
+                self.waiting.append(task)
         return task
-
-    def waiting(self) -> int:
-        """Return the number of calls without a thread."""
-        return len(self._waiting)
 
     # The arguments are Executor's; no caller waits.
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
@@ -176,8 +175,8 @@ class CallThreads(Executor):
             # An idle thread must not keep a request's tensors alive.
             task = None
             with self._lock:
-                if self._waiting:
-                    tasks.put(self._waiting.popleft())
+                if self.waiting:
+                    tasks.put(self.waiting.popleft())
                 elif self._ended:
                     return
                 else:

@@ -31,7 +31,7 @@ from edge_server.requests import InferRequest, InferResponse, log_prefix
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -138,7 +138,7 @@ def to_infer_request(
     model, request_id = message.model_name, message.id
     # A slice is a list; iteration over protobuf's own sequence costs twice as much.
     tensors = _by_name("input", message.inputs[:], request_id)
-    outputs = _by_name("output", message.outputs[:], request_id)
+    outputs = _by_name("output", message.outputs[:], request_id) if message.outputs else {}
     if config is not None:
         check_names(config, request_id, tensors.keys(), outputs)
     raw_contents = iter(raw)
@@ -161,10 +161,23 @@ def to_infer_request(
             if call is not None and declared.count >= _STRINGS_COUNTED_FROM:
                 call.count(_STRING_BYTES * declared.count)
         place = _place(tensor, shared_memory) if tensor.parameters else None
-        if place is None:
-            array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
-        else:
+        if place is not None:
             array = _from_region(declared, tensor, place)
+        elif tensor.HasField("contents"):
+            if raw:
+                raise InvalidRequest(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{name}' for model '{model}'"
+                )
+            array = from_contents(declared, tensor.contents)
+        else:
+            # Raw contents go to the inputs in order of need.
+            data = next(raw_contents, None)
+            if data is None:
+                raise InvalidRequest(
+                    f"unable to find data for input tensor '{name}' for model '{model}' in request."
+                )
+            array = from_raw(declared, data)
         inputs[name] = Tensor(array)
     if config is not None:
         check_batch_sizes(config, request_id, batch_sizes)
@@ -181,7 +194,7 @@ def to_infer_request(
         parameters=parameters.custom,
         cancellation=call,
     )
-    return request, output_forms(outputs, config, shared_memory)
+    return request, output_forms(outputs, config, shared_memory) if outputs else AS_IT_IS
 
 
 def output_forms(
@@ -266,26 +279,6 @@ def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, An
         twice = next(name for place, name in enumerate(listed) if name in listed[:place])
         raise InvalidRequest(f"{log_prefix(request_id)}{kind} '{twice}' already exists in request")
     return by_name
-
-
-def _contents(
-    declared: Declared, tensor: Any, raw_contents: Iterator[bytes | memoryview], *, has_raw: bool
-) -> NDArray[Any]:
-    """Return the input's values; raw contents go to the inputs in order of need."""
-    if tensor.HasField("contents"):
-        if has_raw:
-            raise InvalidRequest(
-                "contents field must not be specified when using raw_input_contents for "
-                f"'{declared.name}' for model '{declared.model}'"
-            )
-        return from_contents(declared, tensor.contents)
-    raw = next(raw_contents, None)
-    if raw is None:
-        raise InvalidRequest(
-            f"unable to find data for input tensor '{declared.name}' for model "
-            f"'{declared.model}' in request."
-        )
-    return from_raw(declared, raw)
 
 
 def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray[Any]:

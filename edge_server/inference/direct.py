@@ -168,7 +168,11 @@ class InstancePool:
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         with self._lock:
-            self._hand_on(instance)
+            if self._urgent or self._others:
+                self._hand_on(instance)
+            else:
+                self._urgent_in_a_row = 0
+                self._idle.append(instance)
         return ran_s
 
     def _wait(

@@ -78,8 +78,7 @@ def unary(
     """Return a handler that runs `behaviour` and maps every exception to a status.
 
     On the wire a call with one request is a stream of one. As such a stream the call reads its
-    request itself, so that `traffic` can limit how long the request takes. gRPC keeps a response
-    twice until its client has read it: a large one is counted and watched until then.
+    request itself, so that `traffic` can limit how long the request takes.
 
     Args:
         path: of the method, as on the wire.
@@ -97,14 +96,13 @@ def unary(
         call = UnaryCall(context, budget)
         try:
             if len(request) >= COUNTED_FROM_BYTES:
-                call.count(len(request))
+                budget.take(len(request))
+                call.counted_bytes = len(request)
             if request.startswith(COMPRESSED):
                 request = traffic.decompressed(request, call)
             response = behaviour(request, call)
             if len(response) >= WATCHED_FROM_BYTES:
-                budget.take(len(response), instead_of=call.counted_bytes)
-                call.counted_bytes = len(response)
-                traffic.watch(context, call.release)
+                traffic.send(response, call)
             elif call.counted_bytes:
                 call.release()
         except Exception as error:  # noqa: BLE001 - every exception becomes a status

@@ -203,14 +203,16 @@ class GrpcServer:
     def _self_call(self, settings: Grpc) -> SelfCall:
         """Return the daemon's own client, on the socket if there is one: TCP may be full."""
         metadata = [(r.header, r.value) for r in settings.restricted if "health" in r.protocols]
-        waiting = self._sides[0].threads.waiting
+        calls = self._sides[0].threads.waiting
         if self._socket is not None:
-            return SelfCall(self._socket.address, self._socket.connect, waiting, metadata=metadata)
+            return SelfCall(
+                self._socket.address, self._socket.connect, lambda: len(calls), metadata=metadata
+            )
         host = client_host(settings.host)
         return SelfCall(
             host_and_port(host, self.port),
             lambda timeout_s: socket.create_connection((host, self.port), timeout_s, (host, 0)),
-            waiting,
+            lambda: len(calls),
             metadata=metadata,
             speaks_tls=settings.tls.on,
         )

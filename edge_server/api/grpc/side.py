@@ -175,7 +175,7 @@ class Side:
             ByteBudget(limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
-            waiting=self.threads.waiting,
+            waiting=lambda: len(self.threads.waiting),
             longest_decompressed_bytes=settings.max_decompressed_bytes,
             inferences=lambda: self.gate.inside,
         )
@@ -234,7 +234,7 @@ class Side:
 
     def _refusal(self) -> EdgeServerError | None:
         """Return the reason to refuse an inference now; None to admit it."""
-        if not self.threads.waiting() and not self.gate.is_full:
+        if not self.threads.waiting and not self.gate.is_full:
             return None
         error = self.gate.refusal() or Unavailable(
             "Exceeds maximum queue size: every thread of the server is taken"

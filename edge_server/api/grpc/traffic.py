@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import grpc
 
     from edge_server.api.admission import Call
+    from edge_server.api.grpc.methods import UnaryCall
 
 log = logging.getLogger(__name__)
 
@@ -146,21 +147,23 @@ class Traffic:
         finally:
             self._arriving.pop(context, None)
 
-    def watch(
-        self, context: grpc.ServicerContext, when_over: Callable[[], None], limit_s: float = 0.0
-    ) -> None:
-        """Watch that the client reads what is sent from now on, until the call is over.
+    def send(self, response: bytes, call: UnaryCall) -> None:
+        """Count a large response in place of its request, and watch that its client reads it.
 
-        Args:
-            when_over: called at the end of the call.
-            limit_s: seconds it has at least.
+        gRPC keeps a response twice until its client has read it.
+
+        Raises:
+            Unavailable: responses that no client has read yet leave no room for this one.
         """
-        self._leaving[context] = _Leaving(time.monotonic(), max(self._within_s, limit_s))
+        size_bytes, context = len(response), call.context
+        self.budget.take(size_bytes, instead_of=call.counted_bytes)
+        call.counted_bytes = 0
+        self._leaving[context] = _Leaving(time.monotonic(), self._within_s)
         self._awake.set()
 
         def over() -> None:
             self._leaving.pop(context, None)
-            when_over()
+            self.budget.give(size_bytes)
 
         if not context.add_callback(over):
             over()

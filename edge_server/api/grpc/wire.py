@@ -47,6 +47,7 @@ _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
 _RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
+_LONGEST_BYTE = 0x7F
 
 # Every top-level field costs a step in Python here and an object in protobuf, so that a few
 # megabytes of empty fields would fill a board's memory; a request has some per input.
@@ -199,11 +200,16 @@ def _fields(
         if start == end:
             return
         try:
-            tag, place = _read_varint(data, start)
+            # Nearly all tags, and the lengths of short fields, have one byte.
+            tag, place = data[start], start + 1
+            if tag > _LONGEST_BYTE:
+                tag, place = _read_varint(data, start)
             kind = tag & 7
             if kind == _LENGTH_DELIMITED:
-                length, place = _read_varint(data, place)
-                after = place + length
+                length, after = data[place], place + 1
+                if length > _LONGEST_BYTE:
+                    length, after = _read_varint(data, place)
+                place, after = after, after + length
             elif kind == _VARINT:
                 _, after = _read_varint(data, place)
             else:
