@@ -49,14 +49,18 @@ class TraceQueue(Generic[T]):
 
     Args:
         gather_s: what comes within that time is exported together; a crash costs as much.
+        most: that wait; of each `put`, so many as it says.
+        most_at_once: of one `export`.
 
     Attributes:
         dropped: the number of traces that were not exported.
     """
 
-    def __init__(self, name: str, gather_s: float) -> None:
+    def __init__(self, name: str, gather_s: float, most: int, most_at_once: int) -> None:
         self.dropped = 0
         self._gather_s = gather_s
+        self._most = most
+        self._most_at_once = most_at_once
         self._news = threading.Condition()
         self._waiting: deque[tuple[int, T]] = deque()
         self._waiting_size = 0
@@ -73,17 +77,21 @@ class TraceQueue(Generic[T]):
             self._news.notify()
         self._worker.stop(timeout_s)
 
-    def write(self, now: float) -> None:
-        """Export what waits at `now` (`time.monotonic()`), or wait a bounded time."""
-        raise NotImplementedError
+    def flush(self) -> None:
+        """Export what waits, until an export fails."""
+        while (items := self._take()) and self.export(items):
+            pass
 
     def end(self) -> None:
+        self.flush()
+
+    def export(self, items: Sequence[T]) -> bool:
         raise NotImplementedError
 
-    def _enqueue(self, item: T, size: int, most: int) -> bool:
-        """Queue `item` and return at once; False where more than `most` would wait."""
+    def _enqueue(self, item: T, size: int) -> bool:
+        """Queue `item` and return at once; False where too many would wait."""
         with self._news:
-            if self._closed or self._waiting_size + size > most:
+            if self._closed or self._waiting_size + size > self._most:
                 return False
             self._waiting_size += size
             self._waiting.append((size, item))
@@ -91,25 +99,22 @@ class TraceQueue(Generic[T]):
                 self._news.notify()
             return True
 
-    def _next(self) -> T | None:
+    def _take(self) -> list[T]:
+        items: list[T] = []
+        taken = 0
         with self._news:
-            if not self._waiting:
-                return None
-            size, item = self._waiting.popleft()
-            self._waiting_size -= size
-            return item
+            while self._waiting and taken < self._most_at_once:
+                size, item = self._waiting.popleft()
+                taken += size
+                items.append(item)
+            self._waiting_size -= taken
+        return items
 
-    def _clear(self) -> int:
-        with self._news:
-            size, self._waiting_size = self._waiting_size, 0
-            self._waiting.clear()
-            return size
-
-    def _tick(self, now: float) -> None:
+    def _tick(self, _now: float) -> None:
         with self._news:
             self._news.wait_for(lambda: self._waiting or self._closed)
             self._news.wait_for(lambda: self._closed, self._gather_s)
-        self.write(now)
+        self.flush()
 
 
 @dataclass(frozen=True)
@@ -588,7 +593,7 @@ class TraceWriter(TraceQueue["TracedRequest"]):
     """Takes finished traced requests from any thread and writes them in their order."""
 
     def __init__(self, file: TraceFile) -> None:
-        super().__init__("trace", _GATHER_S)
+        super().__init__("trace", _GATHER_S, MOST_WAITING, MOST_WAITING)
         self._file = file
         self._written = 0
 
@@ -612,18 +617,15 @@ class TraceWriter(TraceQueue["TracedRequest"]):
             )
 
     def put(self, request: TracedRequest) -> None:
-        if not self._enqueue(request, len(request), MOST_WAITING):
+        if not self._enqueue(request, len(request)):
             with self._news:
                 self.dropped += 1
 
-    def write(self, now: float) -> None:
-        del now
-        self.end()
-
-    def end(self) -> None:
-        while (request := self._next()) is not None:
+    def export(self, items: Sequence[TracedRequest]) -> bool:
+        for request in items:
             sampler = request.sampler
             written = sampler is not None and self._file.write(sampler, request.written())
+            self._written += written
             with self._news:
-                self._written += written
                 self.dropped += not written
+        return True
