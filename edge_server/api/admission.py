@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         def count(self, size_bytes: int) -> None:
             """Count what is about to be made of the request, until the call no longer needs it.
 
-            Raises:
-                Unavailable: see `ByteBudget.take`.
+            Raises: Unavailable: see `ByteBudget.take`.
             """
             ...
 
@@ -226,8 +225,7 @@ class ByteBudget:
             instead_of: bytes counted before, which count no more: a response takes the place of its
                 request, and fits if it is no longer.
 
-        Raises:
-            Unavailable: the bytes exceed the limit together with the other messages in flight.
+        Raises: Unavailable: the bytes exceed the limit together with the other messages in flight.
         """
         with self._changed:
             others = self.used_bytes - instead_of

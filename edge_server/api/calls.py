@@ -129,8 +129,7 @@ class CallThreads(Executor):
         """Run `call` on an idle thread, on a new one, or on the first that becomes idle; that also
         where the system gives no new one.
 
-        Raises:
-            RuntimeError: the executor has been shut down.
+        Raises: RuntimeError: the executor has been shut down.
         """
         task = CallTask(call, args, kwargs)
         if self._next_here:

@@ -104,8 +104,7 @@ class Declared(msgspec.Struct, frozen=True):
 def from_raw(declared: Declared, raw: bytes | memoryview) -> NDArray[Any]:
     """Return the values in `raw` in their shape: a view on it, except for BYTES.
 
-    Raises:
-        InvalidRequest: the number of bytes, or of elements, differs from the declared one.
+    Raises: InvalidRequest: the number of bytes, or of elements, differs from the declared one.
     """
     if declared.datatype is DataType.BYTES:
         return _decode_bytes(declared, raw)

@@ -72,8 +72,7 @@ class Classification:
         Returns:
             BYTES of shape [batch, k], or [k] where the model does not batch.
 
-        Raises:
-            InvalidRequest: the type has no scores, or the request wants too many classes.
+        Raises: InvalidRequest: the type has no scores, or the request wants too many classes.
         """
         if scores.datatype in _NO_CLASSES:
             raise InvalidRequest(
@@ -270,8 +269,7 @@ def _name_region(parameters: Any, place: RegionSlice, written_bytes: int) -> Non
 def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:
     """Return the tensors by name, in order.
 
-    Raises:
-        InvalidRequest: two have the same name.
+    Raises: InvalidRequest: two have the same name.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) < len(tensors):

@@ -46,8 +46,7 @@ class RequestParameters(NamedTuple):
 def read_parameters(parameters: Any) -> RequestParameters:
     """Return the parameters of a request's parameter map.
 
-    Raises:
-        InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
+    Raises: InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
     """
     own: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
@@ -80,8 +79,7 @@ def read_parameters(parameters: Any) -> RequestParameters:
 def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
     """Return region, offset and byte size from a tensor's parameters; None without a region.
 
-    Raises:
-        InvalidRequest: a parameter is missing or of a wrong type.
+    Raises: InvalidRequest: a parameter is missing or of a wrong type.
     """
     name, offset, byte_size = (
         typed_value(parameters[key], f"'{key}' parameter for tensor '{tensor}'", kind)

@@ -62,8 +62,7 @@ class SharedRegion:
     def read(self, offset: int, byte_size: int) -> NDArray[np.uint8]:
         """Return a copy of these bytes of the region.
 
-        Raises:
-            InvalidRequest: the object has shrunk.
+        Raises: InvalidRequest: the object has shrunk.
         """
         copy = np.empty(byte_size, np.uint8)
         place, left = self.offset + offset, memoryview(copy)
@@ -121,8 +120,7 @@ class RegionSlice:
     def write(self, name: str, data: memoryview) -> None:
         """Write the output `name` to the slice.
 
-        Raises:
-            InternalError: the output does not fit.
+        Raises: InternalError: the output does not fit.
         """
         if data.nbytes > self.byte_size:
             raise InternalError(
@@ -210,8 +208,7 @@ class SharedMemory:
     def regions(self, name: str) -> list[SharedRegion]:
         """Return the region `name`, or all regions if `name` is empty.
 
-        Raises:
-            NotFound: no region has that name.
+        Raises: NotFound: no region has that name.
         """
         with self._lock:
             # By its items: a request may end meanwhile, and its region with it.
@@ -228,8 +225,7 @@ class SharedMemory:
         Args:
             offset, byte_size: as in the request: signed, and read as unsigned.
 
-        Raises:
-            NotFound, InvalidRequest: Triton's texts.
+        Raises: NotFound, InvalidRequest: Triton's texts.
         """
         region = self._regions.get(name)
         if region is None:

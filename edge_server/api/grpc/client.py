@@ -85,8 +85,7 @@ def target_of(settings: Grpc) -> str:
     """Return where a client on this machine calls the daemon that runs with `settings`: its Unix
     socket where it has one.
 
-    Raises:
-        SettingsError: there is no side that a client without a certificate can call.
+    Raises: SettingsError: there is no side that a client without a certificate can call.
     """
     if not settings.enabled:
         raise SettingsError("grpc: it is off; set enabled = true in [grpc]")
@@ -113,8 +112,7 @@ class DaemonClient:
     Args:
         settings: the daemon's.
 
-    Raises:
-        SettingsError: see `target_of`.
+    Raises: SettingsError: see `target_of`.
     """
 
     def __init__(self, settings: Grpc) -> None:
@@ -237,8 +235,7 @@ def infer_request(
 ) -> Any:
     """Return a `ModelInferRequest` with the tensors as raw bytes.
 
-    Raises:
-        InvalidRequest: the protocol has no type for an array's elements.
+    Raises: InvalidRequest: the protocol has no type for an array's elements.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, array in inputs.items():

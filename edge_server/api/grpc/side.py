@@ -252,8 +252,7 @@ class Certificates:
     Attributes:
         credentials: for the port of a server.
 
-    Raises:
-        SettingsError: see `check_certificates`.
+    Raises: SettingsError: see `check_certificates`.
     """
 
     def __init__(self, tls: Tls) -> None:

@@ -85,8 +85,7 @@ class InferStream:
     def responses(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Yield each response as a serialised `ModelStreamInferResponse`, until the last one.
 
-        Raises:
-            EdgeServerError: the stream ends with that status.
+        Raises: EdgeServerError: the stream ends with that status.
         """
         reader = threading.Thread(
             target=self._read, args=(requests,), name="grpc-stream", daemon=True
@@ -140,8 +139,7 @@ class InferStream:
     def count(self, request: StreamRequest, size_bytes: int) -> None:
         """Count more bytes with those of `request`.
 
-        Raises:
-            Unavailable: see `ByteBudget.take`.
+        Raises: Unavailable: see `ByteBudget.take`.
         """
         self._budget.take(size_bytes)
         with self._changed:
@@ -270,8 +268,7 @@ class InferStream:
         """Wait for the next response to write; return it with the bytes that are counted for it
         alone, or None at the end of the stream.
 
-        Raises:
-            EdgeServerError: the stream ends with that status.
+        Raises: EdgeServerError: the stream ends with that status.
         """
         with self._changed:
             self._changed.wait_for(
@@ -358,8 +355,7 @@ class StreamRequest:
     def serialise(self, response: ResponseCallback, *, final: bool) -> bytes:
         """Return the `ModelStreamInferResponse` for one response.
 
-        Raises:
-            EdgeServerError: the response does not fit the form that the client requested.
+        Raises: EdgeServerError: the response does not fit the form that the client requested.
         """
         if response is None:
             response = InferResponse(self.model_name, self.model_version, self.id, {})

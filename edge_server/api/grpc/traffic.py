@@ -152,8 +152,7 @@ class Traffic:
 
         gRPC keeps a response twice until its client has read it.
 
-        Raises:
-            Unavailable: responses that no client has read yet leave no room for this one.
+        Raises: Unavailable: responses that no client has read yet leave no room for this one.
         """
         size_bytes, context = len(response), call.context
         self.budget.take(size_bytes, instead_of=call.counted_bytes)

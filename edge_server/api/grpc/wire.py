@@ -102,8 +102,7 @@ def read_request(data: bytes, call: Call | None = None) -> tuple[Any, Sequence[b
 def read_load_request(data: bytes) -> Any:
     """Return a `RepositoryModelLoadRequest`, which may carry files of any size, but not any number.
 
-    Raises:
-        InvalidRequest: `data` is no such message, or has more fields than any load needs.
+    Raises: InvalidRequest: `data` is no such message, or has more fields than any load needs.
     """
     if len(data) >= _WALK_FROM_BYTES:
         _check_load(memoryview(data))
@@ -169,8 +168,7 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
     Returns None for a field that this walk does not know, damaged or merely unusual: protobuf
     decides.
 
-    Raises:
-        InvalidRequest: too many fields.
+    Raises: InvalidRequest: too many fields.
     """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -191,8 +189,7 @@ def _fields(
 
     The tag is None, and the walk ends, at a field that cannot be parsed.
 
-    Raises:
-        InvalidRequest: too many fields.
+    Raises: InvalidRequest: too many fields.
     """
     end = len(data)
     start = 0
@@ -227,8 +224,7 @@ def _fields(
 def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
     """Return the varint at `place`, and the offset after it.
 
-    Raises:
-        IndexError: the varint is incomplete.
+    Raises: IndexError: the varint is incomplete.
     """
     value = 0
     for index in range(_LONGEST_VARINT):
