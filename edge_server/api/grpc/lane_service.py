@@ -65,15 +65,6 @@ class LaneSources:
 
 
 class LaneServicer:
-    """Serves lanes, events, cameras and the vehicle's state.
-
-    Args:
-        sources: of the daemon.
-        streams: admits streams, and ends them.
-        traffic: limits how long a stream's first request takes.
-        now_ns: CLOCK_MONOTONIC.
-    """
-
     def __init__(
         self,
         sources: LaneSources,
@@ -210,8 +201,7 @@ class LaneServicer:
     def _opened(self, context: Any) -> Iterator[list[Callable[[], object]]]:
         """Hold a stream's place for the block, also before its first request has arrived.
 
-        Yields a list whose last entry is called once the server closes; at first it cancels the
-        call.
+        Yields a list whose last entry is called once the server closes.
         """
         when_closed: list[Callable[[], object]] = [context.cancel]
 
@@ -255,7 +245,6 @@ def _parse(request: bytes | None, kind: Any) -> Any:
 
 
 def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:
-    """Give `reader` the acknowledgements of its client, until the call is over."""
     try:
         for data in requests:
             _acknowledge(_parse(data, pb.StreamLanesRequest), reader)

@@ -79,10 +79,6 @@ def unary(
 
     On the wire a call with one request is a stream of one. As such a stream the call reads its
     request itself, so that `traffic` can limit how long the request takes.
-
-    Args:
-        path: of the method, as on the wire.
-        traffic: reads the request and watches that the client reads the response; None only reads.
     """
     traffic = traffic or Traffic()
     budget = traffic.budget
@@ -179,7 +175,6 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
-    """Return the status code of `error`; an error without a mapping is INTERNAL."""
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
@@ -209,12 +204,7 @@ def header_text(text: str) -> str:
 
 
 class UnaryCall:
-    """A unary call: its request is cancelled once the call is over; see `Call`.
-
-    Attributes:
-        context: gRPC's.
-        counted_bytes: until `release`.
-    """
+    """A unary call: its request is cancelled once the call is over; see `Call`."""
 
     __slots__ = ("_budget", "context", "counted_bytes")
 
@@ -224,7 +214,6 @@ class UnaryCall:
         self.counted_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Count more bytes until the response takes their place; see `Call`."""
         self._budget.take(size_bytes)
         self.counted_bytes += size_bytes
 

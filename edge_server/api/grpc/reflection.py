@@ -32,11 +32,8 @@ def register_reflection(
     """Serve reflection, as v1 and v1alpha, whose messages are the same.
 
     Args:
-        server: is not started yet.
-        services: their full names.
         streams: admits a client's stream, which holds a thread for as long as it is open, and ends
             it as CANCELLED.
-        traffic, rules: see `streaming`.
     """
     # v1 itself cannot be described: its .proto is in no package that fits protobuf 6.
     servicer = ReflectionServicer((*services, SERVICE_NAME))

@@ -49,12 +49,7 @@ class GrpcServer:
     calls are served after `start`.
 
     Args:
-        name: the server's name for clients.
-        control, log_switches: see `TritonServicer`.
-        shared_memory: the regions that clients register; None where they may register none.
         tokens: that calls over TCP need; None needs none.
-        tracer: traces requests; None traces none.
-        requests: counts inference requests; None counts them for nobody.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -148,12 +143,10 @@ class GrpcServer:
             self.self_call.start()
 
     def change(self, settings: Grpc) -> None:
-        """Take over what this server can change while it serves: the limit of all messages in
-        flight, the time that one may take, and the paths of the certificates.
+        """Take over what can change while it serves: the limit of all messages in flight, the time
+        of one, and the paths of the certificates, which are valid (`check_certificates`).
 
-        Args:
-            settings: with certificates that are valid, see `check_certificates`. Where TLS is to be
-                on, off or mutual other than before, the certificates stay too.
+        Where TLS is to be on, off or mutual other than before, the certificates stay too.
         """
         for side in self._sides:
             side.traffic.change(
@@ -201,7 +194,6 @@ class GrpcServer:
             self._socket = None
 
     def _self_call(self, settings: Grpc) -> SelfCall:
-        """Return the daemon's own client, on the socket if there is one: TCP may be full."""
         metadata = [(r.header, r.value) for r in settings.restricted if "health" in r.protocols]
         calls = self._sides[0].threads.waiting
         if self._socket is not None:

@@ -48,10 +48,8 @@ if TYPE_CHECKING:
 class UnixSocket:
     """Reserves a path for this daemon alone, from construction to `release`.
 
-    The lock is on `<path>.lock` beside the socket, a file that stays: the kernel releases the lock
-    however a process ends. A stale socket is thereby distinguished from a served one, and only the
-    holder of the lock replaces the socket. The directory decides which users may connect: its owner
-    and its group may, others if its mode allows.
+    The lock on `<path>.lock`, a file that stays, tells a stale socket from a served one: the kernel
+    releases it however a process ends. The directory's mode decides which users may connect.
 
     Raises:
         AlreadyRunning: another daemon holds the lock.
@@ -91,7 +89,6 @@ class UnixSocket:
         return connection
 
     def release(self) -> None:
-        """Remove the socket and release the lock."""
         self.path.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -99,9 +96,7 @@ class UnixSocket:
 def check_path(path: str) -> None:
     """Return if a socket may be at `path`; changes nothing.
 
-    Raises:
-        SettingsError: the path cannot be used; the text names it and the remedy.
-        Unavailable: the directory does not exist yet.
+    Raises: SettingsError, Unavailable: as `UnixSocket`.
     """
     _require_safe_directory(Path(path).parent)
     _require_socket_or_nothing(Path(path))
@@ -153,11 +148,7 @@ _INFER = f"{TRITON}ModelInfer"
 
 
 class Side:
-    """TCP or the Unix socket: a server of its own, and all that bounds it.
-
-    Attributes:
-        where: the address for people, once it listens.
-    """
+    """TCP or the Unix socket: a server of its own, and all that bounds it."""
 
     def __init__(
         self, settings: Grpc, rules: AccessRules, requests: RequestMetrics, *, unix: bool
@@ -233,7 +224,6 @@ class Side:
         register_reflection(self.server, services, self.lane_gate, self.traffic, self.rules)
 
     def _refusal(self) -> EdgeServerError | None:
-        """Return the reason to refuse an inference now; None to admit it."""
         if not self.threads.waiting and not self.gate.is_full:
             return None
         error = self.gate.refusal() or Unavailable(
@@ -248,9 +238,6 @@ class Certificates:
 
     Every new connection gets the present contents of the files, once they match each other; until
     then it gets the previous contents, and the log gives the reason. Open connections stay.
-
-    Attributes:
-        credentials: for the port of a server.
 
     Raises: SettingsError: see `check_certificates`.
     """
@@ -345,11 +332,6 @@ class Doorkeeper(grpc.ServerInterceptor):
     gRPC asks it on the one thread that receives all calls. A refused call ends right there, without
     its message and without another thread: at ten times the load that can be served, the remaining
     processor time decides the throughput.
-
-    Args:
-        threads: the server's.
-        refusals: by method: return the reason to refuse a call now, or None.
-        rules: which calls are allowed.
     """
 
     def __init__(

@@ -70,18 +70,14 @@ class Traffic:
     A stream's client may pause between two requests without limit, and gRPC does not show whether
     half a request has arrived: the limit on open streams bounds those bytes.
 
-    No call is watched before `start`.
-
     Args:
-        budget: counts requests until their response, and then responses until they are read;
-            None creates a private budget.
+        budget: counts requests until their response, and then responses until they are read.
         within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
         longest_decompressed_bytes: of one that its client compressed; 0 refuses those.
-        waiting: returns the number of calls that wait for a thread.
-        inferences: returns the number of inferences in flight.
-        resident: returns the resident memory of this process, in bytes.
-        give_back: returns its free memory to the kernel.
+        waiting, inferences: return the number of calls without a thread, and of inferences in
+            flight.
+        resident, give_back: return the process's memory in bytes, and its free part to the kernel.
     """
 
     def __init__(
@@ -121,12 +117,10 @@ class Traffic:
         self._thread: threading.Thread | None = None
 
     def change(self, limit_bytes: int, within_s: float) -> None:
-        """Apply another limit to the bytes in flight, and another time limit to each message."""
         self.budget.limit_bytes = limit_bytes
         self._within_s = within_s
 
     def start(self) -> None:
-        """Start watching calls."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)
         self._thread.start()
 
@@ -148,9 +142,8 @@ class Traffic:
             self._arriving.pop(context, None)
 
     def send(self, response: bytes, call: UnaryCall) -> None:
-        """Count a large response in place of its request, and watch that its client reads it.
-
-        gRPC keeps a response twice until its client has read it.
+        """Count a large response, which gRPC keeps twice until its client has read it, in place of
+        its request, and watch that the client reads it.
 
         Raises: Unavailable: responses that no client has read yet leave no room for this one.
         """
@@ -193,9 +186,7 @@ class Traffic:
     def decompressed(self, request: bytes, call: Call) -> bytes:
         """Return a request that begins with one of `COMPRESSED` as it was before.
 
-        Raises:
-            Unsupported: the settings allow none.
-            InvalidRequest, Unavailable: see `decompress`.
+        Raises: Unsupported: the settings allow none. InvalidRequest, Unavailable: see `decompress`.
         """
         encoding = "gzip" if request.startswith(_GZIP) else "deflate"
         longest_bytes = self._longest_decompressed_bytes

@@ -56,15 +56,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     """Serves `inference.GRPCInferenceService` over a DataPlane.
 
     Args:
-        name: the server's name in ServerMetadata.
         control: loads and unloads models on request; None refuses such requests.
         shared_memory: the clients' regions; None refuses shared memory.
-        log_switches: the switches that LogSettings changes; None creates a private set.
-        tracer: selects the requests to trace; None traces none.
         moments: of the thread's call: when it was received; None is unknown.
-        traffic: decompresses streams' requests, and counts them, and what is parsed from any
-            request; None creates a private one.
-        requests: counts inference requests; None creates a private one.
         headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
@@ -189,7 +183,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             yield from stream.responses(requests)
 
     def _submit(self, data: bytes, stream_request: StreamRequest, context: Any) -> None:
-        """Submit one of a stream's requests; see `Submit`."""
         try:
             self._read_and_submit(data, stream_request, context)
         except EdgeServerError as error:
@@ -335,11 +328,7 @@ def register(
     traffic: Traffic | None = None,
     rules: AccessRules | None = None,
 ) -> None:
-    """Serve every method of the published services on `server`.
-
-    Args:
-        traffic, rules: see `method_handlers`.
-    """
+    """Serve every method of the published services on `server`."""
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
     server.add_registered_method_handlers(service.full_name, infer)
