@@ -33,13 +33,12 @@ PART_BYTES = 256 * 1024
 def decompress(
     data: bytes | memoryview, encoding: str, longest_bytes: int, call: Call, setting: str
 ) -> bytes:
-    """Return what `data` was before its client compressed it.
+    """Return what `data` was before its client compressed it in the way `encoding` of
+    `WINDOW_BITS`.
 
     Args:
-        encoding: one of `WINDOW_BITS`.
-        longest_bytes: of the result.
+        longest_bytes: of the result; `setting` names that limit.
         call: counts the result, part by part and before it is kept.
-        setting: of `longest_bytes`, for the error text.
 
     Raises:
         InvalidRequest: it is not compressed in that way, or too long.
@@ -99,13 +98,8 @@ class Admission:
     tell whether the call ran.
 
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
-    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
-    the next one in the client's socket. A refused one would be missing in a sequence.
-
-    Args:
-        limit, streams: see above.
-        too_many: returns the error where so many streams are open.
-        stopping: the text for callers after `close`.
+    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving the
+    next one in the client's socket. A refused one would be missing in a sequence.
 
     Attributes:
         inside: the number of callers inside.
@@ -167,9 +161,7 @@ class Admission:
     def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
-        Raises:
-            Unavailable: the gate is closed.
-            EdgeServerError: `streams` streams are open, see `too_many`.
+        Raises: EdgeServerError: see `stream_refusal`.
         """
         with self._changed:
             if (error := self.stream_refusal()) is not None:
@@ -201,13 +193,6 @@ class ByteBudget:
     responses.
 
     A request that is alone is always accepted: only the limit on one message bounds it.
-
-    Args:
-        limit_bytes: of all messages together.
-        setting: the name of that limit, for error texts.
-
-    Attributes:
-        used_bytes: of the messages in flight.
     """
 
     def __init__(

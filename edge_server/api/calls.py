@@ -38,19 +38,14 @@ class RequestMetrics:
         self._failed: Counter[tuple[str, str]] = Counter()
 
     def responded(self, protocol: Protocol, model: str, began_ns: int) -> None:
-        """Count a request that has its response.
-
-        Args:
-            model: one that exists: the name of the loaded model, not what the client wrote.
-            began_ns: `time.monotonic_ns()` when the request had been read.
+        """Count a request to the loaded `model` that has its response; `began_ns` is when it had
+        been read.
         """
         self._latency.observe((model, protocol), (time.monotonic_ns() - began_ns) / 1e9)
 
     def failed(self, protocol: Protocol, code: str) -> None:
-        """Count a request that was refused or has failed.
-
-        Args:
-            code: the status that the client gets: `UNAVAILABLE`, `400`.
+        """Count a request that was refused or has failed with the status `code`: `UNAVAILABLE`,
+        `400`.
         """
         with self._lock:
             self._failed[protocol, code] += 1

@@ -208,11 +208,8 @@ def refuse_repository_name(request: Any) -> None:
 def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any:
     """Apply a `TraceSettingRequest`'s settings, all or none; return the settings then in force.
 
-    A setting without a value is reset: a model's to the global one, the global one to its value at
-    the start.
-
-    Args:
-        model_name: of a loaded model; empty is all.
+    A setting without a value is reset: that of the model `model_name` to the global one, the global
+    one to its value at the start.
 
     Raises:
         InvalidRequest: an unknown setting, or an invalid value (Triton's texts).

@@ -51,12 +51,8 @@ _MOST_CLASSES = 65536
 
 @dataclass(frozen=True)
 class Classification:
-    """The requested classification of one output.
-
-    Attributes:
-        count: maximum number of classes.
-        batched: the output's first dimension counts batch elements.
-        labels: of the classes, by index; a class without a label is returned without one.
+    """The requested classification of one output: at most `count` classes, `batched` where its
+    first dimension counts batch elements; a class without a label is returned without one.
     """
 
     count: int
@@ -69,8 +65,7 @@ class Classification:
         Args:
             scores: of any shape; the dimensions after the batch are flattened to one class list.
 
-        Returns:
-            BYTES of shape [batch, k], or [k] where the model does not batch.
+        Returns: BYTES of shape [batch, k], or [k] where the model does not batch.
 
         Raises: InvalidRequest: the type has no scores, or the request wants too many classes.
         """
@@ -116,16 +111,14 @@ def to_infer_request(
 ) -> tuple[InferRequest, Mapping[str, OutputForm]]:
     """Return the request of a `ModelInferRequest`, and the outputs that it wants in another form.
 
-    The request's tensors are views on the received bytes.
-
     Args:
         message: the `ModelInferRequest` without its raw contents, which may be large.
         raw: the raw contents; the tensors are views on them.
         timeout_s: seconds until the caller's deadline; None is never.
         call: cancels the request, and counts its strings; None does neither.
         shared_memory: the regions that tensors may refer to; None refuses them.
-        config: of the model, which the request is checked against before its tensors are
-            converted; None leaves that check to `Snapshot.infer`.
+        config: of the model, which the request is checked against before its tensors are converted;
+            None leaves that check to `Snapshot.infer`.
 
     Raises:
         InvalidRequest, NotFound: tensors or parameters contradict each other, or the form of an
@@ -201,11 +194,8 @@ def output_forms(
     config: ModelConfig | None = None,
     shared_memory: SharedMemory | None = None,
 ) -> Mapping[str, OutputForm]:
-    """Return those of a request's `outputs` that it wants in another form, by name.
-
-    Raises:
-        InvalidRequest, NotFound: the requested form is invalid (Triton's texts).
-        Unsupported: the request wants shared memory, which is off.
+    """Return those of a request's `outputs` that it wants in another form; raise as
+    `to_infer_request`.
     """
     forms: dict[str, OutputForm] = {}
     for name, output in outputs.items():

@@ -106,8 +106,7 @@ def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
 def typed_value(value: Any, where: str, *kinds: str, end: str = ".") -> Any:
     """Return what is set in an `InferParameter` or a parameter of a load.
 
-    Raises:
-        InvalidRequest: none of the fields `kinds` is set; the text names the parameter by `where`.
+    Raises: InvalidRequest: none of the fields `kinds` is set.
     """
     kind = value.WhichOneof("parameter_choice")
     if kind not in kinds:

@@ -143,10 +143,7 @@ class InstancePool:
     ) -> Instance:
         """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
 
-        Raises:
-            DeadlineExceeded: no instance was idle by `deadline` (`time.monotonic()`), or it had
-                passed before the call.
-            Cancelled: the caller cancelled while it waited.
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         now = time.monotonic()
         if deadline is not None and now >= deadline:
@@ -299,10 +296,7 @@ class ExpectedWait:
         self.runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
-        """Return where `request` may join the queue, raise otherwise.
-
-        Args:
-            ahead: number of requests served before it.
+        """Return where `request` may join the queue behind `ahead` others.
 
         Raises:
             DeadlineExceeded: the deadline has passed already.

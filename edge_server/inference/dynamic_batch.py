@@ -246,8 +246,7 @@ class DynamicBatchScheduler(Submits):
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     selects the requests, so that a batch grows while every instance is busy or the rate limiter
-    holds the instances back. Then the next worker gathers. `submit` never waits for a model, and
-    refuses at once a request whose response would come too late.
+    holds the instances back. Then the next worker gathers. `submit` never waits for a model.
 
     The workers have no supervisor: a model that hangs shows in `running_since`.
 
@@ -363,7 +362,6 @@ class DynamicBatchScheduler(Submits):
         return not self._closed
 
     def _begin_gathering(self) -> bool:
-        """Whether requests wait and no other worker gathers; waits a bounded time for that."""
         with self._work:
             if not self._may_gather() and not self._closed:
                 self._work.wait(_LOOK_S)

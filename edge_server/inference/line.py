@@ -204,7 +204,6 @@ class StepThreads:
         self._closed = False
 
     def try_run(self, task: Task) -> bool:
-        """Run `task` at once on an idle thread; False where there is none."""
         with self._changed:
             return self._offer(task)
 
@@ -296,7 +295,7 @@ class StepSlots:
     def take(self, task: Task, *, urgent: bool) -> bool:
         """Take a slot; where none is left, `task` is run later once one may be free.
 
-        Raises: Unavailable: the limit of parked tasks is reached.
+        Raises: Unavailable: too many tasks are parked.
         """
         with self._changed:
             if self._taken < self._limit:

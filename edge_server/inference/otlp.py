@@ -204,9 +204,6 @@ class FrameTrace:
     """A camera's frame from its capture until its lanes are published; see `lanes.types.Trace`.
 
     Its stages follow one another; one thread at a time calls it.
-
-    Args:
-        capture_ns: `time.monotonic_ns` of the capture.
     """
 
     def __init__(
@@ -252,13 +249,9 @@ class FrameTrace:
 class SpanSender(TraceQueue[Spans]):
     """Sends spans in the background; `put` returns at once, from any thread.
 
-    A request with a `traceparent` follows its sampled flag; of the others, and of the frames, a
-    share is chosen at random. Spans that the collector does not take are dropped: the log says so
+    A request with a `traceparent` follows its sampled flag; of the others, and of the frames,
+    `share` is chosen at random. Spans that the collector does not take are dropped: the log says so
     once, and when it takes them again; the next attempt comes after a growing time.
-
-    Args:
-        share: of the requests and frames that are traced, 0..1.
-        resource: what the spans' resource says beside the settings: name, version and so on.
     """
 
     def __init__(

@@ -111,9 +111,7 @@ class RateLimiter:
     ) -> Share:
         """Grant one of `shares`, none of them passive, all its resources until `give_back`.
 
-        Raises:
-            DeadlineExceeded: no share got its resources by `deadline` (`time.monotonic()`).
-            Cancelled: the caller cancelled while it waited.
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         claim = _Claim(shares, self._lock, cancellation)
         with self._lock:

@@ -83,10 +83,7 @@ class Scheduler(Protocol):
     """Runs checked requests of one loaded model version."""
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """Run `request` and return its only response.
-
-        Args:
-            snapshot: the snapshot that the request's lease pins until this returns.
+        """Run `request` and return its only response; its lease pins `snapshot` until then.
 
         Raises:
             EdgeServerError: the request was refused, or the model responded with the error.
@@ -99,10 +96,8 @@ class Scheduler(Protocol):
         """Accept `request`; `respond` gets each of its responses, the last one marked as final.
 
         `respond` may be called before this returns (the caller's thread runs the model) or after
-        (the request is queued); the final response always arrives.
-
-        Args:
-            snapshot: the snapshot that the request's lease pins until the final response.
+        (the request is queued); the final response always arrives. The request's lease pins
+        `snapshot` until then.
 
         Raises: InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
@@ -389,11 +384,9 @@ class ModelRegistry:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current one, for reading; running a model takes a lease."""
         return self._current.snapshot
 
     def lease(self) -> Lease:
-        """Lease the current snapshot; its models stay open until the lease is released."""
         with self.lock:
             current = self._current
             current.leases += 1

@@ -42,15 +42,13 @@ _LONGEST_ID = 1024
 
 
 class TraceQueue(Generic[T]):
-    """Traces that wait, up to a limit, to be exported on a thread of their own.
+    """Traces that wait, `most` of them, to be exported on a thread of their own.
 
     No request waits for a disk or a collector. The worker has no supervisor: one that hangs costs
     traces and nothing else.
 
     Args:
         gather_s: what comes within that time is exported together; a crash costs as much.
-        most: that wait; of each `put`, so many as it says.
-        most_at_once: of one `export`.
 
     Attributes:
         dropped: the number of traces that were not exported.
@@ -299,9 +297,7 @@ class Tracer:
     count; a setting not given for all models keeps its value from the start. A rule that changes
     counts its requests anew. Every method may be called from any thread.
 
-    Args:
-        writer: None keeps and reports the rules, and writes no traces.
-        sender: sends spans of requests, which it chooses itself, and of frames; None sends none.
+    A traced request's `ModelTrace`s go to the trace file, to the collector as spans, or to both.
 
     Attributes:
         on: whether any request may be traced at this moment.
@@ -396,11 +392,8 @@ class Tracer:
             self.on = self._any(rule.timestamps)
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
-        """Apply new settings, all or none.
-
-        Args:
-            model_name: empty is all models.
-            changes: by the names of `TraceRule`; None removes the setting.
+        """Apply new settings of a model, or of all if its name is empty, by the names of
+        `TraceRule`; None removes one.
 
         Raises: InvalidRequest: no request can be traced with these settings (Triton's text).
         """
