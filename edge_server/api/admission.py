@@ -122,7 +122,7 @@ class Admission:
         self._closed = False
         self._lock = threading.Lock()  # a third of an entered Condition's time
         self._changed = threading.Condition(self._lock)
-        self._open_streams: list[Callable[[], None]] = []
+        self._open_streams: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
@@ -158,7 +158,7 @@ class Admission:
         return None
 
     @contextmanager
-    def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
+    def stream(self, when_closed: Callable[[], object]) -> Iterator[None]:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
         Raises: EdgeServerError: see `stream_refusal`.

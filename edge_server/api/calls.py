@@ -1,4 +1,4 @@
-"""The calls of all protocols: their counts, the threads that answer them, and their traces."""
+"""The calls of all protocols: statuses, counts, the threads that answer them, and traces."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Executor
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from edge_server.errors import EdgeServerError
+from edge_server import errors
 from edge_server.process.histogram import Histograms
 
 if TYPE_CHECKING:
@@ -24,6 +25,41 @@ if TYPE_CHECKING:
     Protocol = Literal["grpc", "http"]
     from edge_server.inference.tracing import Headers, Tracer
     from edge_server.requests import InferRequest
+
+
+class Status(NamedTuple):
+    """The name of gRPC's status code, and the code of HTTP (Triton's)."""
+
+    grpc: str
+    http: int
+
+
+STATUS: Mapping[type[errors.EdgeServerError], Status] = MappingProxyType(
+    {
+        errors.InvalidRequest: Status("INVALID_ARGUMENT", 400),
+        errors.ModelConfigError: Status("INVALID_ARGUMENT", 400),
+        errors.ModelLoadError: Status("INVALID_ARGUMENT", 400),
+        errors.NotFound: Status("NOT_FOUND", 404),
+        errors.Unavailable: Status("UNAVAILABLE", 503),
+        errors.Unsupported: Status("UNIMPLEMENTED", 501),
+        errors.AlreadyExists: Status("ALREADY_EXISTS", 400),
+        errors.OutOfRange: Status("OUT_OF_RANGE", 400),
+        errors.Unauthenticated: Status("UNAUTHENTICATED", 401),
+        errors.PermissionDenied: Status("PERMISSION_DENIED", 403),
+        errors.LimitReached: Status("RESOURCE_EXHAUSTED", 429),
+        errors.Cancelled: Status("CANCELLED", 400),
+        errors.DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
+        errors.InternalError: Status("INTERNAL", 500),
+        errors.UnknownError: Status("UNKNOWN", 400),
+    }
+)
+
+
+def http_status(error: errors.EdgeServerError) -> int:
+    """Return the status of `error`; one without an entry is 500."""
+    status = STATUS.get(type(error))
+    return 500 if status is None else status.http
+
 
 # A small model takes less than a millisecond, a queue's deadline is seconds away.
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -55,13 +91,13 @@ class RequestMetrics:
         protocol: Protocol,
         model: str,
         respond: Respond,
-        code_of: Callable[[EdgeServerError], str],
+        code_of: Callable[[errors.EdgeServerError], str],
     ) -> Respond:
         """Return `respond`, counting the request with its last response."""
         began_ns = time.monotonic_ns()
 
         def pass_on(response: ResponseCallback, final: bool) -> None:
-            if isinstance(response, EdgeServerError):
+            if isinstance(response, errors.EdgeServerError):
                 self.failed(protocol, code_of(response))
             elif final:
                 self.responded(protocol, model, began_ns)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from edge_server.api.admission import SHUTTING_DOWN
+from edge_server.api.grpc.methods import parsing
 from edge_server.cameras.status import CameraState
 from edge_server.errors import (
     InvalidRequest,
@@ -44,7 +44,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
 # Methods that parse and serialise their messages themselves.
 OVER_BYTES = ("StreamLanes", "StreamEvents")
 _LONGEST_CAUSE = 200
-_LONGEST_REQUEST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -231,17 +230,9 @@ def _ending() -> Unavailable:
 
 
 def _parse(request: bytes | None, kind: Any) -> Any:
-    name = kind.DESCRIPTOR.name
     if request is None:
-        raise InvalidRequest(f"the call ended without a {name}")
-    if len(request) > _LONGEST_REQUEST_BYTES:
-        raise InvalidRequest(
-            f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_REQUEST_BYTES} at most"
-        )
-    try:
-        return kind.FromString(request)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is no {name}: {error}") from error
+        raise InvalidRequest(f"the call ended without a {kind.DESCRIPTOR.name}")
+    return parsing(kind)(request)
 
 
 def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
-from edge_server.api import statuses
+from edge_server.api import calls
 from edge_server.api.access import UPDATES
 from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS = {error: grpc.StatusCode[status.grpc] for error, status in statuses.STATUS.items()}
+STATUS = {error: grpc.StatusCode[status.grpc] for error, status in calls.STATUS.items()}
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024
@@ -142,19 +142,10 @@ def _parsing(
 ) -> Callable[..., Any]:
     """Return a behaviour over bytes; `rules` may refuse a request with settings to change."""
     is_update = rules is not None and path in UPDATES
-    parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
-    name = method.input_type.name
+    parse = parsing(GetMessageClass(method.input_type))
 
     def respond(request: bytes, call: UnaryCall) -> bytes:
-        if len(request) > _LONGEST_QUESTION_BYTES:
-            raise errors.InvalidRequest(
-                f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
-                "at most"
-            )
-        try:
-            message = parse(request)
-        except DecodeError as error:
-            raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
+        message = parse(request)
         if is_update and rules is not None and message.settings:
             metadata = call.context.invocation_metadata()
             if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
@@ -165,6 +156,24 @@ def _parsing(
         return written
 
     return respond
+
+
+def parsing(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that parses a short message of that type, or raises InvalidRequest."""
+    name = kind.DESCRIPTOR.name
+
+    def parse(request: bytes) -> Any:
+        if len(request) > _LONGEST_QUESTION_BYTES:
+            raise errors.InvalidRequest(
+                f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
+                "at most"
+            )
+        try:
+            return kind.FromString(request)
+        except DecodeError as error:
+            raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
+
+    return parse
 
 
 def _refusing(name: str) -> Callable[..., Any]:

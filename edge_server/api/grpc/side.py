@@ -23,7 +23,7 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.methods import method_handlers, parsing, status_of, streaming
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
@@ -171,8 +171,8 @@ class Side:
             inferences=lambda: self.gate.inside,
         )
         refusals: dict[str, Refuses] = {_INFER: self._refusal}
-        streaming = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
-        refusals.update(dict.fromkeys(streaming, self.lane_gate.stream_refusal))
+        long = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
+        refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
@@ -218,10 +218,26 @@ class Side:
         self.server.add_registered_method_handlers(SERVICE.full_name, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
-        # Imported late: descriptors cost memory.
-        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+        """Serve reflection, as v1 and v1alpha, whose messages are the same.
 
-        register_reflection(self.server, services, self.lane_gate, self.traffic, self.rules)
+        v1 itself cannot be described: its .proto is in no package that fits protobuf 6. A stream
+        holds a thread for as long as it is open, and ends as CANCELLED where the server closes.
+        """
+        # Imported late: descriptors cost memory.
+        from grpc_reflection.v1alpha import reflection, reflection_pb2  # noqa: PLC0415
+
+        servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
+        read = parsing(reflection_pb2.ServerReflectionRequest)
+
+        def reflect(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self.lane_gate.stream(context.cancel):
+                for response in servicer.ServerReflectionInfo(map(read, requests), context):
+                    yield response.SerializeToString()
+
+        for path in REFLECTION:
+            _, service, method = path.split("/")
+            handler = streaming(reflect, path, self.traffic, self.rules)
+            self.server.add_registered_method_handlers(service, {method: handler})
 
     def _refusal(self) -> EdgeServerError | None:
         if not self.threads.waiting and not self.gate.is_full:
