@@ -242,17 +242,15 @@ class Scheduling:
         version: int,
         model: Model,
         directory: Path = Path(),
-        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """Make a loaded model of a backend's model, warmed up; both are closed together.
 
         Args:
             directory: the model's, for the files of its warm-up and of initial states.
-            statistics: statistics to continue; None begins new ones.
 
         Raises: EdgeServerError: an instance cannot be made or warmed up; nothing is left open.
         """
-        statistics = self._statistics(config) if statistics is None else statistics
+        statistics = self._statistics(config)
         scheduler = self._of_instances(config, version, model, directory, statistics)
         return LoadedModel(config, version, scheduler, statistics, model)
 
