@@ -99,7 +99,6 @@ class BoardView:
     """The corners of a board in one picture.
 
     Attributes:
-        name: of the picture.
         corners: (N, 2) float32, px.
         places: (N, 3) float32, on the board, m.
     """

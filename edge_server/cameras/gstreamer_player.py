@@ -81,8 +81,8 @@ def check_messages(
     Args:
         place: of the camera.
         messages: of its pipeline since the last look.
-        live: the pipeline is paced by a camera.
-        running: the camera has delivered frames.
+        live: the pipeline is paced by a camera, which has delivered frames where it is `running`.
+        running: see `live`.
 
     Raises:
         SourceError: one of them tells of a fault.
@@ -205,8 +205,7 @@ class GstreamerStream:
     Args:
         place: names the camera in errors.
         pipeline: what to run.
-        matrix: overrides the matrix in the caps.
-        range_: likewise the range.
+        matrix, range_: override those in the caps.
         hosts: IP addresses of an RTSP camera.
 
     Raises:

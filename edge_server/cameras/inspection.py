@@ -89,13 +89,8 @@ class FrameInspection:
         self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
 
     def inspect(self, frame: Frame, now: float, source_corrupt: int = 0) -> FrameVerdict:
-        """Inspect `frame`, which arrived at `now`.
-
-        Args:
-            frame: the next one.
-            now: `time.monotonic()`.
-            source_corrupt: number of images since `restart` that the source found damaged and kept.
-        """
+        """Inspect the next frame, which arrived at `now` (`time.monotonic()`); since `restart` its
+        source has found `source_corrupt` images damaged, and kept them."""
         if source_corrupt > self._source_corrupt:
             self.corrupt += source_corrupt - self._source_corrupt
             self._source_corrupt = source_corrupt

@@ -48,7 +48,7 @@ def open_images(path: Path, *, fps: float | None, loop: bool) -> Recording:
 
     Args:
         path: a folder, or one image, which is played as a folder of one.
-        fps: frames per second, `FOLDER_FPS` if None; 0 plays at the reading speed.
+        fps: `FOLDER_FPS` if None; 0 plays at the reading speed.
         loop: restart at the end.
 
     Raises:

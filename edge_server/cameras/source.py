@@ -42,7 +42,6 @@ class SourceKind:
     """The source kind of one scheme.
 
     Attributes:
-        open: opens a source of this kind, or raises SourceError.
         live: the source is a device, which may be absent now and return later; an absent recording
             is an error.
         device: its driver runs on this machine, and only a new process gets one that hangs back.
@@ -67,7 +66,7 @@ def open_source(
     Args:
         uri: a path (video, image, folder of images, /dev/videoN) or a URI of `SOURCE_KINDS`.
         kinds: the allowed schemes; `SOURCE_KINDS` by default.
-        options: of a live camera.
+        options: see `SourceOptions`.
 
     Raises:
         SourceError: the source delivers no image; the text names the remedy.
