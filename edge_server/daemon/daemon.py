@@ -244,6 +244,7 @@ class Daemon:
             self.devices.check()
             awake.look(now := time.monotonic())
             check_progress(self._workers(), awake)
+            self._lanes.cameras.check(now)
             for auxiliary in self._auxiliary.values():
                 auxiliary.check(now, awake)
             if self._grpc.self_call is not None:

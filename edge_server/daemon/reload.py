@@ -87,7 +87,6 @@ def _shown(name: str, value: Any) -> str:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
 # An editor, or a script with another request, may still write.
 _SETTLE_S = 0.1
 # Their parts say what becomes of them; the values of cameras are long.
@@ -157,7 +156,9 @@ class SettingsReload:
     def tick(self, now: float) -> None:
         """Reload once if that was requested; wait for a request otherwise."""
         del now
-        if not self._requested.wait(_LOOK_S) or self._stopping:
+        with self.worker.allowing(math.inf):
+            self._requested.wait()
+        if self._stopping:
             return
         # Before the file is read: a later change of it comes with a request of its own.
         self._requested.clear()

@@ -143,6 +143,10 @@ class StageTrace(Protocol):
         """Begin a stage, which ends the one before it."""
         ...
 
+    def end(self, error: str = "", **attributes: str | int) -> None:
+        """The lanes are known, or `error` says why there are none."""
+        ...
+
     def published(self) -> None:
         """The lanes have just been written to the broker's connection; on any thread."""
         ...

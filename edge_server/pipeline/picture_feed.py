@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -140,7 +141,8 @@ class PictureFeed:
             self.worker.wait(min(rest_s, _LOOK_S))
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.worker.stopping, _LOOK_S)
+            with self.worker.allowing(math.inf):
+                self._changed.wait_for(lambda: self._waiting or self.worker.stopping)
             if not self._waiting:
                 return
             camera = next(iter(self._waiting))
