@@ -157,8 +157,8 @@ class SettingsReload:
         """Reload once if that was requested; wait for a request otherwise."""
         del now
         with self.worker.allowing(math.inf):
-            self._requested.wait()
-        if self._stopping:
+            is_requested = self._requested.wait()
+        if not is_requested or self._stopping:
             return
         # Before the file is read: a later change of it comes with a request of its own.
         self._requested.clear()
