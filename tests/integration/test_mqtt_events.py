@@ -400,6 +400,6 @@ def test_no_event_is_lost_where_the_disk_is_full(
         assert daemon.stdout.readline() == "free\n"
         subscriber.wait_for(520)
         said = daemon.communicate("\n")[1]
-        assert "events: cannot be written: database or disk is full" in said
+        assert "events: cannot be written: No space left on device" in said
     assert daemon.returncode == 0
     assert subscriber.ids == [*range(1, 521)]

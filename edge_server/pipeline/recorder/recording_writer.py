@@ -129,26 +129,26 @@ class RecordingFiles:
         Raises:
             OSError: the disk does not report its free space.
         """
-        deletable: list[Path] | None = None
-        while True:
-            over = self.used_bytes + writing_bytes + more_bytes > self.most_bytes
-            low = self._free(self.directory) < self._floor_bytes + more_bytes
-            if not over and not low:
-                return ""
-            if deletable is None:
-                # Somebody may have moved recordings to another machine.
-                self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
-                deletable = [path for path in self._deletable() if path != keep]
-                continue
-            if not deletable:
-                if low:
-                    return f"the disk has less than {self._floor_bytes >> 20} MiB free"
+
+        def lacks() -> str:
+            if self._free(self.directory) < self._floor_bytes + more_bytes:
+                return f"the disk has less than {self._floor_bytes >> 20} MiB free"
+            if self.used_bytes + writing_bytes + more_bytes > self.most_bytes:
                 return "the files of events take all of recorder.max_bytes"
-            path = deletable.pop(0)
-            with suppress(FileNotFoundError):
-                path.unlink()
-            del self._sizes[path]
-            log.debug("recorder: %s deleted, to make room", path.name)
+            return ""
+
+        if not lacks():
+            return ""
+        # Somebody may have moved recordings to another machine.
+        self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
+        for path in self._deletable():
+            if not lacks():
+                return ""
+            if path != keep:
+                path.unlink(missing_ok=True)
+                del self._sizes[path]
+                log.debug("recorder: %s deleted, to make room", path.name)
+        return lacks()
 
     def try_writing(self) -> None:
         """Write a block, and remove it.
@@ -354,7 +354,7 @@ class RecordingWriter:
         """
         if self._section.mode == "events" and self._wanted is None:
             if self.failure and now_ns >= self._retry_at_ns:
-                self._try_disk(now_ns)
+                self._go_on(now_ns)
             return
         if self._file is None and now_ns < self._retry_at_ns:
             return
@@ -379,26 +379,22 @@ class RecordingWriter:
             for message in entry.messages:
                 self._file.write(message)
             self._written = entry.number
-        if self.failure and self._file is None:
-            self._try_disk(now_ns)
-        elif self.failure:
-            self._go_on("written again")
+        if self.failure:
+            self._go_on(now_ns)
 
-    def _try_disk(self, now_ns: int) -> None:
-        """End a failure although there is nothing to write: nobody shall take it for a present one.
+    def _go_on(self, now_ns: int) -> None:
+        """End a failure where the disk takes something again, and make whole what it left.
 
         Raises:
             OSError: the disk still takes nothing.
         """
-        reason = self._files.make_room(0, 2 * OVERHEAD_BYTES)
-        if reason:
-            self._fail(reason, now_ns)
-            return
-        self._files.try_writing()
-        self._go_on("the disk takes recordings again")
-
-    def _go_on(self, text: str) -> None:
-        """Note that the failure is over, and make whole what it left."""
+        text = "written again"
+        if self._file is None:  # there is nothing to write
+            if reason := self._files.make_room(0, 2 * OVERHEAD_BYTES):
+                self._fail(reason, now_ns)
+                return
+            self._files.try_writing()
+            text = "the disk takes recordings again"
         log.info("recorder: %s", text)
         self.failure = ""
         self._files.recover()
