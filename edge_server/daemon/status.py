@@ -12,7 +12,7 @@ from edge_server.board.update_record import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.lifecycle.control import PollControl
-from edge_server.pipeline.event_log import Event
+from edge_server.pipeline.event_log import Event, LastingEvents
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
 from edge_server.process.utf8 import shortened
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge_server.lanes.types import LaneFrame
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
-    from edge_server.pipeline.event_log import EventLog, EventPhase, Ticket
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.settings.sections import EventKind
 
@@ -47,33 +47,35 @@ class DeviceEvents:
     """
 
     def __init__(self, log: EventLog) -> None:
-        self._log = log
-        # By kind and name: the fault that lasts, in a word.
-        self._lasting: dict[tuple[EventKind, str], tuple[str, Ticket]] = {}
+        self._lasting = LastingEvents(log)
         self._models: dict[str, ModelEntry] = {}  # the newest version that serves
 
     def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
         """Put what has changed of the present cameras; of those that are gone, their faults end."""
-        for name in self._names("camera") - statuses.keys():
-            self._end("camera", name, "the camera was removed from the settings", "removed")
+        lasting = self._lasting.names("camera")
+        for name in lasting.keys() - statuses.keys():
+            text = "the camera was removed from the settings"
+            self._lasting.end(name, _event("camera", "removed", text, camera=name))
         for name, status in statuses.items():
             if status.state is CameraState.STOPPED:  # by a reload, which goes on at once
                 continue
             is_well = status.state in {CameraState.LIVE, CameraState.STARTING}
             fault = "" if is_well else status.reason or status.state.value
-            before, _ = self._lasting.get(("camera", name), ("", None))
-            if before and before != fault:
-                self._end("camera", name, "the camera has this fault no more", before)
-            if fault and before != fault:
-                self._begin("camera", name, fault, status.text)
+            if (before := lasting.get(name, "")) == fault:
+                continue
+            text = "the camera has this fault no more"
+            self._lasting.end(name, _event("camera", before, text, camera=name))
+            if fault:
+                self._lasting.begin(name, _event("camera", fault, status.text, camera=name))
 
     def see_device(self, reasons: Iterable[str]) -> None:
         """Put what degrades all lanes: the reasons that begin and end, each as `word: text`."""
         present = {word: text for word, _, text in (each.partition(": ") for each in reasons)}
-        for word in self._names("degraded") - present.keys():
-            self._end("degraded", word, "the device is as it should be", word)
-        for word in present.keys() - self._names("degraded"):
-            self._begin("degraded", word, word, present[word])
+        lasting = self._lasting.names("degraded").keys()
+        for word in lasting - present.keys():
+            self._lasting.end(word, _event("degraded", word, "the device is as it should be"))
+        for word in present.keys() - lasting:
+            self._lasting.begin(word, _event("degraded", word, present[word]))
 
     def see_models(self, entries: Iterable[ModelEntry]) -> None:
         """Put which versions serve now, were rolled back, or cannot serve."""
@@ -82,7 +84,7 @@ class DeviceEvents:
             by_name.setdefault(entry.name, []).append(entry)
         for name in self._models.keys() - by_name.keys():
             del self._models[name]
-            self._begin("model", name, "removed", "the model was removed from the repository")
+            self._lose(name, "removed", "the model was removed from the repository")
         for name, versions in by_name.items():
             ready = [each for each in versions if each.loaded is not None]
             if ready:
@@ -92,55 +94,28 @@ class DeviceEvents:
             ):
                 del self._models[name]
                 newest = max(versions, key=lambda each: each.version)
-                self._begin("model", name, "unavailable", newest.reason)
+                self._lose(name, "unavailable", newest.reason)
+
+    def _lose(self, name: str, cause: str, text: str) -> None:
+        self._lasting.begin(name, _event("model", cause, text, model=name))
 
     def _serve(self, entry: ModelEntry) -> None:
         name, serves = entry.name, f"version {entry.version} serves"
         before = self._models.get(name)
         self._models[name] = entry
-        if ("model", name) in self._lasting:
-            self._end("model", name, serves, "unavailable", entry)
+        which = {"model": name, "model_version": str(entry.version)}
+        if name in self._lasting.names("model"):
+            self._lasting.end(name, _event("model", "unavailable", serves, **which))
         elif entry.reason.startswith(_ROLLED_BACK):
             if before is None or entry.reason != before.reason:
-                why = entry.reason.removeprefix(_ROLLED_BACK)
-                self._put("model", "instant", name, "rolled_back", f"{serves} again: {why}", entry)
+                text = f"{serves} again: {entry.reason.removeprefix(_ROLLED_BACK)}"
+                self._lasting.put(_event("model", "rolled_back", text, **which))
         elif before is not None and before.loaded is not entry.loaded:
-            self._put("model", "instant", name, "swapped", serves, entry)
+            self._lasting.put(_event("model", "swapped", serves, **which))
 
-    def _names(self, kind: EventKind) -> set[str]:
-        return {name for each, name in self._lasting if each == kind}
 
-    def _begin(self, kind: EventKind, name: str, cause: str, text: str) -> None:
-        self._lasting[kind, name] = cause, self._put(kind, "begin", name, cause, text)
-
-    def _end(
-        self, kind: EventKind, name: str, text: str, cause: str, entry: ModelEntry | None = None
-    ) -> None:
-        _, ticket = self._lasting.pop((kind, name))
-        self._put(kind, "end", name, cause, text, entry, ticket)
-
-    def _put(  # noqa: PLR0917
-        self,
-        kind: EventKind,
-        phase: EventPhase,
-        name: str,
-        cause: str,
-        text: str,
-        entry: ModelEntry | None = None,
-        ends: Ticket | None = None,
-    ) -> Ticket:
-        event = Event(
-            kind,
-            phase,
-            cause,
-            text,
-            time.monotonic_ns(),
-            time.time_ns(),
-            camera=name if kind == "camera" else "",
-            model=name if kind == "model" else "",
-            model_version="" if entry is None else str(entry.version),
-        )
-        return self._log.put(event, ends)
+def _event(kind: EventKind, cause: str, text: str, **of: str) -> Event:
+    return Event(kind, "instant", cause, text, time.monotonic_ns(), time.time_ns(), **of)  # type: ignore[arg-type]
 
 
 # Characters of one reason.

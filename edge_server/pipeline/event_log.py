@@ -514,3 +514,34 @@ class EventLog:
         self._write(readers, math.inf)
         if self._file is not None:
             self._file.close()
+
+
+class LastingEvents:
+    """Puts an event where something begins and one where it ends, which names the first; for one
+    thread.
+
+    Args:
+        log: gives the events their ids.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._lasting: dict[tuple[EventKind, str], tuple[str, Ticket]] = {}
+
+    def names(self, kind: EventKind) -> dict[str, str]:
+        """Return what lasts of that kind, by name, each with its cause."""
+        return {name: cause for (each, name), (cause, _) in self._lasting.items() if each == kind}
+
+    def begin(self, name: str, event: Event) -> None:
+        """Put the event that begins `name` of its kind."""
+        self._lasting[event.kind, name] = event.cause, self._log.put(replace(event, phase="begin"))
+
+    def end(self, name: str, event: Event) -> None:
+        """Put the event that ends `name` of its kind, where that lasts."""
+        _, ticket = self._lasting.pop((event.kind, name), ("", None))
+        if ticket is not None:
+            self._log.put(replace(event, phase="end"), ticket)
+
+    def put(self, event: Event) -> None:
+        """Put an event without an end."""
+        self._log.put(event)
