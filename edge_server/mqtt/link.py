@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import threading
@@ -10,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge_server.errors import InvalidRequest
@@ -20,7 +20,6 @@ from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.worker import Backoff, Worker
-from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,8 +157,6 @@ WINDOW: Final = 4
 FAREWELL_S: Final = 0.8
 
 _STEP_S: Final = 1.0
-# A broker that is unreachable for this long is logged, once; the link keeps trying.
-_SLOW_S: Final = 10.0
 # Live data is worth no longer pause than this.
 _RETRY_S: Final = (0.5, 5.0)
 # What refuses a device now will mostly do so until somebody changes it.
@@ -190,7 +187,7 @@ class Link:
         contents: see `contents_of`; read now where they are not given.
     """
 
-    def __init__(self, mqtt: Mqtt, feed: Feed, contents: tuple[str, ...] | None = None) -> None:
+    def __init__(self, mqtt: Mqtt, feed: Feed, contents: tuple[object, ...] | None = None) -> None:
         self.worker = Worker("mqtt", self._tick, on_end=self._end)
         self.connected = False
         self.trouble = ""
@@ -219,7 +216,7 @@ class Link:
         self._logged: set[str] = set()  # since the last connection
         self._left_out_at = -math.inf  # when the log last reported it
 
-    def is_of(self, mqtt: Mqtt, contents: tuple[str, ...]) -> bool:
+    def is_of(self, mqtt: Mqtt, contents: tuple[object, ...]) -> bool:
         """Whether this link is what `mqtt` and these `contents_of` its files make."""
         return self.mqtt == mqtt and self._contents == contents
 
@@ -294,11 +291,7 @@ class Link:
             on_live_sent=self._count_published,
             on_message=self._hear,
         )
-        slow = f"{self.address} does not answer, or no name server does; waiting"
-        timer = threading.Timer(_SLOW_S, self._log_once, (logging.WARNING, slow))
-        timer.daemon = True
         try:
-            timer.start()
             # The system's resolver asks one name server after another, for minutes, and cannot be
             # interrupted.
             with self.worker.allowing(math.inf):
@@ -311,8 +304,6 @@ class Link:
             self._retry_at = time.monotonic() + self._backoff.next_s()
         else:
             self._connection = connection
-        finally:
-            timer.cancel()
 
     def _greet(self, connection: Connection) -> None:
         """Begin to publish: every state again, and what follows the broker's mark."""
@@ -519,20 +510,18 @@ class Link:
             log.log(level, "mqtt: %s", text)
 
 
-def contents_of(mqtt: Mqtt) -> tuple[str, ...]:
-    """Return what tells the present contents of the files of `mqtt` from others; no secret."""
+def contents_of(mqtt: Mqtt) -> tuple[object, ...]:
+    """Return what tells the present contents of the files of `mqtt` from others."""
     return tuple(
-        _digest(path)
+        _stamp(path)
         for path in (mqtt.password_file, mqtt.ca_file, mqtt.cert_file, mqtt.key_file)
         if path
     )
 
 
-def _digest(path: str) -> str:
+def _stamp(path: str) -> object:
     try:
-        content = read_text_file(path).encode()
-    except UnicodeDecodeError as error:
-        content = error.object  # comments of a PEM file may have any encoding
+        found = Path(path).stat()
     except OSError as error:
-        return str(error.strerror)
-    return hashlib.sha256(content).hexdigest()
+        return error.errno
+    return found.st_ino, found.st_size, found.st_mtime_ns

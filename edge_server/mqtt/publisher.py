@@ -170,7 +170,6 @@ class Publisher:
         Returns:
             What happens, in words; empty if nothing changes.
         """
-        # Outside of the lock, for which a stop waits: a disk may hang.
         contents = () if mqtt is None else contents_of(mqtt)
         with self._lock:
             before = self._link

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -118,27 +117,6 @@ def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
     changed = ("edge/v1/truck-7/models/m/state", "UNAVAILABLE")
     brokers.wait(lambda: changed in brokers.states["b"])
     assert changed not in brokers.states["a"]
-
-
-@pytest.mark.parametrize("runs", [True, False])
-def test_a_file_that_cannot_be_read_for_long_holds_no_supervisor(
-    publisher: Publisher, brokers: Brokers, tmp_path: Path, runs: bool
-) -> None:
-    if not runs:
-        publisher.change(None)
-    os.mkfifo(tmp_path / "ca")
-    reads = threading.Thread(
-        target=publisher.change, args=(Mqtt("b", ca_file=str(tmp_path / "ca")),)
-    )
-    reads.start()
-    with (tmp_path / "ca").open("w"):  # from here on it is being read
-        (tmp_path / "ca").unlink()
-        looks = threading.Thread(target=publisher.workers)
-        looks.start()
-        looks.join(1.0)
-        assert not looks.is_alive()
-    reads.join()
-    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
 
 
 def test_the_birth_is_that_of_the_lanes_that_the_broker_gets(publisher: Publisher) -> None:
