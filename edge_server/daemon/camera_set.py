@@ -105,15 +105,9 @@ class CameraSet:
         models: names of the cameras' models; likewise one set for the whole run.
 
     Args:
-        sections: the settings of each camera, by name.
-        data_plane: runs their models.
-        listeners: receive every LaneFrame.
-        models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
-        kinds: the schemes of URIs; `SOURCE_KINDS` by default.
         board: returns what is wrong with the device itself.
-        tracer: chooses the frames to trace; None traces none.
     """
 
     def __init__(
@@ -165,7 +159,6 @@ class CameraSet:
         """Run a frame through each camera's model, and open the cameras; end early at `stop`.
 
         Args:
-            stop: ends the validation.
             awaits: returns whether a model is still to be loaded; its cameras start with it.
 
         Raises:

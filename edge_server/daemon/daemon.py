@@ -53,10 +53,7 @@ class Daemon:
     Construction opens only the ports, so a port in use is reported before anything else runs.
 
     Args:
-        settings: the settings of this run.
-        listeners: receive every LaneFrame, beside the MQTT publisher.
         log_switches: the log settings that clients change; None covers all that this process logs.
-        read_settings: reads the settings again.
         reload_requested: set where that shall be done; None never does it. See `SettingsReload`.
 
     Raises:

@@ -113,7 +113,6 @@ def chosen_control(
     In mode `poll` this control only loads the models present at the start.
 
     Args:
-        python: see `python_of`.
         camera_models: names of the models of cameras; read at each load, so it may change.
     """
     server_context = LiveModels(registry)

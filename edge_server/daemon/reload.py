@@ -124,7 +124,6 @@ class SettingsReload:
 
     Args:
         running: the settings of this run.
-        read: reads the settings again; may raise SettingsError.
         requested: set at each request, also before `worker` has started.
         parts: by their names in the settings' `applied_by`; the first one alone may fail to change.
     """

@@ -41,9 +41,6 @@ class DeviceEvents:
     """Compares what cameras, models and the device are with what they were; for one thread.
 
     The first look at a camera that never had a fault, or at a model that serves, is no event.
-
-    Args:
-        log: gives the events their ids.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -160,7 +157,6 @@ class StatusLine:
 
     Args:
         data_plane, pipelines, publisher, rate: are read at each call.
-        reload: None where settings are never read again.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
     """
     connection = Connection(mqtt, client_id)
@@ -71,11 +70,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
 
 class LaneSubscriber:
     """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
-
-    Args:
-        mqtt: the broker.
-        device: the name of the device.
-        on_payload: receives the JSON bytes; must return at once.
 
     Raises:
         Unavailable: the broker cannot be reached.
@@ -113,9 +107,7 @@ class RetainedState:
     for it.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's.
-        topic: the topic.
     """
 
     def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:

@@ -94,10 +94,8 @@ class Connection:
         acknowledged: the broker has acknowledged a message: it works.
 
     Args:
-        mqtt: the broker and the credentials for it.
         client_id: the MQTT client id.
         will: topic and payload that the broker retains if the client vanishes; None sets no will.
-        keepalive_s: see `KEEPALIVE_S`.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
         on_message: called by `step` with topic, payload and whether it was retained.
     """

@@ -46,10 +46,6 @@ class EventFeed:
     back with messages, sessions and mark of one and the same moment, seconds or hours old, and gets
     what follows its mark. One that comes back without a mark gets what it acknowledged in the last
     minute, and everything after. Subscribers drop the ids that they have seen.
-
-    Args:
-        log: the device's events.
-        now_s: the monotonic clock.
     """
 
     def __init__(self, log: EventLog, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -180,11 +176,6 @@ class Link:
     Attributes:
         connected: the connection is open, as far as this device knows.
         trouble: why it is not connected, for people; empty while it is, and before the first try.
-
-    Args:
-        mqtt: the broker and the credentials for it.
-        feed: is published.
-        contents: see `contents_of`; read now where they are not given.
     """
 
     def __init__(self, mqtt: Mqtt, feed: Feed, contents: tuple[object, ...] | None = None) -> None:

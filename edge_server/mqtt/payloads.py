@@ -176,11 +176,7 @@ def lane_frame(
     """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`.
 
     Args:
-        frame: the pipeline's result.
-        identity: of this device.
         seq: count of this message on its topic, dropped ones included.
-        now_mono_ns: `time.monotonic_ns()` of the publish.
-        payload: its format.
     """
     fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
     if payload == "protobuf":
@@ -198,7 +194,6 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
     """Return the `status` payload; that of `offline` is also the last will, so it has no time.
 
     Args:
-        identity: of this device.
         state: `starting` while the daemon loads its first models; `online` until it stops, with
             `no_lanes`, the cameras without lanes at present.
         more: further fields: `restart_needed`, the settings that wait for a restart, and
@@ -218,11 +213,7 @@ def meta(
     """Return what a reader needs to know before the first lanes.
 
     Args:
-        identity: of this device.
-        session: of this process.
-        payload: the format of lanes and events.
         cameras: the id of each camera's calibration; empty where it has none.
-        models: the versions of each model that serve.
     """
     return _encode(
         {
@@ -297,8 +288,6 @@ def read_vehicle_state(data: bytes, now_mono_ns: int, payload: PayloadFormat) ->
 
     Args:
         data: in the form of `payload`; JSON with a misspelt name or word is refused.
-        now_mono_ns: `time.monotonic_ns()` of its arrival.
-        payload: as the settings have it.
 
     Raises:
         InvalidRequest: it is no such message, or says what cannot be; see `vehicle_state`.
@@ -344,9 +333,6 @@ def camera_status(
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
         lanes_fail: its frames get no lanes.
-        reason: see `LanePipeline.fault`.
-        text: the same for people.
-        since_epoch_ns: when the camera's state began.
     """
     return _encode(
         {
@@ -389,15 +375,7 @@ def health(
     mono_ns: int,
     epoch_ns: int,
 ) -> bytes:
-    """Return the device's health; what is not known is absent.
-
-    Args:
-        identity: of this device.
-        report: of the board.
-        free_bytes: directory → its free space.
-        mono_ns: `time.monotonic_ns()` now.
-        epoch_ns: `time.time_ns()` now.
-    """
+    """Return the device's health; what is not known is absent."""
     facts = report.facts
     status = "UNKNOWN" if facts is None else "OK"
     if report.reasons:

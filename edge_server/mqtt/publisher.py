@@ -45,10 +45,8 @@ class Publisher:
 
     Args:
         mqtt: the broker and the credentials for it; None publishes nothing until `change`.
-        identity: of this device.
         events: are published at least once, in their order; None publishes none.
         vehicle: gets the vehicle's state where `mqtt.vehicle_state` is on; None takes none.
-        keepalive_s: see `KEEPALIVE_S`.
         now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
     Raises:
@@ -194,10 +192,6 @@ class Publisher:
         """Publish that the device serves, until `stop`.
 
         Retained topics of an earlier run's models and cameras that no longer exist are cleared.
-
-        Args:
-            no_lanes: the cameras without lanes at present.
-            more: see `payloads.status`.
         """
         payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes), **more)
         self._put_state(self._topics.status, payload)

@@ -40,10 +40,7 @@ class Event:
     Attributes:
         id: counts the events of `log`, across restarts too; 0 before the event log has given it.
         begin_id: the id of the event that began what this one ends.
-        camera: empty where the event is of no camera.
-        frame_id: of the frame that caused the event.
         cause: a word.
-        text: the same for people.
         distance_to_line_m: of a departure; negative beyond the line.
         log: the identity of the event log, which gives it with the id.
     """
@@ -185,8 +182,6 @@ class EventFile:
         """Write events and readers, and return when they are durable.
 
         Args:
-            new: those that were not written yet.
-            readers: all.
             every: returns the newest events, `new` among them, for a file that is written anew: one
                 that is full, damaged, removed or replaced.
 
@@ -390,12 +385,7 @@ class EventLog:
             return self._events[index] if index < len(self._events) else None
 
     def wait_after(self, id_: int, ended: Callable[[], bool]) -> bool:
-        """Wait until there is an event with a greater id; return whether there is.
-
-        Args:
-            id_: see `after`.
-            ended: ends the wait; looked at after `wake`.
-        """
+        """Wait until there is an event with a greater id; return whether there is."""
 
         def is_there() -> bool:
             return bool(self._events) and self._events[-1].id > id_
@@ -518,11 +508,7 @@ class EventLog:
 
 class LastingEvents:
     """Puts an event where something begins and one where it ends, which names the first; for one
-    thread.
-
-    Args:
-        log: gives the events their ids.
-    """
+    thread."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log

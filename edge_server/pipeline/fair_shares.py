@@ -137,7 +137,6 @@ def frames_at_once(timings: Sequence[StepTiming], frames_of: Mapping[str, int]) 
     the rows of a batch for a step with dynamic batching.
 
     Args:
-        timings: the compute time of each step for one frame.
         frames_of: see `frames_of`, by the name of the step's model.
     """
     total_ns, slowest_ns = 0, 0.0

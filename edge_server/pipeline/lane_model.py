@@ -196,8 +196,6 @@ class LaneModel:
     """Finds the lanes of one camera's frames by requests like any client's; for one thread.
 
     Args:
-        data_plane: runs the model.
-        name: of the model.
         useful: is told the smallest size that the model has a use for.
         adapt: is told how many frames the model takes at once.
     """
@@ -224,9 +222,7 @@ class LaneModel:
         """Return the lanes of `frame`, in px of the camera's picture.
 
         Args:
-            frame: the image.
             deadline: `time.monotonic()` at which the request expires; None is never.
-            trace: of the request; None where it is not traced.
 
         Raises:
             NoLanes: the model's response is something else.

@@ -90,14 +90,8 @@ class LanePipeline:
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: returns what is wrong with the device itself; called for every frame.
         road: follows the road with the camera's calibration; None where it has none.
-        tracer: chooses the frames to trace; None traces none.
 
     Attributes:
-        model: the model's name.
-        lane_model: detects lanes with it.
-        failed_frames: number of frames without lanes because the request failed.
-        too_old_frames: number of frames dropped because they were older than `max_age_ms`.
-        unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
         failure_reason: the same in a word: `model_failed` or `too_old`.
         awaits_model: set before the start: the camera starts once its model serves, and until then

@@ -33,8 +33,6 @@ class Judgement(NamedTuple):
     """What the lanes of a frame are worth at one moment.
 
     Attributes:
-        status: the name of a `FrameStatus`.
-        reasons: why it is not OK.
         age_us: since the capture.
     """
 
@@ -47,8 +45,6 @@ def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
     """Return what `frame` is worth when it is sent.
 
     Args:
-        frame: the pipeline's result.
-        now_mono_ns: `time.monotonic_ns()` of the sending.
         complete: every lane of the frame is in the message.
     """
     age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
@@ -79,10 +75,7 @@ def lane_frame_fields(
     no such numbers, and no vehicle may steer by them.
 
     Args:
-        frame: the pipeline's result.
-        identity: of this device.
         seq: count of this message, dropped ones included.
-        now_mono_ns: `time.monotonic_ns()` of the sending.
     """
     lanes = [lane for lane in frame.lanes if _finite(lane)]
     complete = len(lanes) == len(frame.lanes)
@@ -128,7 +121,6 @@ class LaneMessage:
     """The message of one frame for any number of readers; safe from any thread.
 
     Attributes:
-        frame: the pipeline's result.
         seq: count of this message, dropped ones included.
     """
 

@@ -40,12 +40,7 @@ _ENDINGS = {
 
 class RoadEvents:
     """Puts the events of a camera's tracked lanes into the log, once when each begins and once when
-    it ends. For one thread; `update` returns at once.
-
-    Args:
-        log: gives the events their ids.
-        rule: of departure warnings; None gives none.
-    """
+    it ends. For one thread; `update` returns at once."""
 
     def __init__(self, log: EventLog, rule: DepartureRule | None) -> None:
         self._lasting = LastingEvents(log)
@@ -56,7 +51,6 @@ class RoadEvents:
 
         Args:
             frame: tracked; one with a `failure` ends nothing but what its lanes cannot carry on.
-            vehicle: at the capture.
         """
         if self._watch is not None:
             change = self._watch.update(
@@ -75,11 +69,7 @@ class RoadEvents:
             self._follow(frame, "degraded", fault, text, "lanes are as they should be")
 
     def end(self, frame: LaneFrame) -> None:
-        """End what holds, as nobody follows the camera any more.
-
-        Args:
-            frame: the last one, at the present moment.
-        """
+        """End what holds, as nobody follows the camera any more."""
         text = "the camera is not followed any more"
         for kind in _KINDS:
             for name, cause in self._lasting.names(kind).items():
@@ -159,12 +149,7 @@ class LaneLocator:
         self._drift = PitchDrift()
 
     def locate(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
-        """Return `lane_frame` with its lanes on the road, and what is painted there.
-
-        Args:
-            lane_frame: of `image`.
-            image: the frame, in the camera's own format.
-        """
+        """Return `lane_frame` with its lanes on the road, and what is painted there."""
         if lane_frame.failure:
             return lane_frame
         model = self._model_for(lane_frame.width, lane_frame.height)
@@ -218,14 +203,7 @@ def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
 
 
 class RoadFollower:
-    """Follows the road through the frames of one camera, in their order, on one thread.
-
-    Args:
-        locator: puts lanes on the road.
-        vehicle: what the vehicle measures of its motion.
-        events: of this camera.
-        half_width_m: of the vehicle.
-    """
+    """Follows the road through the frames of one camera, in their order, on one thread."""
 
     def __init__(
         self,
@@ -248,10 +226,6 @@ class RoadFollower:
 
         A frame without lanes for a reason of its own changes nothing but the warnings that its
         absence ends.
-
-        Args:
-            lane_frame: as the model detected them.
-            image: the frame, in the camera's own format.
         """
         vehicle, trace = self._vehicle.at(lane_frame.capture_mono_ns), lane_frame.trace
         if not lane_frame.failure:

@@ -51,12 +51,7 @@ _DESCRIPTORS = (
 
 
 class Topic(NamedTuple):
-    """A channel of a file.
-
-    Attributes:
-        schema: the full name of its messages' type.
-        metadata: pairs of the channel's metadata.
-    """
+    """A channel of a file."""
 
     name: str
     schema: str
@@ -87,13 +82,7 @@ class Arrival(NamedTuple):
 
 
 class FrameMessages:
-    """Makes the messages of frames; for one thread.
-
-    Args:
-        identity: of this device.
-        quality, width: see `RecorderSection`.
-        calibration: returns that of a camera, by its name.
-    """
+    """Makes the messages of frames; for one thread."""
 
     def __init__(
         self,
@@ -201,7 +190,6 @@ class RingEntry(NamedTuple):
     """Messages that belong together.
 
     Attributes:
-        number: counts the entries.
         mono_ns: `time.monotonic_ns()` at which the recorder got them.
     """
 
@@ -212,11 +200,7 @@ class RingEntry(NamedTuple):
 
 
 class Ring:
-    """The entries of the last `keep_s`, and no more than `most_bytes`; safe from any thread.
-
-    Attributes:
-        size_bytes: of the entries.
-    """
+    """The entries of the last `keep_s`, and no more than `most_bytes`; safe from any thread."""
 
     def __init__(self, keep_s: float, most_bytes: int) -> None:
         self.size_bytes = 0
@@ -298,9 +282,6 @@ class McapWriter:
     """Writes `path` with a suffix, and names it `path` when it is whole.
 
     Args:
-        path: the file.
-        metadata: of the recording.
-        suffix: of the name until then.
         schema: returns the definition of a type of messages by its full name.
 
     Raises:
@@ -361,11 +342,7 @@ class McapWriter:
         self._output.sync()
 
     def finish(self, name: str = "") -> Path:
-        """Complete the file, name it, and return its path.
-
-        Args:
-            name: instead of the one that it was made for.
-        """
+        """Complete the file, name it, and return its path."""
         self._writer.finish()
         self._output.close()
         path = self.path.with_name(name or self.path.name)

@@ -43,10 +43,8 @@ class RecordingFiles:
 
     Args:
         directory: is made where it is missing.
-        boot_id: of this boot.
         most_bytes: the recordings never take more, the one that is being written included.
         reserve_bytes: free space that they leave on the disk; see `floor_bytes`.
-        free: returns the free bytes of the directory's disk.
 
     Raises:
         SettingsError, Unavailable: the directory cannot be made or written to, or is another
@@ -120,11 +118,6 @@ class RecordingFiles:
 
     def make_room(self, writing_bytes: int, more_bytes: int, keep: Path | None = None) -> str:
         """Delete recordings until `more_bytes` fit; return why they do not fit, or "".
-
-        Args:
-            writing_bytes: size of the file that is being written.
-            more_bytes: what is to be written next.
-            keep: a recording that is not deleted.
 
         Raises:
             OSError: the disk does not report its free space.
@@ -258,14 +251,6 @@ class RecordingWriter:
         lost: number of frames and events that no longer were in memory when the disk was ready; the
             open chunk of a file that the disk broke off is not counted.
         failure: why nothing is written now; "" while the disk takes what there is.
-        written_bytes: of the completed files.
-
-    Args:
-        section: mode and times.
-        files: where.
-        identity: of this device.
-        ring: what there is to write.
-        clock_ns: as `time.monotonic_ns`.
     """
 
     def __init__(
