@@ -1,9 +1,10 @@
 """Boot slots: the two root file systems of a Jetson, and which of them the firmware boots.
 
-NVIDIA's UEFI (L4T R35 and later) keeps for each slot a status and a count of tries. Every boot
-takes one try, `nvbootctrl verify` gives them back; a slot without tries is unbootable until its
-status is written, and a board without a bootable slot boots no more. So `set_good` belongs to every
-healthy boot, and `set_primary` gives the other slot all its tries before it is chosen.
+NVIDIA's UEFI (L4T R35 and later) keeps a status for each slot, and its tries in a register that is
+lost with the power. Every boot takes a try, `nvbootctrl verify` gives them back; a slot without
+tries becomes unbootable, and a board without a bootable slot ends in the recovery kernel. So every
+boot that is not a trial is verified (`jetpack/update/guard`). The status alone gives a slot that
+burnt its tries none back before the power is cut: `tries` tells.
 
 What is here was tried against a simulation of that firmware, not yet on a board.
 """
@@ -96,7 +97,9 @@ class BootSlots:
         return self._read(_status_of(slot)) != _UNBOOTABLE
 
     def set_primary(self, slot: Slot) -> None:
-        """Make `slot` the one that boots next, with all its tries; durable on return.
+        """Make `slot` the one that boots next; durable on return.
+
+        A slot that has no `tries` boots only after the power was cut.
 
         Raises:
             Unsupported: this board has no second slot, or the firmware ignores it.
@@ -108,6 +111,18 @@ class BootSlots:
         self._nvbootctrl(["-t", "rootfs", "set-active-boot-slot", str(SLOTS.index(slot))])
         if (found := self.primary()) != slot:
             raise Unavailable(f"slot {slot} was chosen, and {found} would boot all the same")
+
+    def tries(self, slot: Slot) -> int:
+        """Return how often the firmware would boot the slot before it is verified."""
+        number = SLOTS.index(slot)
+        found = re.search(
+            rf"^slot: {number},\s*retry_count: (\d+)",
+            self._nvbootctrl(["-t", "rootfs", "dump-slots-info"]),
+            re.MULTILINE,
+        )
+        if found is None:
+            raise Unavailable(f"nvbootctrl dump-slots-info: has no retry_count of slot {number}")
+        return int(found[1])
 
     def set_good(self, slot: Slot) -> None:
         """Give the slot that runs all its tries back: this boot was a good one.

@@ -27,7 +27,7 @@ _LONGEST_BYTES = 65536
 
 
 class UpdateRecord(msgspec.Struct, frozen=True):
-    """The fields, in the order that `jetpack/update/rollback` reads them.
+    """The fields, in the order that `jetpack/update/guard` reads them.
 
     Attributes:
         state: none; pending, from the switch of slots to the verdict on the new system; committed;

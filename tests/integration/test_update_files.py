@@ -83,7 +83,9 @@ def rollback(tmp_path: Path) -> Callable[[UpdateRecord | None], bool]:
             "STATE_DIRECTORY": str(tmp_path),
             "EDGE_SIMULATED_JETSON": str(tmp_path / "board"),
         }
-        subprocess.run([UPDATE / "rollback"], check=True, env=environment, capture_output=True)
+        subprocess.run(
+            [UPDATE / "guard", "rollback"], check=True, env=environment, capture_output=True
+        )
         return (tmp_path / "rebooted").exists()
 
     return run

@@ -61,7 +61,7 @@ class Machine:
         self.firmware = Firmware(self.root)
 
     def copy(self, folder: Path) -> Machine:
-        shutil.copytree(self.folder, folder, symlinks=True)  # with the times of the variables
+        shutil.copytree(self.folder, folder, symlinks=True)
         return Machine(folder)
 
     def command(self, step: str, boot: str) -> list[str]:
@@ -136,6 +136,7 @@ class Machine:
         Args:
             unhealthy: the slot whose system never becomes healthy.
         """
+        self.firmware.cut_power()
         for boot in range(2 * TRIES):
             slot = self.firmware.boot()
             assert slot is not None, "no slot boots: the board needs a USB cable"
@@ -282,6 +283,7 @@ def install_and_cut(folder: Path, release: Release, at: int) -> tuple[CuttableBo
 
 def require_serving(board: Board) -> str:
     """What boots is whole: the old system as it was, or all of the new one."""
+    board.firmware.cut_power()
     slot = board.firmware.boot()
     assert slot is not None
     assert board.is_whole(slot)
