@@ -239,6 +239,8 @@ log = logging.getLogger(__name__)
 
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
+# Without cameras.
+REST_S = 1.0
 HEALTH_S = 10.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0

@@ -427,13 +427,8 @@ class RecordingWriter:
     def _fail(self, reason: str, now_ns: int) -> None:
         """Record nothing for a while; the log says so once."""
         self._retry_at_ns = now_ns + round(_RETRY_S * 1e9)
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                self._files.add(file.finish(with_cause(file.path.name, self._file_cause)))
-            except OSError:
-                file.abandon()
-                self._files.add(file.part)
+        with suppress(OSError):
+            self._finish(now_ns)
         if reason != self.failure:
             log.error("recorder: nothing is recorded: %s; lanes go on", reason)
         self.failure = reason
