@@ -59,8 +59,10 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     with closing(Wake()) as wake, closing(connection):
         until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
-            with connection.ended_by_errors():
+            try:
                 connection.step(wake, _STEP_S)
+            except Exception as error:  # noqa: BLE001
+                connection.fail(error)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:

@@ -8,7 +8,6 @@ import select
 import socket
 import ssl
 import time
-from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +30,7 @@ from edge_server.mqtt.payloads import content_type
 from edge_server.process.worker import AwakeTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from paho.mqtt.reasoncodes import ReasonCode
 
@@ -274,15 +273,12 @@ class Connection:
             client.loop_misc()
             self._check_acknowledgements(now)
 
-    @contextmanager
-    def ended_by_errors(self) -> Iterator[None]:
-        """Have an error of what is done within, paho's or ours, end the connection and nothing
-        else: paho raises IndexError, KeyError, struct.error ... for invalid packets."""
-        try:
-            yield
-        except Exception as error:
-            log.exception("mqtt: %s: the connection is ended by an error", address_of(self._mqtt))
-            self._ended(f"{type(error).__name__}: {error}")
+    def fail(self, error: Exception) -> None:
+        """End the connection by an error, paho's or ours, and nothing else: paho raises IndexError,
+        KeyError, struct.error ... for invalid packets."""
+        where = address_of(self._mqtt)
+        log.error("mqtt: %s: the connection is ended by an error", where, exc_info=error)
+        self._ended(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the connection; the broker drops the will if DISCONNECT is still sent."""

@@ -245,7 +245,7 @@ class Link:
             else:
                 self._connect()
             return True
-        with connection.ended_by_errors():
+        try:
             connection.step(self._wake, _STEP_S)
             if connection.ready:
                 if not self._drains:
@@ -256,6 +256,8 @@ class Link:
                     self._drain(connection)
                 if leaving and connection.in_flight + self._waiting == 0:
                     return False
+        except Exception as error:  # noqa: BLE001
+            connection.fail(error)
         if connection.end is not None:
             self._lose(connection, connection.end)
         elif self._taken_over and now - self._ready_since > _UNCONTESTED_S:

@@ -72,6 +72,7 @@ class Publisher:
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._lanes_of: dict[str, str | None] = {}  # topics by cameras
         self._models: set[str] = set()  # that have a topic
         # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
@@ -207,11 +208,14 @@ class Publisher:
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
-        if not self.on:
+        link, camera = self._link, frame.camera
+        if link is None:
             return
-        topic = self._topic(self._topics.lanes, frame.camera)
+        if camera not in self._lanes_of:
+            self._lanes_of[camera] = self._topic(self._topics.lanes, camera)
+        topic = self._lanes_of[camera]
         if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
-            self._ring()
+            link.ring()
 
     def publish_camera_status(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections import defaultdict
@@ -75,7 +74,8 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         def step(self, wake: Wake, timeout_s: float) -> None:
             wake.wait(timeout_s)
 
-        ended_by_errors = contextlib.nullcontext
+        def fail(self, error: Exception) -> None:
+            raise error
 
         def subscribe(self, filters: object) -> None:
             pass
