@@ -25,12 +25,12 @@ from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
     calibration_message,
-    event_fields,
+    event_message,
     lane_frame_fields,
 )
 from edge_server.pipeline.vehicle import VehicleState, vehicle_state
 from edge_server.process.utf8 import as_utf8
-from edge_server.proto.edge.lanes.v1 import events_pb2, health_pb2, lane_service_pb2, lanes_pb2
+from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -353,13 +353,10 @@ def model_state(name: str, state: str, reason: str) -> bytes:
 
 def event(event: Event, identity: Identity, payload: PayloadFormat = "json") -> bytes:
     """Return the message of an event, in the format `payload`."""
-    fields = event_fields(event, identity)
+    message = event_message(event, identity)
     if payload == "protobuf":
-        return events_pb2.Event(**fields).SerializeToString()
-    for name in ("id", "begin_id", "mono_ns", "epoch_ns"):
-        fields[name] = str(fields[name])
-    fields["time"] = rfc3339(event.epoch_ns)
-    return _encode(fields)
+        return message.SerializeToString()
+    return _encode(_fields_of(message) | {"time": rfc3339(event.epoch_ns)})
 
 
 HEALTH_SCHEMA = "edge.health/1"

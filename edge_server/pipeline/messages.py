@@ -149,37 +149,29 @@ class LaneMessage:
         return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
 
 
-def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
-    """Return the fields of an `Event` message."""
-    measured = {
-        "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
-        "distance_to_line_m": _rounded(event.distance_to_line_m),
-        "time_to_line_s": _rounded(event.time_to_line_s),
-    }
-    return {
-        "schema": EVENT_SCHEMA,
-        "device": identity.device,
-        "boot_id": identity.boot_id,
-        "id": event.id,
-        "kind": f"EVENT_KIND_{event.kind.upper()}",
-        "phase": f"EVENT_PHASE_{event.phase.upper()}",
-        "begin_id": event.begin_id,
-        "camera": event.camera,
-        "model": as_utf8(event.model),
-        "model_version": as_utf8(event.model_version),
-        "cause": as_utf8(event.cause),
-        "text": as_utf8(event.text[:_LONGEST_REASON]),
-        "mono_ns": event.mono_ns,
-        "epoch_ns": event.epoch_ns,
-        "time": timestamp(event.epoch_ns),
-        "log": event.log,
-        **{name: value for name, value in measured.items() if value is not None},
-    }
-
-
 def event_message(event: Event, identity: Identity) -> events_pb2.Event:
     """Return the protobuf of `event`."""
-    return events_pb2.Event(**event_fields(event, identity))
+    return events_pb2.Event(
+        schema=EVENT_SCHEMA,
+        device=identity.device,
+        boot_id=identity.boot_id,
+        id=event.id,
+        kind=f"EVENT_KIND_{event.kind.upper()}",
+        phase=f"EVENT_PHASE_{event.phase.upper()}",
+        begin_id=event.begin_id,
+        camera=event.camera,
+        model=as_utf8(event.model),
+        model_version=as_utf8(event.model_version),
+        cause=as_utf8(event.cause),
+        text=as_utf8(event.text[:_LONGEST_REASON]),
+        mono_ns=event.mono_ns,
+        epoch_ns=event.epoch_ns,
+        time=timestamp(event.epoch_ns),
+        log=event.log,
+        frame_id=None if event.frame_id is None else event.frame_id % _UINT32,
+        distance_to_line_m=_rounded(event.distance_to_line_m),
+        time_to_line_s=_rounded(event.time_to_line_s),
+    )
 
 
 def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibration:
