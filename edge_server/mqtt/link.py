@@ -343,15 +343,18 @@ class Link:
             return
         if birth.client_id == identity.client_id:
             self._has_rival = True
-            self._contend(
-                f"another client logs in with this device's client id, '{identity.client_id}', and "
-                f"each ends the other's connection; {_OWN_ID}"
-            )
+            self._name_rival()
         elif not feed.contest:
             self._contend(
                 f"another machine publishes as '{identity.device}' too, and readers get the lanes "
                 f"of both; {_OWN_ID}"
             )
+
+    def _name_rival(self) -> None:
+        self._contend(
+            f"another client logs in with this device's client id, "
+            f"'{self._feed.identity.client_id}', and each ends the other's connection; {_OWN_ID}"
+        )
 
     def _contend(self, text: str) -> None:
         if self._feed.contest != text:
@@ -468,7 +471,7 @@ class Link:
             self._taken_over += 1
             # Once, that may have been this device itself, whose earlier connection the broker had.
             if self._has_rival or self._taken_over > 1:
-                self._see_birth(payloads.Birth("?", feed.identity.client_id), retained=False)
+                self._name_rival()
                 self.trouble = feed.contest
                 self._retry_at = now + self._contest.next_s()
                 return
