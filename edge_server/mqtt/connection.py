@@ -52,6 +52,11 @@ CONNECT_TIMEOUT_S: Final = 3.0
 
 # Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
+# What comes faster for a second is a flood: the acknowledgements behind it would be late.
+_MOST_HEARD: Final = 2000
+# Then nothing is heard for so long.
+_DEAF_S: Final = 60.0
+
 # MQTT 5's default for a broker that sends no receive maximum.
 _MQTT_RECEIVE_MAXIMUM: Final = 65535
 # A PUBLISH without topic, properties and payload: fixed header, topic's length, packet id.
@@ -119,6 +124,11 @@ class Connection:
         self.answered = False
         self._filters: dict[int | None, Sequence[str]] = {}  # of each subscription
         self._asked_at = math.inf
+        self._subscribed: list[str] = []
+        self._on_message = on_message
+        self._heard = 0  # since the last check
+        self._heard_since = 0.0
+        self._deaf_until = 0.0
         self._said = ""  # by paho, which gives the reason of a malformed packet nowhere else
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
@@ -142,9 +152,7 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
-        client.on_message = lambda _c, _d, message: on_message(
-            message.topic, bytes(message.payload), message.retain
-        )
+        client.on_message = self._hear
         if will is not None:
             properties = _properties(PacketTypes.WILLMESSAGE)
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
@@ -178,6 +186,10 @@ class Connection:
 
     def subscribe(self, filters: Sequence[str]) -> None:
         """Subscribe with QoS 0 to what others publish, and the broker retains."""
+        self._subscribed.extend(filters)
+        self._ask(filters)
+
+    def _ask(self, filters: Sequence[str]) -> None:
         options = SubscribeOptions(qos=0, noLocal=True)
         _, mid = self._client.subscribe([(each, options) for each in filters])
         self._filters[mid] = filters
@@ -272,6 +284,9 @@ class Connection:
             self._check_at = now + _CHECK_S
             client.loop_misc()
             self._check_acknowledgements(now)
+            if self._deaf_until and now > self._deaf_until:
+                self._deaf_until = 0.0
+                self._ask(self._subscribed)
 
     def fail(self, error: Exception) -> None:
         """End the connection by an error, paho's or ours, and nothing else: paho raises IndexError,
@@ -347,6 +362,23 @@ class Connection:
                 log.log(
                     level, "mqtt: %s does not let this device read %s: %s", broker, topic, reason
                 )
+
+    def _hear(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
+        now = time.monotonic()
+        if now - self._heard_since > 1.0:
+            self._heard_since, self._heard = now, 0
+        self._heard += 1
+        if self._heard > _MOST_HEARD:
+            if not self._deaf_until:
+                self._deaf_until = now + _DEAF_S
+                self._client.unsubscribe(self._subscribed)
+                text = (
+                    "%s: more than %d messages in a second, the last on %s: none is read for %g s"
+                )
+                broker = address_of(self._mqtt)
+                log.error(f"mqtt: {text}", broker, _MOST_HEARD, message.topic, _DEAF_S)
+            return
+        self._on_message(message.topic, bytes(message.payload), message.retain)
 
     def _on_publish(self, _c: Any, _d: Any, mid: int, reason: ReasonCode, _p: Any) -> None:
         sent = self._unacknowledged.pop(mid, None)

@@ -42,6 +42,7 @@ class ScriptedBroker:
 
     Attributes:
         clients: number of clients that were let in.
+        unsubscribed: number of UNSUBSCRIBE packets.
         published: topic and payload of what they have published, in order.
 
     Args:
@@ -60,7 +61,7 @@ class ScriptedBroker:
         tls: ssl.SSLContext | None = None,
         answers_subscriptions: bool = True,
     ) -> None:
-        self.clients = 0
+        self.clients = self.unsubscribed = 0
         self.published: list[tuple[str, bytes]] = []
         self._properties = properties
         self._subscribed = subscribed
@@ -115,6 +116,9 @@ class ScriptedBroker:
                     if self._answers_subscriptions:
                         answer = body[:2] + b"\0" + bytes(_filters(body))
                         client.sendall(packet(0x90, answer))
+                elif first == 0xA2:
+                    self.unsubscribed += 1
+                    client.sendall(packet(0xB0, body[:2] + b"\0"))
                 elif first & 0xF0 == 0x30:
                     self._take(client, first, body)
                 elif first == 0xC0:
