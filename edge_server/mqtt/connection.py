@@ -52,10 +52,11 @@ CONNECT_TIMEOUT_S: Final = 3.0
 
 # Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
-# What comes faster for a second is a flood: the acknowledgements behind it would be late.
+# More messages in such a time are a flood: the acknowledgements behind it would be late.
 _MOST_HEARD: Final = 2000
-# Then nothing is heard for so long.
-_DEAF_S: Final = 60.0
+_HEARD_S: Final = 3.0
+# Packets that are read before others are published.
+_MOST_READ: Final = 50
 
 # MQTT 5's default for a broker that sends no receive maximum.
 _MQTT_RECEIVE_MAXIMUM: Final = 65535
@@ -96,6 +97,7 @@ class Connection:
         live_in_flight: number of live messages that paho has not yet written to the socket.
         answered: the broker has answered every `subscribe`, or one not for too long.
         acknowledged: the broker has acknowledged a message: it works.
+        flooded: more came than can be read beside what is published.
 
     Args:
         client_id: the MQTT client id.
@@ -121,14 +123,13 @@ class Connection:
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
         self.live_in_flight = 0
         self.acknowledged = False
-        self.answered = False
+        self.answered = True
+        self.flooded = False
         self._filters: dict[int | None, Sequence[str]] = {}  # of each subscription
         self._asked_at = math.inf
-        self._subscribed: list[str] = []
         self._on_message = on_message
-        self._heard = 0  # since the last check
+        self._heard = 0
         self._heard_since = 0.0
-        self._deaf_until = 0.0
         self._said = ""  # by paho, which gives the reason of a malformed packet nowhere else
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
@@ -186,14 +187,11 @@ class Connection:
 
     def subscribe(self, filters: Sequence[str]) -> None:
         """Subscribe with QoS 0 to what others publish, and the broker retains."""
-        self._subscribed.extend(filters)
-        self._ask(filters)
-
-    def _ask(self, filters: Sequence[str]) -> None:
         options = SubscribeOptions(qos=0, noLocal=True)
         _, mid = self._client.subscribe([(each, options) for each in filters])
         self._filters[mid] = filters
         self._asked_at = time.monotonic()
+        self.answered = False
 
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
@@ -276,7 +274,12 @@ class Connection:
             wake.clear()
         event = events.get(sock.fileno(), 0)
         if decrypted or event & ~select.POLLOUT:
-            client.loop_read()
+            poll.unregister(wake.fileno())
+            poll.modify(sock.fileno(), select.POLLIN)
+            for _ in range(_MOST_READ):
+                client.loop_read()
+                if client.socket() is not sock or not poll.poll(0):
+                    break
         if event & select.POLLOUT:
             client.loop_write()
         now = time.monotonic()
@@ -284,9 +287,6 @@ class Connection:
             self._check_at = now + _CHECK_S
             client.loop_misc()
             self._check_acknowledgements(now)
-            if self._deaf_until and now > self._deaf_until:
-                self._deaf_until = 0.0
-                self._ask(self._subscribed)
 
     def fail(self, error: Exception) -> None:
         """End the connection by an error, paho's or ours, and nothing else: paho raises IndexError,
@@ -365,18 +365,14 @@ class Connection:
 
     def _hear(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
         now = time.monotonic()
-        if now - self._heard_since > 1.0:
+        if now - self._heard_since > _HEARD_S:
             self._heard_since, self._heard = now, 0
         self._heard += 1
         if self._heard > _MOST_HEARD:
-            if not self._deaf_until:
-                self._deaf_until = now + _DEAF_S
-                self._client.unsubscribe(self._subscribed)
-                text = (
-                    "%s: more than %d messages in a second, the last on %s: none is read for %g s"
-                )
-                broker = address_of(self._mqtt)
-                log.error(f"mqtt: {text}", broker, _MOST_HEARD, message.topic, _DEAF_S)
+            self.flooded = True
+            self._ended(
+                f"more than {_MOST_HEARD} messages in {_HEARD_S:g} s, the last on {message.topic}"
+            )
             return
         self._on_message(message.topic, bytes(message.payload), message.retain)
 

@@ -163,6 +163,8 @@ _CONTEST_S: Final = (5.0, 300.0)
 _UNCONTESTED_S: Final = 2 * _CONTEST_S[1]
 # A vehicle's bus repeats its mistake some ten times a second, with another number each time.
 _LEFT_OUT_EVERY_S: Final = 60.0
+# After a flood.
+_DEAF_S: Final = 60.0
 # No device has so many models and cameras; a broker may retain any number.
 _MAX_RETAINED: Final = 1024
 _OWN_ID: Final = "give every device an id of its own: device.id (--device-id)"
@@ -190,6 +192,8 @@ class Link:
         self._connection: Connection | None = None
         self._events: EventFeed | None = None  # once it is known which ones the broker has
         self._mark = b""  # that the broker retains
+        self._listens = False
+        self._deaf_until = 0.0
         self._retained: set[str] = set()  # topics of states that the broker had at the connection
         self._ready_since = 0.0
         self._retry_at = 0.0
@@ -252,7 +256,7 @@ class Link:
                     self._say_farewell(connection)
                 else:
                     if not self.connected:
-                        self._greet(connection)
+                        self._greet()
                     self._drain(connection)
                 if leaving and connection.in_flight + self._waiting == 0:
                     return False
@@ -298,23 +302,29 @@ class Link:
         else:
             self._connection = connection
 
-    def _greet(self, connection: Connection) -> None:
+    def _greet(self) -> None:
         """Begin to publish: every state again, and what follows the broker's mark."""
-        feed, topics = self._feed, self._feed.topics
+        feed = self._feed
         self._ready_since = time.monotonic()
         self._connections += 1
         self.trouble = ""
+        self._listens = False
         self._events, self._mark, self._has_rival = None, b"", False
         self._retained.clear()
         self.connected = True
         feed.outbox.connected()
+        self._logged.clear()
+        if not feed.contest:
+            self._log_once(logging.INFO, f"connected to {self.address}")
+
+    def _listen(self, connection: Connection) -> None:
+        """Subscribe to what this device reads."""
+        topics = self._feed.topics
+        self._listens = True
         vehicle = [topics.vehicle] if self.mqtt.vehicle_state else []
         # A broker answers in order: what it retains of the first comes before the second's answer.
         connection.subscribe([topics.acknowledged])
         connection.subscribe([topics.meta, *topics.states(), *vehicle])
-        self._logged.clear()
-        if not feed.contest:
-            self._log_once(logging.INFO, f"connected to {self.address}")
 
     def _hear(self, topic: str, payload: bytes, retained: bool) -> None:
         """Note what a topic of this device holds, or gets from others."""
@@ -383,6 +393,8 @@ class Link:
         of an outage.
         """
         feed = self._feed
+        if not self._listens and time.monotonic() > self._deaf_until:
+            self._listen(connection)
         if self._retained and feed.online:
             for topic in self._retained:  # an earlier run left it
                 if not feed.outbox.knows(topic):
@@ -475,6 +487,10 @@ class Link:
                 self.trouble = feed.contest
                 self._retry_at = now + self._contest.next_s()
                 return
+        if connection.flooded:
+            # With a new connection, what waits in the broker is gone.
+            self._deaf_until = now + _DEAF_S
+            reason += f"; nothing is read for {_DEAF_S:g} s"
         if connection.acknowledged:
             self._backoff.reset()
             self._refusals.reset()

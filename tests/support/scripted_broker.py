@@ -42,7 +42,6 @@ class ScriptedBroker:
 
     Attributes:
         clients: number of clients that were let in.
-        unsubscribed: number of UNSUBSCRIBE packets.
         published: topic and payload of what they have published, in order.
 
     Args:
@@ -61,7 +60,7 @@ class ScriptedBroker:
         tls: ssl.SSLContext | None = None,
         answers_subscriptions: bool = True,
     ) -> None:
-        self.clients = self.unsubscribed = 0
+        self.clients = 0
         self.published: list[tuple[str, bytes]] = []
         self._properties = properties
         self._subscribed = subscribed
@@ -116,9 +115,6 @@ class ScriptedBroker:
                     if self._answers_subscriptions:
                         answer = body[:2] + b"\0" + bytes(_filters(body))
                         client.sendall(packet(0x90, answer))
-                elif first == 0xA2:
-                    self.unsubscribed += 1
-                    client.sendall(packet(0xB0, body[:2] + b"\0"))
                 elif first & 0xF0 == 0x30:
                     self._take(client, first, body)
                 elif first == 0xC0:

@@ -60,7 +60,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         refused = taken_over = False
         receive_maximum = 65535
         live_in_flight = in_flight = 0
-        answered = closed = acknowledged = False
+        answered = closed = acknowledged = flooded = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host

@@ -256,10 +256,10 @@ def test_two_that_end_each_others_connection_pause_longer_and_longer(
 
 def test_a_broker_that_only_closes_is_seen_through_by_the_others_birth() -> None:
     link = link_to(Mqtt("127.0.0.1"))
-    link._greet(Connection(link.mqtt, "client"))
+    link._greet()
     link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the run before"), True)
     assert pause_after(link, acknowledged=True) <= 0.5
-    link._greet(Connection(link.mqtt, "client"))
+    link._greet()
     link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the run before"), True)
     assert not link._feed.contest
     link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the other"), True)
@@ -267,7 +267,7 @@ def test_a_broker_that_only_closes_is_seen_through_by_the_others_birth() -> None
     assert pause_after(link, acknowledged=True) > 2.4
     assert link._feed.taken_over == 1
     # The other is gone: a network that breaks costs no pause.
-    link._greet(Connection(link.mqtt, "client"))
+    link._greet()
     assert pause_after(link, acknowledged=True) <= 0.5
     link.leave()
 
