@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +19,10 @@ from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
 from edge_server.lanes.departure import DepartureRule
-from edge_server.lifecycle.build import MemoryBudget
+from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.control import PollControl, RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
@@ -78,6 +79,18 @@ def chosen_scheduling(settings: Serving, metrics: Metrics = _ANY_METRICS) -> Sch
     return Scheduling(limiter, settings.cache_bytes, kept)
 
 
+def chosen_completion(settings: Repository, devices: Devices, python: Python) -> Completion:
+    """Return the defaults for model configurations and the Python models' access, of this host."""
+    return Completion(
+        settings.auto_complete,
+        settings.default_max_batch_size,
+        devices.count,
+        devices.reason,
+        python,
+        settings.config_name,
+    )
+
+
 def python_of(settings: Settings) -> Python:
     """Return the paths and sockets open to Python models, without the daemon's own files."""
     private = (
@@ -113,17 +126,25 @@ def chosen_control(
     In mode `poll` this control only loads the models present at the start.
 
     Args:
+        python: see `python_of`.
         camera_models: names of the models of cameras; read at each load, so it may change.
     """
     server_context = LiveModels(registry)
     private = PrivateDirectory()
+    lifecycle = ModelLifecycle(
+        ModelTable(registry),
+        Build(scheduling, None, devices, server_context),
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(camera_models, check_replacement),
+    )
     control = RepositoryControl(
         RepositoryLoader(
-            ModelTable(registry),
+            lifecycle,
             Repositories(_paths(settings), PrivateCopies(private).copy),
-            server_context=server_context,
-            interface=InterfaceRule(camera_models, check_replacement),
-            **_of_loader(scheduling, devices, settings, python),
+            completion=chosen_completion(settings, devices, python),
+            load_threads=settings.load_threads,
+            load_retries=settings.load_retries,
+            signatures=chosen_signatures(settings),
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -132,75 +153,6 @@ def chosen_control(
     )
     server_context.control = BoundedControl(control, _LOADS_BY_MODELS)
     return control
-
-
-def following_control(
-    registry: ModelRegistry,
-    scheduling: Scheduling,
-    devices: Devices,
-    settings: Repository,
-    *,
-    python: Python = _ANY_PYTHON,
-    camera_models: Collection[str] = (),
-) -> PollControl:
-    """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
-    paths = _paths(settings)
-    store = ModelStore(
-        store_directory(settings),
-        most_bytes=settings.store_max_bytes,
-        reserve_bytes=settings.disk_reserve_bytes,
-        signatures=chosen_signatures(settings),
-        repositories=paths,
-    )
-    table = ModelTable(registry)
-    deployments = Deployments(table, store, paths)
-    budget = MemoryBudget(settings.memory_reserve_bytes)
-    terms = CanaryTerms(settings.probation_requests, settings.probation_s)
-    loader = RepositoryLoader(
-        table,
-        deployments,
-        # In mode `poll` no request loads a model.
-        server_context=LiveModels(registry),
-        budget=budget,
-        canary_terms=terms if settings.probation_requests else None,
-        quarantine=deployments.quarantine,
-        on_rolled_back=deployments.rolled_back,
-        on_passed=deployments.passed,
-        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
-        **_of_loader(scheduling, devices, settings, python),
-    )
-    return PollControl(
-        loader,
-        deployments,
-        paths,
-        poll_s=settings.poll_s,
-        settle_s=settings.settle_s,
-        exit_on_error=settings.exit_on_error,
-        budget=budget,
-    )
-
-
-def _of_loader(
-    scheduling: Scheduling, devices: Devices, settings: Repository, python: Python
-) -> dict[str, Any]:
-    """Return what every loader gets."""
-    completion = Completion(
-        settings.auto_complete,
-        settings.default_max_batch_size,
-        devices.count,
-        devices.reason,
-        python,
-        settings.config_name,
-    )
-    return {
-        "scheduling": scheduling,
-        "completion": completion,
-        "load_threads": settings.load_threads,
-        "load_retries": settings.load_retries,
-        "devices": devices,
-        "signatures": chosen_signatures(settings),
-        "take_down": settings.incompatible_member == "take_down",
-    }
 
 
 def _paths(settings: Repository) -> list[Path]:
@@ -218,6 +170,58 @@ def store_directory(settings: Repository) -> Path:
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
+
+
+def following_control(
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    *,
+    python: Python = _ANY_PYTHON,
+    camera_models: Collection[str] = (),
+) -> PollControl:
+    """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
+    paths = _paths(settings)
+    signatures = chosen_signatures(settings)
+    store = ModelStore(
+        store_directory(settings),
+        most_bytes=settings.store_max_bytes,
+        reserve_bytes=settings.disk_reserve_bytes,
+        signatures=signatures,
+        repositories=paths,
+    )
+    table = ModelTable(registry)
+    deployments = Deployments(table, store, paths)
+    terms = CanaryTerms(settings.probation_requests, settings.probation_s)
+    # In mode `poll` no request loads a model.
+    build = Build(
+        scheduling, MemoryBudget(settings.memory_reserve_bytes), devices, LiveModels(registry)
+    )
+    lifecycle = ModelLifecycle(
+        table,
+        build,
+        terms if settings.probation_requests else None,
+        deployments,
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
+    )
+    loader = RepositoryLoader(
+        lifecycle,
+        deployments,
+        completion=chosen_completion(settings, devices, python),
+        load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
+        signatures=signatures,
+    )
+    return PollControl(
+        loader,
+        deployments,
+        paths,
+        poll_s=settings.poll_s,
+        settle_s=settings.settle_s,
+        exit_on_error=settings.exit_on_error,
+    )
 
 
 def event_log(settings: Settings) -> EventLog:
