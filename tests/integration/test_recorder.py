@@ -84,7 +84,8 @@ class Road:
         self._pipeline.validate()
 
     def follow(self, frame: Frame) -> Followed:
-        lane_frame = self._road.follow(self._pipeline.detect(frame), frame.image)
+        detected = self._pipeline.lane_model.detect(frame)
+        lane_frame = self._road.follow(self._pipeline._lane_frame(frame, detected), frame.image)
         # The queue's is what it is for frames of the test's own time.
         lane_frame = replace(lane_frame, latency_us=StageLatency())
         return Followed(frame, lane_frame, lanes_of(lane_frame))
