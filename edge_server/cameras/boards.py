@@ -138,9 +138,7 @@ def _find_charuco(name: str, grey: NDArray[np.uint8], board: CalibrationBoard) -
         return None
     places, seen = pattern.matchImagePoints(corners, ids)
     return BoardView(
-        name,
-        seen.reshape(-1, 2).astype(np.float32),
-        places.reshape(-1, 3).astype(np.float32),
+        name, seen.reshape(-1, 2).astype(np.float32), places.reshape(-1, 3).astype(np.float32)
     )
 
 

@@ -80,14 +80,7 @@ class LensTable(Section, frozen=True):
 
     def lens(self) -> Lens:
         return Lens(
-            self.kind,
-            self.width,
-            self.height,
-            self.fx,
-            self.fy,
-            self.cx,
-            self.cy,
-            self.distortion,
+            self.kind, self.width, self.height, self.fx, self.fy, self.cx, self.cy, self.distortion
         )
 
 

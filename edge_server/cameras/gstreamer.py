@@ -19,11 +19,7 @@ from edge_server.cameras.gstreamer_pipelines import (
     missing_elements,
     pipeline_of,
 )
-from edge_server.cameras.gstreamer_player import (
-    CameraPlace,
-    GstreamerStream,
-    registry_has,
-)
+from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream, registry_has
 from edge_server.cameras.live_source import LiveSource
 from edge_server.cameras.network import PORTS, addresses_of, find_fault
 from edge_server.errors import SourceError, SourceUriError

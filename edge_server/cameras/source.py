@@ -12,12 +12,7 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
-from edge_server.cameras.source_uri import (
-    NO_OPTIONS,
-    did_you_mean,
-    home_hint,
-    parse_source_uri,
-)
+from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
 from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
 
@@ -57,9 +52,7 @@ class SourceKind:
 
 
 def open_source(
-    uri: str,
-    kinds: Mapping[str, SourceKind] | None = None,
-    options: SourceOptions = NO_OPTIONS,
+    uri: str, kinds: Mapping[str, SourceKind] | None = None, options: SourceOptions = NO_OPTIONS
 ) -> FrameSource:
     """Open `uri` and decode its first image, so that a bad source raises here.
 
