@@ -51,9 +51,7 @@ class CalibrationBoard:
     Attributes:
         kind: chessboards have to be seen whole; ChArUco boards also in part.
         columns, rows: inner corners of a chessboard, squares of a ChArUco board.
-        square_m: side of a square.
-        marker_m: side of a marker of a ChArUco board.
-        dictionary: of its markers.
+        square_m, marker_m: sides of a square, and of a marker of a ChArUco board.
         legacy: an even number of rows as boards had before OpenCV 4.6.
     """
 
@@ -67,11 +65,7 @@ class CalibrationBoard:
 
     @staticmethod
     def of(text: str) -> CalibrationBoard:
-        """Return the board that `text` describes.
-
-        Raises:
-            SettingsError: it describes none.
-        """
+        """Return the board that `text` describes; raise SettingsError where it describes none."""
         if (found := _CHESSBOARD.fullmatch(text)) is not None:
             board = CalibrationBoard("chessboard", int(found[1]), int(found[2]), float(found[3]))
         elif (found := _CHARUCO.fullmatch(text)) is not None:

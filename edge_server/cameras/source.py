@@ -82,21 +82,14 @@ def _missing(uri: SourceUri, error: ModuleNotFoundError) -> Exception:
 
 def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     """Return whether `uri` names a device, which may return after a loss, rather than a recording.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
+    Raises as `find_kind`."""
     return find_kind(uri, kinds)[1].live
 
 
 def find_kind(
     text: str, kinds: Mapping[str, SourceKind] | None = None
 ) -> tuple[SourceUri, SourceKind]:
-    """Return the parsed URI, and the kind of its source.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
+    """Return the parsed URI, and the kind of its source; raise SourceUriError for a wrong one."""
     uri = parse_source_uri(text)
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)
