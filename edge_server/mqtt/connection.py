@@ -316,6 +316,7 @@ class Connection:
             )
         oldest = next(iter(self._unacknowledged.values()), None)
         if oldest is not None and self._awake.since(oldest.at) > ACKNOWLEDGE_S:
+            self.flooded = self._heard > _MOST_HEARD // 10
             self._ended(f"{oldest.topic} not acknowledged for {ACKNOWLEDGE_S:g} s")
 
     def _ended(self, reason: str) -> None:
