@@ -34,6 +34,7 @@ from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
 if TYPE_CHECKING:
+    import argparse
     import threading
     from collections.abc import Mapping, Sequence
 
@@ -50,38 +51,24 @@ _TIMEOUT_S = 15.0
 
 
 def run_demo(
-    source: str,
-    stop: threading.Event,
-    *,
-    frames: int,
-    broker: Mapping[str, Any] | None,
-    repositories: Sequence[str] | None,
-    as_json: bool,
-    page_port: int | None,
-    calibration: str | None,
-    video: str | None,
+    arguments: argparse.Namespace, stop: threading.Event, broker: Mapping[str, Any] | None
 ) -> None:
     """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
 
-    Returns when `frames` messages arrived, the source ended or `stop` was set; with a `page_port`
-    at `stop` alone.
+    Returns when as many messages as wanted arrived, the source ended or `stop` was set; with a port
+    for the page at `stop` alone.
 
     Args:
-        source: the camera's source; a plain path is played again and again, once for a `video`.
+        arguments: a plain path as the source is played again and again, once for a video.
         stop: ends the demo, also while it starts.
-        frames: number of lane messages to wait for; 0 is unlimited.
         broker: `host` and `port` to publish to; without it a private mosquitto if one is
             installed, else none: the messages are then taken from the daemon directly.
-        repositories: paths of repositories; None or empty are the shipped models.
-        as_json: print each message instead of the table.
-        page_port: of the page, which is to stay; None takes a free one.
-        calibration: the camera's file; None is that of a drawn road or a recording, where the
-            source is one.
-        video: the file of a video to write; None writes none.
 
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
+    source, as_json, page_port = arguments.source, arguments.json, arguments.serve
+    video = None if arguments.video is None else Path(arguments.video)
     log_switches = set_up_logging(LogSection(info=False))
     output = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
@@ -90,9 +77,9 @@ def run_demo(
         settings = _settings(
             source,
             broker or _private_broker(running, stop),
-            repositories,
+            arguments.model_repository,
             page_port or 0,
-            calibration or _calibration_file(source, running),
+            arguments.calibration or _calibration_file(source, running),
             loop=video is None,
         )
         if page_port is not None:
@@ -101,8 +88,8 @@ def run_demo(
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
         if video is not None:
-            _require_other_file(Path(video), settings.cameras["road"].uri)
-            listeners.append(_into_video(Path(video), running, output))
+            _require_other_file(video, settings.cameras["road"].uri)
+            listeners.append(_into_video(video, running, output))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
             subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.add)
@@ -111,9 +98,8 @@ def run_demo(
         running.callback(daemon.stop)
         if not stop.is_set():
             print(_heading(source, daemon, settings), file=output, flush=True)
-            keep = page_port is not None
-            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json, keep=keep)
-            if keep:
+            _show(inbox, daemon, stop, arguments)
+            if page_port is not None:
                 stop.wait()
     if newest:
         _leave_picture(*newest[0], output)
@@ -270,16 +256,10 @@ def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
 
 
 def _show(
-    inbox: Inbox,
-    daemon: Daemon,
-    stop: threading.Event,
-    *,
-    frames: int,
-    source: str,
-    as_json: bool,
-    keep: bool,
+    inbox: Inbox, daemon: Daemon, stop: threading.Event, arguments: argparse.Namespace
 ) -> None:
-    table = None if as_json else LaneTable()
+    source, frames, keep = arguments.source, arguments.frames, arguments.serve is not None
+    table = None if arguments.json else LaneTable()
     arrived = 0
     reason = ""
     give_up = time.monotonic() + _TIMEOUT_S

@@ -345,7 +345,7 @@ class Conversion:
         elif self._format is SOURCES["graphdef"]:
             found["outputs"] = outputs
         elif self._format.module == "torch_models":
-            found |= {"inputs": arguments.shapes or source.inputs, "outputs": outputs}
+            found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
         if self._format is SOURCES["torch-module"]:
             found["module_path"] = arguments.module_path
         if self._format is SOURCES["torch-weights"]:
@@ -359,7 +359,7 @@ class Conversion:
             "count": arguments.samples,
             "seed": arguments.seed,
             "recorded": self.recorded,
-            "sizes": {name: shape for name, _, shape in arguments.shapes if name},
+            "sizes": {name: shape for name, _, shape in arguments.input if name},
         }
 
     def _step(

@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.client import DaemonClient
-from edge_server.cli.bench import numbers
-from edge_server.cli.bench_run import as_object, report_lines
+from edge_server.cli.bench import as_object, report_lines
+from edge_server.cli.model_commands import numbers
 from edge_server.cli.main import run_command
 from edge_server.errors import Unavailable
 from edge_server.model_config.config import ModelConfig
