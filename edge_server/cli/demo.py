@@ -68,7 +68,7 @@ def run_demo(
         EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
     source, as_json, page_port = arguments.source, arguments.json, arguments.serve
-    video = None if arguments.video is None else Path(arguments.video)
+    video: Path | None = arguments.video
     log_switches = set_up_logging(LogSection(info=False))
     output = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
@@ -134,9 +134,9 @@ class Inbox(queue.Queue[bytes]):
 def _settings(
     source: str,
     broker: Mapping[str, Any] | None,
-    repositories: Sequence[str] | None,
+    repositories: Sequence[Path],
     page_port: int,
-    calibration: str | None,
+    calibration: Path | str | None,
     *,
     loop: bool,
 ) -> Settings:
@@ -144,7 +144,7 @@ def _settings(
         source = f"file://{quote(str(Path(source).absolute()))}?loop={str(loop).lower()}"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
-        "repository": {"paths": list(repositories or (str(shipped_models()),))},
+        "repository": {"paths": list(map(str, repositories or (shipped_models(),)))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
         "http": {"port": page_port},
@@ -153,7 +153,7 @@ def _settings(
     if broker is not None:
         chosen["mqtt"] = dict(broker)
     if calibration is not None:
-        chosen["cameras"]["road"]["calibration"] = calibration
+        chosen["cameras"]["road"]["calibration"] = str(calibration)
     return read_settings(None, chosen)
 
 

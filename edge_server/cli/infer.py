@@ -46,7 +46,7 @@ def run_infer(arguments: argparse.Namespace) -> None:
         classes = dict.fromkeys(config.output_names, arguments.classes) if arguments.classes else {}
         begun_s = time.monotonic()
         outputs = client.infer(
-            config.name, inputs, version=arguments.model_version, classes=classes
+            config.name, inputs, version=str(arguments.model_version or ""), classes=classes
         )
         took_ms = 1e3 * (time.monotonic() - begun_s)
     lanes = None if classes else lanes_of(config, outputs)

@@ -12,10 +12,11 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.arguments import PATHS
 from edge_server.cli.commands import COMMANDS
 from edge_server.cli.flags.parser import add_settings_flags, nearest
 from edge_server.cli.running_daemon import INSTALLED
-from edge_server.cli.verbs import INTERRUPTED, OK, PATHS, Verb, add_verbs, report
+from edge_server.cli.verbs import INTERRUPTED, OK, Verb, add_verbs, report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def run_command(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         # A verb that could leave something behind has a text that tells what is there.
         if text := getattr(arguments, "interrupted", ""):
-            print(text, file=sys.stderr)
+            print(f"\n{text}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
@@ -75,11 +76,11 @@ def _ours(error: errors.EdgeServerError | OSError | ModuleNotFoundError) -> erro
 
 
 _DAEMON = (
-    Verb("run", "the daemon", "cli.run:run", about="Runs the daemon until SIGTERM."),
+    Verb("run", "cli.run:run", "the daemon", about="Runs the daemon until SIGTERM."),
     Verb(
         "check",
-        "validate settings and model repository, start nothing",
         "cli.run:run_check",
+        "validate settings and model repository, start nothing",
         about="Looks for what `run` would trip over with the same flags, and starts nothing. "
         f"Without any flag it takes the settings of the installed service, {INSTALLED}.",
     ),
@@ -112,7 +113,7 @@ def _command_line() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
         )
         add_settings_flags(each, verb.name)
         each.set_defaults(verb=verb)
-    return parser, add_verbs(parser.prog, verbs, COMMANDS)
+    return parser, add_verbs(parser.prog, verbs, Verb.all_of(COMMANDS))
 
 
 def print_completion(arguments: argparse.Namespace) -> None:

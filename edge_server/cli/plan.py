@@ -71,7 +71,7 @@ class Refreshed:
 
 def refresh(arguments: argparse.Namespace) -> int:
     """Build the plans that are missing; return the exit code."""
-    paths = arguments.model_repository
+    paths = list(map(str, arguments.model_repository))
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
     # Its progress is for the console, too.
     set_up_logging(settings.log, fields=False)

@@ -200,7 +200,7 @@ def record(arguments: argparse.Namespace) -> None:
             "is: edge-server update status"
         )
     noted = UpdateRecord(
-        state=arguments.state,
+        state=arguments.outcome,
         slot=last.slot,
         version=version("edge-server"),
         result=arguments.result or "",

@@ -9,14 +9,12 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from textwrap import dedent
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from edge_server import errors
+from edge_server.cli.arguments import FORMS
 from edge_server.process.logs import journal_prefix, logs_fields, logs_json
 from edge_server.process.masking import masked
 from edge_server.process.utf8 import shown
@@ -85,73 +83,62 @@ def _class_names(error: errors.EdgeServerError) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__]
 
 
-N = TypeVar("N", int, float)
-
-
-def number(
-    kind: Callable[[str], N], is_right: Callable[[N], bool], words: str
-) -> Callable[[str], N]:
-    """Return a parser of a flag's number, which names in `words` what it takes."""
-
-    def parse(text: str) -> N:
-        try:
-            value = kind(text)
-        except ValueError:
-            pass
-        else:
-            if is_right(value):
-                return value
-        raise argparse.ArgumentTypeError(f"{text}: give {words}")
-
-    return parse
-
-
-def _digits(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(text)
-    return int(text)
-
-
-positive = number(_digits, lambda value: value >= 1, "a whole number, 1 or above")
-whole_number = number(_digits, lambda _: True, "a whole number, 0 or above")
-seconds = number(float, lambda value: 0 <= value < 1e6, "seconds, 0 or above")
-# Of what is repeated.
-interval = number(float, lambda value: 0.1 <= value < 1e6, "seconds, 0.1 or above")
-
-Parse = Callable[[str], Any]
-PATHS = ("FILE", "DIR", "FOLDER", "PATH", "PICTURE", "PICTURES", "PNG", "KEY", "PUB", "SRC", "DST")
-# How an argument is read, by the word for its value; others are texts.
-_TYPES: Mapping[str, Parse] = {**dict.fromkeys(PATHS, Path), "N": positive, "S": seconds}
-
-
 @dataclass(frozen=True)
 class Verb:
     """A verb, or one that has verbs below it.
 
     Attributes:
         name: its words.
-        text: the help in one line.
         run: `module:function` below edge_server. It gets the parsed arguments and returns the exit
             code, lines to print, or None. Empty where verbs are below.
+        text: the help in one line.
         arguments: see `add_arguments`.
-        shared: likewise, of several verbs.
-        types: word for a value, or flag → how it is read, or its choices, where not by `_TYPES`.
         about: the subject; by default `text`.
-        examples: the arguments of one on each line.
+        examples: the arguments of each.
         codes: the end of the help: the meaning of exit codes.
         interrupted: printed when a user interrupts the verb, or one below it.
     """
 
     name: str
+    run: str
     text: str
-    run: str = ""
     arguments: str = ""
-    shared: tuple[str, ...] = ()
-    types: Mapping[str, Parse | tuple[str, ...]] = field(default_factory=dict)
     about: str = ""
-    examples: str = ""
+    examples: tuple[str, ...] = ()
     codes: str = ""
     interrupted: str = ""
+
+    @staticmethod
+    def all_of(text: str) -> list[Verb]:
+        """Return the verbs of a text in the form of `commands`."""
+        shared: dict[str, list[str]] = {}
+        verbs = []
+        for block in reversed(re.split(r"\n(?=\S)", text.strip())):
+            head, *lines = block.splitlines()
+            arguments = [line[4:] for line in lines if line.startswith("    ")]
+            if head.startswith("@"):
+                shared[head] = arguments
+                continue
+            arguments = [line for each in arguments for line in shared.get(each, (each,))]
+            by_mark = {
+                mark: [line[4:] for line in lines if line[:3] == f"  {mark}"] for mark in "$!"
+            }
+            prose = "\n".join(line[2:] for line in lines if line[:3] not in ("   ", "  $", "  !"))
+            about, exits, codes = prose.strip().partition("exit codes:")
+            name, run, text_in_short = (column.strip() for column in head.split("|"))
+            verbs.append(
+                Verb(
+                    name,
+                    run,
+                    text_in_short,
+                    "\n".join(arguments),
+                    about=about.strip(),
+                    examples=tuple(by_mark["$"]),
+                    codes=exits + codes,
+                    interrupted="".join(by_mark["!"]),
+                )
+            )
+        return verbs[::-1]
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         """Run it; return the exit code."""
@@ -183,43 +170,39 @@ def add_verbs(program: str, parsers: Any, verbs: Sequence[Verb]) -> list[argpars
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        texts = (verb.arguments, *verb.shared)
-        added = [action for text in texts for action in add_arguments(each, text, verb.types)]
+        added = list(add_arguments(each, verb.arguments))
         flags = [name for action in added for name in action.option_strings]
         interrupted = verb.interrupted or interrupted
         each.set_defaults(verb=verb, flags=flags, interrupted=interrupted)
         if not verb.run:
             below = each.add_subparsers(required=True, metavar="VERB")
-            above[verb.name] = below, interrupted or "\nedge-server: interrupted"
+            above[verb.name] = below, interrupted or "edge-server: interrupted"
         actions += added
     return actions
 
 
 def _examples(program: str, verb: Verb, verbs: Sequence[Verb]) -> str:
     """Return the examples of a verb, or the first one of each verb below it."""
-    shown = [(verb.name, each) for each in dedent(verb.examples).strip("\n").split("\n")]
+    shown = [(verb.name, each) for each in verb.examples]
     if not verb.run:
         below = (each for each in verbs if each.name.startswith(f"{verb.name} "))
-        shown = [(each.name, dedent(each.examples).strip("\n").split("\n")[0]) for each in below]
-    elif not verb.examples:
-        return ""
+        shown = [(each.name, each.examples[0]) for each in below]
     lines = (f"  {program} {name} {each}".rstrip() for name, each in shown)
     return "\n".join(("examples:", *lines))
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser, text: str, types: Mapping[str, Parse | tuple[str, ...]]
-) -> Iterator[argparse.Action]:
+def add_arguments(parser: argparse.ArgumentParser, text: str) -> Iterator[argparse.Action]:
     """Add the arguments of `text`, which has a line for each and its help behind two spaces.
 
     Lines further to the right continue the help. `--flag` alone is a switch; `--flag WORD`, and
-    `WORD` alone, take a value; `WORD...` several, `[WORD]` perhaps one, and `[WORD=X]` means X
-    where it is not given; `WORD!` must be given; `WORD = X` has the default X; `{a,b}` are choices.
-    Of flags behind `|` exactly one is given. A line that ends with a colon titles a group.
+    `WORD` alone, take a value, read as `FORMS` has it; `WORD...` several, `[WORD]` perhaps one, and
+    `[WORD=X]` means X where it is not given; `WORD!` must be given; `WORD = X` has the default X;
+    `{a,b}` are choices. Of flags behind `|` exactly one is given. A line that ends with a colon
+    titles a group.
     """
     place: Any = parser
     one: Any = None
-    for block in re.split(r"\n(?=\S)", dedent(text).strip()) if text.strip() else ():
+    for block in re.split(r"\n(?=\S)", text) if text else ():
         spec, *rest = re.split(r"  +|\n *", block, maxsplit=1)
         about = " ".join(" ".join(rest).split())
         if spec.endswith(":"):
@@ -230,7 +213,7 @@ def add_arguments(
         spec, _, default = spec.partition(" = ")
         words = spec.lstrip("|").split()
         names = [word.rstrip(",") for word in words if word.startswith("-")]
-        how = _value("" if words[-1] in names else words[-1], names, types)
+        how = _value("" if words[-1] in names else words[-1], names)
         if "metavar" in how and "choices" in how:
             about = ": ".join(filter(None, (about, ", ".join(how["choices"]))))
         if default:
@@ -240,22 +223,20 @@ def add_arguments(
         yield (one if spec.startswith("|") else place).add_argument(*names, **how)
 
 
-def _value(
-    word: str, names: Sequence[str], types: Mapping[str, Parse | tuple[str, ...]]
-) -> dict[str, Any]:
+def _value(word: str, names: Sequence[str]) -> dict[str, Any]:
     """Return how argparse takes a value, of a flag with `names` or by its place."""
     if not word:
         return {"action": "store_true"}
     bare, _, const = word.strip("[]").partition("=") if word[0] == "[" else (word, "", "")
     metavar = bare.removesuffix("...").removesuffix("!")
-    form = types.get(names[-1] if names else metavar) or types.get(metavar)
+    form = FORMS.get(names[-1] if names else metavar) or FORMS.get(metavar)
     how: dict[str, Any] = {"metavar": metavar}
     if metavar[0] == "{":
         how = {"choices": metavar.strip("{}").split(",")}
     elif isinstance(form, tuple):
         how["choices"] = form
     else:
-        how["type"] = form or _TYPES.get(metavar, str)
+        how["type"] = form or str
     if not names:
         how["dest"] = re.split(r"\W", metavar)[0].lower()
     if bare.endswith("..."):

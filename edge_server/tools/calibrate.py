@@ -347,20 +347,20 @@ def show(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def lanes_in(
-    uri: str, repositories: Sequence[str] | None, model: str
+    uri: str, repositories: Sequence[Path], model: str
 ) -> Generator[tuple[NDArray[np.uint8], Sequence[Lane]], None, None]:
     """Yield each image of `uri` with its lanes, px.
 
     Args:
         uri: see `open_source`.
-        repositories: paths of the models; None or empty are the shipped ones.
+        repositories: paths of the models; without any, the shipped ones.
         model: the name of the lane model.
 
     Raises:
         SourceError: the source gives no images.
         SettingsError, ModelConfigError, Unavailable: there is no such lane model.
     """
-    paths = tuple(repositories or (str(shipped_models()),))
+    paths = tuple(map(str, repositories or (shipped_models(),)))
     registry, scheduling, devices = ModelRegistry(), chosen_scheduling(Serving()), Devices()
     control = chosen_control(registry, scheduling, devices, Repository(paths=paths))
     try:

@@ -347,9 +347,9 @@ class Conversion:
         elif self._format.module == "torch_models":
             found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
         if self._format is SOURCES["torch-module"]:
-            found["module_path"] = arguments.module_path
+            found["module_path"] = arguments.module_path or ""
         if self._format is SOURCES["torch-weights"]:
-            found["module"] = arguments.module
+            found["module"] = arguments.module or ""
         return found
 
     def _sampling(self) -> dict[str, Any]:

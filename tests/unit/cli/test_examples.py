@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.cli.commands import COMMANDS
 from edge_server.cli.main import command_line, run_command
+from edge_server.cli.verbs import Verb
 
-if TYPE_CHECKING:
-    from edge_server.cli.verbs import Verb
-
-VERBS = ["run", "check", *(verb.name for verb in COMMANDS)]
+ALL = Verb.all_of(COMMANDS)
+VERBS = ["run", "check", *(verb.name for verb in ALL)]
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -33,7 +31,7 @@ def test_every_verb_has_examples_that_parse(name: str, capsys: pytest.CaptureFix
         assert callable(arguments.verb)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in COMMANDS if verb.run], ids=lambda v: v.name)
+@pytest.mark.parametrize("verb", [verb for verb in ALL if verb.run], ids=lambda v: v.name)
 def test_every_verb_runs_a_function_that_there_is(verb: Verb) -> None:
     module, _, function = verb.run.partition(":")
     assert callable(getattr(import_module(f"edge_server.{module}"), function))
