@@ -495,7 +495,7 @@ demo | cli.run:demo | show lanes arriving, with no camera or broker needed
     --source URI = synthetic://road?seed=7&fps=25  a video, an image, a folder of images,
         /dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0 or gst:PIPELINE
     --frames N  end after N frames
-    --mqtt HOST[:PORT]  publish there, not on a private broker
+    --mqtt HOST[:PORT]  publish on that broker, too
     --calibration FILE  of edge-server calibrate: lanes in metres, tracked
     --video FILE  write what is published, drawn into the frames, as .mp4 or .avi
     --json  one JSON object per frame

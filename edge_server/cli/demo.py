@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import queue
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +26,8 @@ from edge_server.cli.tables import REFRESH_S, LaneTable
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
-from edge_server.mqtt.clients import LaneSubscriber
+from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.clients import try_broker
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.settings import Mqtt
 
 DEVICE = "demo"
 PICTURE = Path("lanes.png")
@@ -53,7 +52,7 @@ _TIMEOUT_S = 15.0
 def run_demo(
     arguments: argparse.Namespace, stop: threading.Event, broker: Mapping[str, Any] | None
 ) -> None:
-    """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
+    """Start a daemon with one camera, show its messages, write a picture.
 
     Returns when as many messages as wanted arrived, the source ended or `stop` was set; with a port
     for the page at `stop` alone.
@@ -61,8 +60,7 @@ def run_demo(
     Args:
         arguments: a plain path as the source is played again and again, once for a video.
         stop: ends the demo, also while it starts.
-        broker: `host` and `port` to publish to; without it a private mosquitto if one is
-            installed, else none: the messages are then taken from the daemon directly.
+        broker: `host` and `port` to publish to, beside the messages that are shown.
 
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
@@ -76,7 +74,7 @@ def run_demo(
     with ExitStack() as running:
         settings = _settings(
             source,
-            broker or _private_broker(running, stop),
+            broker,
             arguments.model_repository,
             page_port or 0,
             arguments.calibration or _calibration_file(source, running),
@@ -84,16 +82,13 @@ def run_demo(
         )
         if page_port is not None:
             _require_free(page_port)
-        listeners: list[Listener] = [_keep_in(newest)]
-        if settings.mqtt is None:
-            listeners.append(_put_directly(inbox))
+        listeners: list[Listener] = [_keep_in(newest), _messages_to(inbox)]
         if video is not None:
             _require_other_file(video, settings.cameras["road"].uri)
             listeners.append(_into_video(video, running, output))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
-            subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.add)
-            running.callback(subscriber.close)
+            _require_broker(settings.mqtt)
         daemon.start(stop)
         running.callback(daemon.stop)
         if not stop.is_set():
@@ -115,6 +110,15 @@ def _require_free(port: int) -> None:
             f"the page cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}; choose "
             "another port with --serve PORT"
         ) from error
+
+
+def _require_broker(mqtt: Mqtt) -> None:
+    """Raises: Unavailable: it does not take a connection; the daemon would wait for it."""
+    if fault := try_broker(mqtt, f"{DEVICE}-test").fault:
+        raise Unavailable(
+            f"MQTT broker {address_of(mqtt)} cannot be reached: {fault}; start one there, or leave "
+            "--mqtt out"
+        )
 
 
 class Inbox(queue.Queue[bytes]):
@@ -234,8 +238,8 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
     return video
 
 
-def _put_directly(inbox: Inbox) -> Listener:
-    """Return a listener that replaces the broker where none is installed."""
+def _messages_to(inbox: Inbox) -> Listener:
+    """Return a listener that makes the messages which a broker would get."""
     identity = Identity.of_this_host(DEVICE, VERSION)
     counter = itertools.count()
 
@@ -249,7 +253,7 @@ def _put_directly(inbox: Inbox) -> Listener:
 
 def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     mqtt = settings.mqtt
-    broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
+    broker = "no MQTT broker" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
     shown, port = masked_uri(source), daemon.grpc_port
     page = f"http://127.0.0.1:{daemon.http_port}/"
     return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}; page: {page}"
@@ -313,37 +317,3 @@ def free_name(path: Path) -> Path:
     """Return `path`, or if it exists a free name like `lanes-2.png`."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
-
-
-def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:
-    """Start a mosquitto that ends with `running`; return None if it is not installed.
-
-    Raises:
-        Unavailable: mosquitto is installed and does not start.
-    """
-    binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-    if binary is None:
-        return None
-    folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="edge-server-demo-")))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    configuration = folder / "mosquitto.conf"
-    configuration.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-    )
-    broker = subprocess.Popen(  # noqa: S603
-        [binary, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    # Ctrl-C in a terminal ends mosquitto together with us: its disconnect is expected.
-    logging.getLogger("edge_server.mqtt").setLevel(logging.ERROR)
-    running.callback(broker.wait)
-    running.callback(broker.terminate)
-    for _ in range(100):
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        if stop.wait(0.05):
-            break
-    else:
-        raise Unavailable(f"{binary} did not start; give another broker with --mqtt HOST:PORT")
-    return {"host": "127.0.0.1", "port": port}
