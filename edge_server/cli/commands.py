@@ -276,10 +276,6 @@ recordings | | what the recorder has written, and pictures of it
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
 
-recordings list | cli.recordings:show | the recordings of a directory, the oldest first
-    [DIR]  default: recordings in the state directory, as the daemon's
-  $ /var/lib/edge_server/recordings
-
 recordings info | cli.recordings:info | what a recording has, and whether it is whole
     FILE
   $ drive.mcap
@@ -419,7 +415,7 @@ top | cli.status:run_top | likewise, again and again
     --json  one object on a line each time
     @config
     @address
-  Shows what `status` shows, again and again, until q or Ctrl-C. Without a terminal it prints once
+  Shows what `status` shows, again and again, until Ctrl-C. Without a terminal it prints once
   in each interval. A daemon that stops is waited for. Over ssh it needs a terminal: ssh -t.
   $ --interval 1
   $ --count 60 --json > minute.jsonl

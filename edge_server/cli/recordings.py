@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from edge_server.errors import SourceError
-from edge_server.process.disk import state_directory
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
@@ -18,25 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def show(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the size and the path of each recording."""
-    directory = arguments.dir or state_directory() / "recordings"
-    try:
-        files = sorted(path for path in directory.iterdir() if ".mcap" in path.suffixes)
-        for path in files:
-            with suppress(FileNotFoundError):  # the recorder removes the oldest meanwhile
-                yield (f"{path.stat().st_size / 1e6:10.1f} MB  {path}")
-    except OSError as error:
-        raise SourceError(f"{directory}: {error.strerror}; name the directory") from error
-
-
 def info(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield what a recording has, and whether it is whole."""
     return map(shown, _lines_of(arguments.file))
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    # Here and below: `list` needs no library.
     from edge_server.cameras.mcap_file import Records
 
     records = Records(path)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
-import termios
 import time
-import tty
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.text import Text
 
 from edge_server.board.board import read_board
 from edge_server.cli.running_daemon import settings_of
@@ -23,9 +23,7 @@ from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
-
-    from rich.live import Live
+    from collections.abc import Iterator, Sequence
 
     from edge_server.cli.status_report import (
         BoardReport,
@@ -208,7 +206,6 @@ def _settings(report: DaemonReport) -> Iterator[str]:
 
 # Rates of `status` are measured over this time: a camera of 5 fps gives some frames in it.
 RATES_OVER_S = 1.0
-_QUIT = (b"q", b"Q", b"\x03", b"\x04", b"")
 
 
 def print_status(arguments: argparse.Namespace) -> None:
@@ -228,26 +225,32 @@ def print_status(arguments: argparse.Namespace) -> None:
         print(_printable("\n".join(screen(report))))
 
 
+def _printable(text: str) -> str:
+    encoding = sys.stdout.encoding or "ascii"
+    if encoding.lower().startswith("utf"):
+        return text
+    return text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+
+
 def run_top(arguments: argparse.Namespace) -> None:
-    """Print reports until the user quits, or as many were printed as are wanted.
+    """Print reports until the user interrupts it, or as many were printed as are wanted.
 
     Raises:
         Unavailable: the daemon does not respond to the first call.
     """
     settings, as_json = settings_of(arguments), arguments.json
     with ExitStack() as stack:
-        # Ctrl-C quits, and the terminal is as before also after a SIGTERM.
+        # The terminal is as before also after a SIGTERM.
         stack.enter_context(suppress(KeyboardInterrupt))
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         sampler = stack.enter_context(DaemonSampler(settings))
         before = sampler.sample()
-        on_terminal = sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb"
-        quits = stack.enter_context(_keys(sys.stdin))
-        if on_terminal:
-            live = stack.enter_context(_screen())
+        live = None
+        if sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb":
+            live = stack.enter_context(Live(screen=True, auto_refresh=False, redirect_stdout=False))
             _draw(live, ["waiting for the first interval …"])
-        printed = 0
-        while not quits(arguments.interval):
+        for _ in range(arguments.count or sys.maxsize):
+            time.sleep(arguments.interval)
             try:
                 now = sampler.sample()
             except Unavailable as error:
@@ -256,66 +259,15 @@ def run_top(arguments: argparse.Namespace) -> None:
             else:
                 report = make_report(before, now, settings, read_board())
                 before, lines, text = now, screen(report), json.dumps(asdict(report))
-            if on_terminal:
+            if live is not None:
                 _draw(live, lines)
             else:
                 plain = _printable("\n".join([time.strftime("%H:%M:%S"), *lines, ""]))
-                print(text if as_json else plain)
-                sys.stdout.flush()
-            printed += 1
-            if printed == arguments.count:
-                return
-
-
-def _screen() -> Live:
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console()
-    return Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False)
+                print(text if as_json else plain, flush=True)
 
 
 def _draw(live: Live, lines: Sequence[str]) -> None:
     """Write over the lines before, within the terminal as it is now."""
-    from rich.text import Text
-
-    title = f"edge-server top  {time.strftime('%H:%M:%S')}  q quits"
+    title = f"edge-server top  {time.strftime('%H:%M:%S')}  Ctrl-C ends"
     text = _printable("\n".join([title, "", *lines]))
     live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
-
-
-def _printable(text: str) -> str:
-    encoding = sys.stdout.encoding or "ascii"
-    if encoding.lower().startswith("utf"):
-        return text
-    return text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
-
-
-@contextmanager
-def _keys(keyboard: TextIO) -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits for so many seconds, or until the user quits; it returns whether
-    the user did. Without a terminal it only waits."""
-    if not keyboard.isatty():
-        yield _wait
-        return
-    descriptor = keyboard.fileno()
-    before = termios.tcgetattr(descriptor)
-
-    def wait_for_key(seconds: float) -> bool:
-        end_s = time.monotonic() + seconds
-        while (left_s := end_s - time.monotonic()) > 0:
-            ready, _, _ = select.select([descriptor], [], [], left_s)
-            if ready and os.read(descriptor, 1) in _QUIT:
-                return True
-        return False
-
-    try:
-        tty.setcbreak(descriptor)
-        yield wait_for_key
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
