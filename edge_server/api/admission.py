@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import InvalidRequest, Unavailable
@@ -83,7 +83,6 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 COUNTED_FROM_BYTES = 64 * 1024
 # Interval at which a waiting thread checks whether to give up.
 _LOOK_S = 0.2
-_NOTHING = nullcontext()
 
 
 def _too_many_streams(streams: int) -> EdgeServerError:
@@ -153,6 +152,19 @@ class Admission:
             )
         return None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a caller would be refused now."""
+        return self._closed or self.inside == self._limit
+
+    def stream_refusal(self) -> EdgeServerError | None:
+        """Return the error that a stream would get now; None if it would be admitted."""
+        if self._closed:
+            return Unavailable(self._stopping)
+        if len(self._open_streams) >= self._streams:
+            return self._too_many(self._streams)
+        return None
+
     @contextmanager
     def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
@@ -162,10 +174,8 @@ class Admission:
             EdgeServerError: `streams` streams are open, see `too_many`.
         """
         with self._changed:
-            if self._closed:
-                raise Unavailable(self._stopping)
-            if len(self._open_streams) == self._streams:
-                raise self._too_many(self._streams)
+            if (error := self.stream_refusal()) is not None:
+                raise error
             self._open_streams.append(when_closed)
         try:
             yield
@@ -210,28 +220,25 @@ class ByteBudget:
         self._changed = threading.Condition()
         self.used_bytes = 0
 
-    def hold(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Count `size_bytes` for a block.
-
-        Raises:
-            Unavailable: see `take`.
-        """
-        return _NOTHING if size_bytes < COUNTED_FROM_BYTES else self._hold(size_bytes)
-
-    def take(self, size_bytes: int) -> None:
+    def take(self, size_bytes: int, instead_of: int = 0) -> None:
         """Count `size_bytes` until `give`.
 
+        Args:
+            instead_of: bytes counted before, which count no more: a response takes the place of its
+                request, and fits if it is no longer.
+
         Raises:
-            Unavailable: the bytes exceed the limit together with the requests in flight.
+            Unavailable: the bytes exceed the limit together with the other messages in flight.
         """
         with self._changed:
-            if not self._fits(size_bytes):
+            others = self.used_bytes - instead_of
+            if size_bytes > instead_of and others and others + size_bytes > self.limit_bytes:
                 raise Unavailable(
-                    f"Exceeds maximum queue size: messages of {self.used_bytes} bytes are in "
-                    f"flight already, and of {self.limit_bytes} at most ({self._setting}); "
-                    f"this one has {size_bytes}"
+                    f"Exceeds maximum queue size: messages of {others} bytes are in flight "
+                    f"already, and of {self.limit_bytes} at most ({self._setting}); this one has "
+                    f"{size_bytes}"
                 )
-            self.used_bytes += size_bytes
+            self.used_bytes = others + size_bytes
 
     def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
         """Wait for room and count the bytes until `give`; return False after `given_up`."""
@@ -242,26 +249,6 @@ class ByteBudget:
                 self._changed.wait(_LOOK_S)
             self.used_bytes += size_bytes
             return True
-
-    def take_for_response(self, size_bytes: int, request_bytes: int) -> None:
-        """Count a response until `give`; its request still counts, if it is large enough to.
-
-        A response that is no longer than its request always fits, as it takes the request's place.
-
-        Raises:
-            Unavailable: the bytes exceed the limit together with the other messages in flight.
-        """
-        if request_bytes < COUNTED_FROM_BYTES:
-            request_bytes = 0
-        with self._changed:
-            others = self.used_bytes - request_bytes
-            if size_bytes > request_bytes and others and others + size_bytes > self.limit_bytes:
-                raise Unavailable(
-                    f"Exceeds maximum queue size: messages of {others} bytes are in flight "
-                    f"already, and of {self.limit_bytes} at most ({self._setting}); the "
-                    f"response has {size_bytes}"
-                )
-            self.used_bytes += size_bytes
 
     def add(self, size_bytes: int) -> None:
         """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""
@@ -278,14 +265,6 @@ class ByteBudget:
     def room_bytes(self) -> int:
         """The number of bytes that still fit."""
         return max(0, self.limit_bytes - self.used_bytes)
-
-    @contextmanager
-    def _hold(self, size_bytes: int) -> Iterator[None]:
-        self.take(size_bytes)
-        try:
-            yield
-        finally:
-            self.give(size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes

@@ -142,37 +142,40 @@ class FrameSource(Protocol):
 class Pace:
     """Paces its caller at `fps` calls a second, without drift.
 
-    The first `wait` returns at once; each later wait is due one period after the previous one was
+    The first `wait` returns at once; each later one is due one period after the previous one was
     due, however late the caller came. A caller more than `CATCH_UP_S` late starts a new schedule.
 
     Args:
         fps: frames per second; 0 never waits.
-        clock: returns monotonic time in seconds.
+        clock: returns monotonic time in nanoseconds.
         sleep: blocks for the given seconds.
     """
 
     def __init__(
         self,
-        fps: float,
+        fps: float = 0.0,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.period_s = 1.0 / fps if fps else 0.0
+        self.period_ns = round(1e9 / fps) if fps else 0
         self._clock = clock
         self._sleep = sleep
-        self._due: float | None = None
+        self._due_ns: int | None = None
 
-    def wait(self) -> None:
-        """Block until the next frame is due."""
-        if not self.period_s:
-            return
-        now = self._clock()
-        if self._due is None or now - self._due > CATCH_UP_S:
-            self._due = now
-        if now < self._due:
-            self._sleep(self._due - now)
-        self._due += self.period_s
+    def wait(self, period_ns: int | None = None) -> int:
+        """Block until the next frame is due, after another period where one is given; return when
+        it was due."""
+        period_ns = self.period_ns if period_ns is None else period_ns
+        now_ns = self._clock()
+        due_ns = now_ns if self._due_ns is None else self._due_ns + period_ns
+        if now_ns - due_ns > CATCH_UP_S * 1e9:
+            due_ns = now_ns
+        while (left_ns := due_ns - now_ns) > 0:
+            self._sleep(left_ns / 1e9)
+            now_ns = self._clock()
+        self._due_ns = due_ns
+        return due_ns
 
 
 class Recording:

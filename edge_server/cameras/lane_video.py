@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     BgrImage = NDArray[np.uint8]
     Colour = tuple[int, int, int]
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from edge_server.cameras.frame import Frame
@@ -50,6 +50,19 @@ _VEHICLE_M = (4.5, 0.95)
 _STRAIGHT_M = 3000.0
 
 
+def draw_lanes(image: BgrImage, lanes: Sequence[Lane], ego: Ego | None = None) -> BgrImage:
+    """Return a copy of `image`, (H, W, 3) uint8 BGR, with each finite lane and its name; the own
+    lane is filled where it has both bounds."""
+    picture: BgrImage = image.copy()
+    finite = [lane for lane in lanes if np.isfinite(lane.points).all()]
+    _fill_own_lane(picture, finite, ego)
+    for lane in finite:
+        _draw_lane(picture, lane)
+    for lane in finite:
+        _label(picture, lane)
+    return picture
+
+
 def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
     """Return a copy of `image` with all that `frame` says of the road.
 
@@ -63,16 +76,10 @@ def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
         image: (H, W, 3) uint8 BGR, of the frame's size.
         frame: as the listeners of a pipeline get it.
     """
-    picture: BgrImage = image.copy()
-    lanes = [lane for lane in frame.lanes if np.isfinite(lane.points).all()]
-    _fill_own_lane(picture, lanes, frame.ego)
-    for lane in lanes:
-        _draw_lane(picture, lane)
-    for lane in lanes:
-        _label(picture, lane)
+    picture = draw_lanes(image, frame.lanes, frame.ego)
     _write_texts(picture, frame)
-    if any(lane.ground is not None for lane in lanes):
-        _draw_from_above(picture, lanes)
+    if any(lane.ground is not None for lane in frame.lanes):
+        _draw_from_above(picture, frame.lanes)
     return picture
 
 
@@ -82,11 +89,10 @@ def _fill_own_lane(picture: BgrImage, lanes: list[Lane], ego: Ego | None) -> Non
         return
     outline = np.rint(np.concatenate([bounds[-1], bounds[1][::-1]])).astype(np.int32)
     rows = np.clip(outline[:, 1], 0, len(picture) - 1)
-    top, bottom = int(np.min(rows)), int(np.max(rows)) + 1
-    part = picture[top:bottom]
+    part = picture[int(np.min(rows)) : int(np.max(rows)) + 1]
     filled = part.copy()
-    cv2.fillPoly(filled, [outline - (0, top)], _colour_of_lane(ego))
-    picture[top:bottom] = cv2.addWeighted(filled, _FILL, part, 1 - _FILL, 0.0)
+    cv2.fillPoly(filled, [outline - (0, int(np.min(rows)))], _colour_of_lane(ego))
+    part[:] = cv2.addWeighted(filled, _FILL, part, 1 - _FILL, 0.0)
 
 
 def _colour_of_lane(ego: Ego | None) -> Colour:
@@ -102,10 +108,17 @@ def _draw_lane(picture: BgrImage, lane: Lane) -> None:
         pieces = _pieces(points, _DOT_PX * scale)
     elif lane.type == "dashed":
         pieces = _pieces(points, _DASH_PX * scale)
-    fixed = [np.rint(piece * (1 << _SUBPIXEL_BITS)).astype(np.int32) for piece in pieces]
     thickness = max(2, round(4 * scale))
     for colour, width in ((_BLACK, thickness + 2), (_PAINT[lane.color], thickness)):
-        cv2.polylines(picture, fixed, False, colour, width, cv2.LINE_AA, _SUBPIXEL_BITS)
+        draw_lines(picture, pieces, colour, width)
+
+
+def draw_lines(
+    picture: BgrImage, lines: Sequence[NDArray[np.float64]], colour: Colour, thickness: int
+) -> None:
+    """Draw lines, each (N, 2) px, into `picture`."""
+    fixed = [np.rint(line * (1 << _SUBPIXEL_BITS)).astype(np.int32) for line in lines]
+    cv2.polylines(picture, fixed, False, colour, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
 
 
 def _pieces(points: NDArray[np.float64], length_px: float) -> list[NDArray[np.float64]]:
@@ -118,7 +131,7 @@ def _pieces(points: NDArray[np.float64], length_px: float) -> list[NDArray[np.fl
     return [dense[at : at + 5] for at in range(0, len(dense) - 1, 8)]
 
 
-def _draw_from_above(picture: BgrImage, lanes: list[Lane]) -> None:
+def _draw_from_above(picture: BgrImage, lanes: Sequence[Lane]) -> None:
     scale = picture.shape[1] / 1280
     width, height = (round(side * scale) for side in _ABOVE_PX)
     view = picture[:height, -width:]
@@ -133,7 +146,7 @@ def _draw_from_above(picture: BgrImage, lanes: list[Lane]) -> None:
     for ahead_m in np.arange(10.0, _AHEAD_M, 10.0):
         row = int(place(np.array([[ahead_m, 0.0]]))[0, 1])
         cv2.line(view, (0, row), (width, row), (110, 110, 110), 1)
-        _write(view, f"{ahead_m:g} m", (2, row - 2), 0.35 * scale)
+        write(view, f"{ahead_m:g} m", (2, row - 2), 0.35 * scale)
     for lane in lanes:
         if lane.ground is not None:
             polynomial = lane.ground.polynomial
@@ -160,7 +173,7 @@ def _label(picture: BgrImage, lane: Lane) -> None:
     ]
     scale = picture.shape[1] / 1280
     x, y = lane.points[len(lane.points) // 3]
-    _write(picture, " ".join(filter(None, words)), (int(x + 8 * scale), int(y)), 0.5 * scale)
+    write(picture, " ".join(filter(None, words)), (int(x + 8 * scale), int(y)), 0.5 * scale)
 
 
 def _place_of(index: int) -> str:
@@ -191,7 +204,7 @@ def _write_texts(picture: BgrImage, frame: LaneFrame) -> None:
     lines += [(reason, _AMBER) for reason in frame.degraded]
     for row, (text, colour) in enumerate(lines):
         place = int(16 * scale), int((32 + 30 * row) * scale)
-        _write(picture, text[:110], place, 0.75 * scale, colour)
+        write(picture, text[:110], place, 0.75 * scale, colour)
 
 
 def _measured(ego: Ego) -> str:
@@ -212,9 +225,10 @@ def _measured(ego: Ego) -> str:
     return "   ".join(words)
 
 
-def _write(
+def write(
     picture: BgrImage, text: str, place: tuple[int, int], scale: float, colour: Colour = _WHITE
 ) -> None:
+    """Write `text` on a darker box, its lower left corner at `place` or as near as it is whole."""
     # The font has ASCII alone.
     text = text.encode("ascii", "replace").decode()
     thickness = max(1, round(1.5 * scale))

@@ -237,9 +237,9 @@ def test_jpegs_that_are_cut_off_are_counted_and_not_shown(
     whole = source.read()
     assert whole is not None
     camera.damage = "truncated"
-    with pytest.raises(SourceError, match=r"last 10 images are all damaged .its end is missing"):
+    with pytest.raises(SourceError, match=r"all of them damaged .its end is missing"):
         list(frames_of(source))
-    assert source.corrupt == 10
+    assert source.corrupt >= 10
     source.close()
     # libjpeg would say so there, for each image.
     assert "JPEG" not in capfd.readouterr().err
@@ -321,13 +321,12 @@ def test_a_stalled_mjpeg_camera_is_noticed(live_cameras: LiveCameras) -> None:
     source.close()
 
 
-def test_a_changed_size_of_jpegs_is_noticed(live_cameras: LiveCameras) -> None:
+def test_a_changed_size_of_jpegs_is_that_of_the_next_frame(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp(codec="jpeg")
     source = open_camera(camera.uri())
+    assert next(frames_of(source)).size == (640, 360)
     camera.show(live_cameras.clip(320, 240))
-    with pytest.raises(SourceError, match="changed from 640 x 360 to 320 x 240") as caught:
-        list(frames_of(source))
-    assert caught.value.reason == "changed"
+    assert any(frame.size == (320, 240) for frame in frames_of(source))
     source.close()
 
 

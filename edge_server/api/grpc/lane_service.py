@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,18 +87,21 @@ class LaneServicer:
         self._now_ns = now_ns
 
     def StreamLanes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        first = _parse(self._traffic.first(requests, context), pb.StreamLanesRequest)
-        if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
-            raise InvalidRequest(
-                f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
-            )
-        if first.acknowledged:
-            raise InvalidRequest("the first request acknowledges a response, and none was sent yet")
-        self._refuse_unknown(first.cameras)
         feed = self._sources.feed
-        reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
-        try:
-            with self._streams.stream(lambda: reader.end(_ending())):
+        with self._opened(context) as when_closed:
+            first = _parse(self._traffic.read(requests, context), pb.StreamLanesRequest)
+            if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
+                raise InvalidRequest(
+                    f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
+                )
+            if first.acknowledged:
+                raise InvalidRequest(
+                    "the first request acknowledges a response, and none was sent yet"
+                )
+            self._refuse_unknown(first.cameras)
+            reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
+            when_closed.append(lambda: reader.end(_ending()))
+            try:
                 if not context.add_callback(reader.end):
                     return
                 threading.Thread(
@@ -113,8 +117,8 @@ class LaneServicer:
                         lost=delivery.lost,
                     )
                     yield response.SerializeToString()
-        finally:
-            feed.close(reader)
+            finally:
+                feed.close(reader)
 
     def GetLatestLanes(self, request: Any, context: Any) -> Any:
         if not request.camera:
@@ -126,20 +130,7 @@ class LaneServicer:
         return pb.GetLatestLanesResponse(frame=message.sent_at(self._now_ns()))
 
     def StreamEvents(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        request = _parse(self._traffic.first(requests, context), pb.StreamEventsRequest)
         events = self._sources.events
-        newest = events.newest
-        after_id = request.after_id if request.HasField("after_id") else newest
-        if request.after_id and request.log not in ("", events.id):
-            raise OutOfRange(
-                f"after_id is of the log {request.log!r}, and this one is {events.id!r}: it is of "
-                "another device, or this one's events were erased; begin with 0"
-            )
-        if after_id > newest:
-            raise OutOfRange(
-                f"after_id is {after_id}, and the newest event is {newest}: it is of another "
-                "device, or this one's events were erased; begin with 0"
-            )
         ended = threading.Event()
         shut = threading.Event()
 
@@ -151,7 +142,21 @@ class LaneServicer:
             shut.set()
             end()
 
-        with self._streams.stream(shut_down):
+        with self._opened(context) as when_closed:
+            request = _parse(self._traffic.read(requests, context), pb.StreamEventsRequest)
+            newest = events.newest
+            after_id = request.after_id if request.HasField("after_id") else newest
+            if request.after_id and request.log not in ("", events.id):
+                raise OutOfRange(
+                    f"after_id is of the log {request.log!r}, and this one is {events.id!r}: it is "
+                    "of another device, or this one's events were erased; begin with 0"
+                )
+            if after_id > newest:
+                raise OutOfRange(
+                    f"after_id is {after_id}, and the newest event is {newest}: it is of another "
+                    "device, or this one's events were erased; begin with 0"
+                )
+            when_closed.append(shut_down)
             if not context.add_callback(end):
                 return
             while events.wait_after(after_id, ended=ended.is_set) and not ended.is_set():
@@ -200,6 +205,21 @@ class LaneServicer:
         if self._sources.record is None:
             raise Unavailable("the recorder is off; set recorder.mode to events or continuous")
         return pb.RecordResponse(file=self._sources.record(request.cause, *times))
+
+    @contextmanager
+    def _opened(self, context: Any) -> Iterator[list[Callable[[], object]]]:
+        """Hold a stream's place for the block, also before its first request has arrived.
+
+        Yields a list whose last entry is called once the server closes; at first it cancels the
+        call.
+        """
+        when_closed: list[Callable[[], object]] = [context.cancel]
+
+        def closed() -> None:
+            when_closed[-1]()
+
+        with self._streams.stream(closed):
+            yield when_closed
 
     def _refuse_unknown(self, cameras: Sequence[str]) -> None:
         known = [pipeline.camera.name for pipeline in tuple(self._sources.pipelines)]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
 
 from edge_server.api.access import REFLECTION
-from edge_server.api.admission import SHUTTING_DOWN
 from edge_server.api.grpc.methods import streaming
-from edge_server.api.grpc.traffic import end_call
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    import grpc
 
     from edge_server.api.access import AccessRules
     from edge_server.api.admission import Admission
-    from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.traffic import Traffic
 
 
@@ -28,35 +26,30 @@ def register_reflection(
     server: grpc.Server,
     services: Sequence[str],
     streams: Admission,
-    *,
     traffic: Traffic,
     rules: AccessRules,
-    on_threads: Callable[[Handler], Handler],
 ) -> None:
     """Serve reflection, as v1 and v1alpha, whose messages are the same.
 
     Args:
         server: is not started yet.
         services: their full names.
-        streams: admits a client's stream, which holds a thread for as long as it is open.
-        traffic, rules: see `unary`.
-        on_threads: has a handler run on the threads of such streams.
+        streams: admits a client's stream, which holds a thread for as long as it is open, and ends
+            it as CANCELLED.
+        traffic, rules: see `streaming`.
     """
-    paths = [path.rsplit("/", 1) for path in REFLECTION]
     # v1 itself cannot be described: its .proto is in no package that fits protobuf 6.
     servicer = ReflectionServicer((*services, SERVICE_NAME))
 
     def reflect(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        def shut_down() -> None:
-            end_call(context, grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
-
-        with streams.stream(shut_down):
+        with streams.stream(context.cancel):
             for response in servicer.ServerReflectionInfo(map(_parse, requests), context):
                 yield response.SerializeToString()
 
-    for service, method in paths:
-        handler = on_threads(streaming(reflect, f"{service}/{method}", traffic, rules))
-        server.add_registered_method_handlers(service.strip("/"), {method: handler})
+    for path in REFLECTION:
+        _, service, method = path.split("/")
+        handler = streaming(reflect, path, traffic, rules)
+        server.add_registered_method_handlers(service, {method: handler})
 
 
 def _parse(request: bytes) -> Any:

@@ -11,14 +11,12 @@ from edge_server.api.access import AccessRules
 from edge_server.api.calls import CallTraces, RequestMetrics
 from edge_server.api.grpc.client import SelfCall
 from edge_server.api.grpc.lane_service import SERVICE
-from edge_server.api.grpc.methods import status_of
 from edge_server.api.grpc.side import (
     LOADS_AT_ONCE,
     Certificates,
     Side,
     UnixSocket,
     limit_bytes,
-    refusable,
 )
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.headers import HeaderForwarding
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from edge_server.api.access import Tokens
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.shared_memory import SharedMemory
-    from edge_server.errors import EdgeServerError
     from edge_server.inference.data_plane import DataPlane, ModelControl
     from edge_server.settings import Grpc
 
@@ -96,14 +93,8 @@ class GrpcServer:
         headers = HeaderForwarding(pattern, secret) if pattern else None
 
         def side(*, unix: bool) -> Side:
-            made = Side(settings, AccessRules.of(settings, unix=unix, tokens=tokens), unix=unix)
-
-            def refusal() -> EdgeServerError | None:
-                reason = made.refusal()
-                if reason is not None:
-                    requests.failed("grpc", status_of(reason).name)
-                return reason
-
+            rules = AccessRules.of(settings, unix=unix, tokens=tokens)
+            made = Side(settings, rules, requests, unix=unix)
             servicer = TritonServicer(
                 data_plane,
                 name,
@@ -122,8 +113,7 @@ class GrpcServer:
                 servicer,
                 HealthServicer(data_plane),
                 traffic=made.traffic,
-                rules=made.rules,
-                refused=lambda infer: refusable(infer, refusal, made.threads),
+                rules=rules,
             )
             self._sides.append(made)
             return made
@@ -204,7 +194,6 @@ class GrpcServer:
             side.traffic.close()
             side.server.stop(None).wait()
             side.threads.shutdown()
-            side.lane_threads.shutdown()
         self._sides.clear()
         if self._socket is not None:
             self._socket.release()

@@ -22,7 +22,7 @@ from edge_server.api.control_calls import (
     update_trace_settings,
 )
 from edge_server.api.convert import to_infer_request, to_response_message
-from edge_server.api.grpc.methods import UnaryCall, method_handlers, status_of, timeout_s
+from edge_server.api.grpc.methods import method_handlers, status_of, timeout_s
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
@@ -34,13 +34,13 @@ from edge_server.process.logs import LogSwitches
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import grpc
 
     from edge_server.api.access import AccessRules
     from edge_server.api.admission import Admission
-    from edge_server.api.grpc.methods import Handler
+    from edge_server.api.grpc.methods import UnaryCall
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.headers import HeaderForwarding
     from edge_server.api.shared_memory import SharedMemory
@@ -130,47 +130,40 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def ModelStatistics(self, request: Any, context: Any) -> Any:
         return statistics_message(self._data_plane, request.name, request.version)
 
-    def ModelInfer(self, request: bytes, context: Any) -> bytes:
+    def ModelInfer(self, request: bytes, call: UnaryCall) -> bytes:
+        """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
         began_ns = time.monotonic_ns()
-        call = UnaryCall(context, self._budget)
+        context = call.context
         try:
-            name, written = self._infer(request, context, call)
+            with self._admission, self._data_plane.lease() as snapshot:
+                trace = self._traces.unary() if self._tracer.on else None
+                message, raw = read_request(request, call)
+                loaded = snapshot.find(message.model_name, message.model_version)
+                if loaded.config.decoupled:
+                    raise Unsupported(
+                        "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                    )
+                read, forms = to_infer_request(
+                    message,
+                    raw,
+                    timeout_s(context),
+                    call,
+                    self._shared_memory,
+                    config=loaded.config,
+                )
+                if self._headers is not None:
+                    read = self._headers.add(read, context.invocation_metadata())
+                if trace is not None:
+                    read = trace.begin(read, context.add_callback, context.invocation_metadata)
+                response = snapshot.run(loaded, read)
+            written = write_response(*to_response_message(response, forms))
         except EdgeServerError as error:
             self._requests.failed("grpc", _code_of(error))
             raise
-        finally:
-            if call.counted_bytes:
-                call.release()
-        self._requests.responded("grpc", name, began_ns)
-        return written
-
-    def _infer(self, request: bytes, context: Any, call: UnaryCall) -> tuple[str, bytes]:
-        """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
-        with self._admission, self._data_plane.lease() as snapshot:
-            trace = self._traces.unary() if self._tracer.on else None
-            message, raw = read_request(request, call)
-            loaded = snapshot.find(message.model_name, message.model_version)
-            if loaded.config.decoupled:
-                raise Unsupported(
-                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
-                )
-            read, forms = to_infer_request(
-                message,
-                raw,
-                timeout_s(context),
-                call,
-                self._shared_memory,
-                config=loaded.config,
-            )
-            if self._headers is not None:
-                read = self._headers.add(read, context.invocation_metadata())
-            if trace is not None:
-                read = trace.begin(read, context.add_callback, context.invocation_metadata)
-            response = snapshot.run(loaded, read)
-        written = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()
-        return loaded.name, written
+        self._requests.responded("grpc", loaded.config.name, began_ns)
+        return written
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -247,10 +240,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
         return response
 
-    def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
+    def RepositoryModelLoad(self, request: bytes, call: UnaryCall) -> bytes:
         """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
         control = loading(self._control)
-        load_model(control, read_load_request(request), UnaryCall(context, self._budget))
+        load_model(control, read_load_request(request), call)
         return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
@@ -335,17 +328,14 @@ def register(
     *,
     traffic: Traffic | None = None,
     rules: AccessRules | None = None,
-    refused: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
     """Serve every method of the published services on `server`.
 
     Args:
-        traffic, rules: see `unary`.
-        refused: wraps the handler of ModelInfer in one that refuses before it parses.
+        traffic, rules: see `method_handlers`.
     """
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
-    infer["ModelInfer"] = refused(infer["ModelInfer"])
     server.add_registered_method_handlers(service.full_name, infer)
     checks = method_handlers(_HEALTH, health, (), traffic, rules)
     server.add_registered_method_handlers(_HEALTH.full_name, checks)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
 from edge_server.api.control_calls import loading
-from edge_server.api.http.call import QUESTION_BYTES, HttpCall, Refused
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
 from edge_server.api.http.rest.infer import error_answer
@@ -263,8 +263,6 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
         connection = HttpCall.of(request.scope)
         if path.is_question:
             connection.limit(QUESTION_BYTES)
-            if connection.refusal is not None:
-                raise Refused
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
