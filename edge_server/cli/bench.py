@@ -166,7 +166,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
             if variant.backend in unusable:
                 continue
             snippet = variant.snippet(base.message)
-            settings = " ".join(snippet.split()) or "as it is"
+            settings = snippet or "as it is"
             status.update(Text(f"{arguments.model}: {settings}"))
             measured: list[Measurement] = []
             failure = ""
