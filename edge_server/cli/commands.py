@@ -177,7 +177,6 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
     --seed COUNT = 0  of the random inputs
     --limit X  the largest error, as a share of the output's largest value; default: 1e-4, with
         --fp16 1e-2, with --int8 5e-2
-    --isolated  run each framework in an environment of its own, made once below the user's cache
     --python FILE...  an interpreter that has the framework; repeatable
     --verbose  show what the frameworks print
   Converts a model file into a model's directory, complete with config.pbtxt, a version and

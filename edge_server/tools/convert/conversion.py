@@ -18,8 +18,8 @@ from edge_server.tools.convert.formats import (
     ONNX,
     OPENVINO,
     SOURCES,
-    Interpreters,
     SourceModel,
+    interpreter_having,
     paddle_program,
     write_model,
 )
@@ -235,7 +235,7 @@ class Conversion:
         self._result.parent.mkdir()
 
     def find_interpreters(self) -> None:
-        """Find what every stage needs before the first begins, which may take minutes.
+        """Find what every stage needs before the first begins.
 
         Raises:
             InvalidRequest: the source does not become what is wanted.
@@ -243,13 +243,12 @@ class Conversion:
         """
         arguments = self._arguments
         self._first_function()
-        interpreters = Interpreters(arguments.python, arguments.isolated, self._show)
         needed = [self._format.framework, self._destination.framework]
         if arguments.to != "graphdef":
             needed.append(ONNX)
         for framework in needed:
             if framework.name not in self._pythons:
-                self._pythons[framework.name] = interpreters.having(framework)
+                self._pythons[framework.name] = interpreter_having(framework, arguments.python)
 
     def make(self) -> Converted:
         """Run the stages, and the result on the inputs of the source."""

@@ -11,7 +11,7 @@ def test_help_names_formats_and_exit_codes(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         run_command(["convert", "--help"])
     text = capsys.readouterr().out
-    for expected in (".keras", "SavedModel", "--isolated", "--calibration", "exit codes: 0"):
+    for expected in (".keras", "SavedModel", "--python", "--calibration", "exit codes: 0"):
         assert expected in text
 
 
