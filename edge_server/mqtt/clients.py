@@ -46,7 +46,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
     """
     connection = Connection(mqtt, client_id)
@@ -58,8 +57,10 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     with closing(Wake()) as wake, closing(connection):
         until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
-            with connection.ended_by_errors():
+            try:
                 connection.step(wake, _STEP_S)
+            except Exception as error:  # noqa: BLE001
+                connection.fail(error)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:
@@ -74,9 +75,7 @@ class RetainedState:
     for it.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's.
-        topic: the topic.
     """
 
     def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:
