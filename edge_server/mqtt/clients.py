@@ -17,7 +17,6 @@ from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
-
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
