@@ -119,7 +119,7 @@ _ACTED_ON = {
     "optimization.execution_accelerators": "gpu_execution_accelerator.name "
     "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
     "cpu_execution_accelerator.parameters",
-    "optimization.cuda": "graphs busy_wait_events output_copy_stream",
+    "optimization.cuda": "graphs busy_wait_events",
     _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
     "priority_levels default_priority_level",
@@ -158,6 +158,7 @@ ACCEPTED = {
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
     "give it a second instance, which prepares its own meanwhile",
+    "optimization.cuda.output_copy_stream": "outputs are copied before the next batch runs",
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
     "ensemble_scheduling.step.model_namespace": "there are no model namespaces here",
@@ -224,6 +225,9 @@ def without_effect(message: Any) -> dict[str, str]:
             found[f"model_metrics.metric_control[{index}]"] = (
                 f"only the buckets of {FIRST_RESPONSE} can be set"
             )
+    for memory in ("input_pinned_memory", "output_pinned_memory"):
+        if message.platform != "ensemble" and not getattr(message.optimization, memory).enable:
+            found[f"optimization.{memory}"] = "copies to and from a GPU always use pinned memory"
     batching = message.dynamic_batching
     if not batching.priority_levels and (
         batching.default_priority_level or batching.priority_queue_policy

@@ -34,6 +34,9 @@ from edge_server.backends.tensorrt.plan_options import (
 from edge_server.backends.tensorrt.plan_process import PhaseTree, PlanBuilt, Progressed, Step
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
+from edge_server.gpu.device import Device
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Stream
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.plan_options import BuildOptions, Profile, Shape
     from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent
-    from edge_server.gpu.device import BareGpu
+    from edge_server.gpu.device import Gpu
 
 _REPORT_EVERY_S = 0.1
 
@@ -51,7 +54,7 @@ _REPORT_EVERY_S = 0.1
 def build_plan(
     job: BuildJob,
     facts: DeviceFacts,
-    gpu: BareGpu | None,
+    gpu: Gpu | None,
     on_event: OnEvent,
 ) -> PlanBuilt:
     """Write the plan of `job` to its `out`; return the data of its side-car.
@@ -403,7 +406,7 @@ def set_calibrator(
     samples: Path,
     ranges: Profile,
     *,
-    gpu: BareGpu | None,
+    gpu: Gpu | None,
 ) -> Any:
     """Let TensorRT derive the ranges from `samples`; hold the returned object until the plan is
     built."""
@@ -415,9 +418,8 @@ def set_calibrator(
         # The minimum, whose batch size is 1: one sample per file.
         shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
         wanted[tensor.name] = shape, _numpy_type(tensor)
-    calibrator = make_calibrator(Samples(samples, wanted), gpu)
+    calibrator = make_calibrator(Samples(samples, wanted), Device(gpu.index))
     if calibrator is not None and hasattr(config, "int8_calibrator"):
-        gpu.enter()
         if ranges:
             config.set_calibration_profile(_fixed(builder, wanted))
         config.int8_calibrator = calibrator
@@ -511,7 +513,7 @@ class Samples:
         return np.ascontiguousarray(array, dtype)
 
 
-def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
+def make_calibrator(samples: Samples, device: Device) -> Any:
     """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
 
     The builder configuration does not own the calibrator: hold it until the plan is built. Its
@@ -526,6 +528,8 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._left = iter(samples)
+            self._stream = Stream(device)
+            self._memory: dict[str, DeviceMemory] = {}
             self.failure: Exception | None = None
 
         def get_batch_size(self) -> int:
@@ -536,10 +540,17 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
                 sample = next(self._left, None)
                 if sample is None:
                     return None
-                return [gpu.put(name, sample[name]) for name in names]
+                return [self._put(name, sample[name]) for name in names]
             except Exception as error:  # noqa: BLE001 - raised after the build
                 self.failure = error
                 return None
+
+        def _put(self, name: str, array: NDArray[Any]) -> int:
+            if name not in self._memory:
+                self._memory[name] = DeviceMemory(device, array.nbytes)
+            self._stream.to_device(self._memory[name], array)
+            self._stream.synchronize()
+            return self._memory[name].pointer
 
         def read_calibration_cache(self) -> None:
             """Return no cache: every build runs the samples."""

@@ -10,7 +10,7 @@ import msgspec
 from edge_server.backends.tensorrt.plan_options import DeviceFacts, device_facts
 from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent, PlanBuilt, TrtMessage
 from edge_server.errors import Unavailable
-from edge_server.gpu.device import BareGpu
+from edge_server.gpu.device import Gpu
 
 
 def device_in_child() -> DeviceFacts:
@@ -39,10 +39,10 @@ def layers_in_child(plan: str, dla_core: int | None) -> str:
     return information(Path(plan).read_bytes(), dla_core)
 
 
-def _device() -> tuple[BareGpu | None, DeviceFacts]:
+def _device() -> tuple[Gpu | None, DeviceFacts]:
     gpu, reason = None, ""
     try:
-        gpu = BareGpu()
+        gpu = Gpu()
     except Unavailable as error:
         reason = str(error)
     try:

@@ -50,7 +50,6 @@ CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
         "gpu_nodes": hardware.gpu_nodes,
         "driver": hardware.driver,
         "cuda_runtime": hardware.cuda_runtime,
-        "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
         "nvdla_compiler": software.nvdla_compiler,
@@ -74,7 +73,6 @@ _PROBES = "edge_server.board.doctor.probes:"
 _ALWAYS = (
     "driver",
     "cuda_runtime",
-    "pycuda",
     "tensorrt",
     "nvdla",
     "opencv",
