@@ -14,7 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import BackendParameters, ModelMetric, own_parameters
+from edge_server.backends.contract import BackendParameters, ModelMetric, parameters_of
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.shared_memory import MIB
@@ -237,7 +237,7 @@ class PythonParameters(BackendParameters, frozen=True):
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
         """Return the parameters; all others of the configuration belong to the model."""
-        return own_parameters(config, PythonParameters)
+        return parameters_of(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:

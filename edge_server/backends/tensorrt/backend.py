@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.contract import check_parameters, ours, own_parameters
+from edge_server.backends.contract import check_parameters, ours, parameters_of
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,
@@ -58,7 +58,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = own_parameters(config, TensorRtParameters)
+    parameters = parameters_of(config, TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config
@@ -83,7 +83,7 @@ def load(context: LoadContext) -> PlanModel:
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
-    parameters = own_parameters(config, TensorRtParameters)
+    parameters = parameters_of(config, TensorRtParameters)
     source = PlanSource(directory, config, parameters, context.progress)
     return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
 

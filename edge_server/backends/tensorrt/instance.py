@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.contract import Phases
+from edge_server.backends.contract import Phases, rows_of
 from edge_server.backends.tensorrt.io_buffers import Context, OutputAllocator, allocate_io
 from edge_server.backends.tensorrt.plan_config import ProfileChoice
 from edge_server.errors import (
@@ -509,20 +509,14 @@ class Run:
             uncounted: outputs that reached the host without a copy.
         """
         made: dict[str, Any] = {**self.host_outputs, **self.device_outputs}
-        parts: list[Tensors]
         if len(self.requests) == 1:
-            parts = [{name: Tensor(made[name]) for name in self.requests[0].outputs}]
+            split = {name: [array] for name, array in made.items()}
         else:
-            for name, array in made.items():
-                if array.shape[:1] != (self.rows,):
-                    raise InternalError(
-                        f"output '{name}' has shape {list(array.shape)} for a batch of {self.rows}"
-                    )
-            ends = np.cumsum(self._rows).tolist()
-            parts = [
-                {name: Tensor(made[name][begin:end]) for name in request.outputs}
-                for request, begin, end in zip(self.requests, [0, *ends], ends, strict=False)
-            ]
+            split = {name: rows_of(name, array, self._rows) for name, array in made.items()}
+        parts: list[Tensors] = [
+            {name: Tensor(split[name][at]) for name in request.outputs}
+            for at, request in enumerate(self.requests)
+        ]
         for request, part in zip(self.requests, parts, strict=True):
             for name, tensor in part.items():
                 if name in self.host_outputs and name not in uncounted:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge_server.backends.contract import BackendParameters, check_parameters, read_parameters
+from edge_server.backends.contract import BackendParameters, check_parameters, parameters_of
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.preprocess_kernel import MAX_SIDE_PX, size_fault
@@ -184,7 +184,7 @@ class FrameParameters:
         Raises:
             ValueError: a value is invalid, alone or beside the others; the text names the remedy.
         """
-        parameters = read_parameters(config, ImagePreprocessParameters)
+        parameters = parameters_of(config, ImagePreprocessParameters)
         pixel_format = _pixel_format(parameters.pixel_format)
         colour = Colour(
             choice(ColourMatrix, "color_matrix", parameters.color_matrix),
