@@ -257,6 +257,11 @@ class Gpu:
             self._attribute(_CAPABILITY_MAJOR),
             self._attribute(_CAPABILITY_MINOR),
         )
+        if self.compute_capability < OLDEST_CAPABILITY:
+            raise Unavailable(
+                "the GPU is too old: {} has compute capability {}.{}, 7.5 is needed; without it "
+                "models run on the CPU".format(self.name, *self.compute_capability)
+            )
 
     def _attribute(self, number: int) -> int:
         return self.libcuda.made("cuDeviceGetAttribute", number, self._device, kind=ctypes.c_int)
@@ -483,13 +488,6 @@ class Devices:
     @cached_property
     def _counted(self) -> tuple[int, str]:
         try:
-            first = Gpu()
+            return Gpu().count, ""
         except Unavailable as error:
             return 0, str(error)
-        if first.compute_capability < OLDEST_CAPABILITY:
-            major, minor = first.compute_capability
-            return 0, (
-                f"GPU 0 ({first.name}) has compute capability {major}.{minor}, and 7.5 is the "
-                "oldest that is supported; models run on the CPU"
-            )
-        return first.count, ""

@@ -236,9 +236,8 @@ def test_kernels_are_loaded_once_for_all_instances_on_a_gpu(
     [
         (
             "compute=70",
-            "instance p_0 cannot be made: the preprocessing kernels are compiled for compute "
-            "capability 7.5 and newer, this GPU has 7.0; preprocess on the CPU (instance_group "
-            "KIND_CPU)",
+            "instance p_0 cannot be made: the GPU is too old: Simulated GPU 0 has compute "
+            "capability 7.0, 7.5 is needed",
         ),
         (
             "compute=120,driver=12060",
