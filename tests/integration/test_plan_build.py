@@ -165,37 +165,28 @@ def test_8_knows_no_strongly_typed_network(site: Site, tensorrt: Callable[..., N
 
 
 @pytest.mark.parametrize("version", UP_TO_10)
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("half input fixed", "input 'x'"), ("half within fixed", "layer 'a DEQUANTIZE'")],
-)
-def test_an_fp16_typed_file_needs_a_word_up_to_10_and_is_told_which(
-    version: str, name: str, what: str, site: Site, tensorrt: Callable[..., None]
-) -> None:
-    tensorrt(version)
-    with pytest.raises(errors.InvalidRequest) as caught:
-        site.build(BuildOptions(), name)
-    may_be_typed = version.startswith("10")
-    keep = "--strongly-typed (plan_strongly_typed: true) to keep its types, or "
-    assert str(caught.value).endswith(
-        f"{name}.onnx: is typed FP16 ({what}), which TensorRT {version} takes only where FP16 is "
-        f"allowed; add {keep if may_be_typed else ''}--fp16 (plan_precision: fp16)"
-    )
-    assert Step("building") not in site.events
-    assert not site.out.exists()
-    assert site.build(BuildOptions("fp16"), name).precision == "fp16"
-    if may_be_typed:
-        assert site.build(BuildOptions(strongly_typed=True), name).precision == "as the ONNX file"
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_fp16_weights_alone_need_none_and_11_needs_none_for_any(
+def test_an_fp16_typed_file_that_is_refused_up_to_10_is_told_its_options(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt(version)
-    site.build(BuildOptions(), "half weights fixed")
-    if version == "11.4":
-        site.build(BuildOptions(), "half input fixed")
+    with pytest.raises(errors.InternalError) as caught:
+        site.build(BuildOptions(), "half fixed")
+    may_be_typed = version.startswith("10")
+    keep = "--strongly-typed (plan_strongly_typed: true) to keep its types, or "
+    assert str(caught.value).endswith(
+        "built nothing: TensorRT gave no reason; where the ONNX file is typed FP16, add "
+        f"{keep if may_be_typed else ''}--fp16 (plan_precision: fp16)"
+    )
+    assert not site.out.exists()
+    assert site.build(BuildOptions("fp16"), "half fixed").precision == "fp16"
+    if may_be_typed:
+        typed = site.build(BuildOptions(strongly_typed=True), "half fixed")
+        assert typed.precision == "as the ONNX file"
+
+
+def test_11_takes_an_fp16_typed_file_as_it_is(site: Site, tensorrt: Callable[..., None]) -> None:
+    tensorrt("11.4")
+    site.build(BuildOptions(), "half fixed")
 
 
 @pytest.mark.parametrize("version", UP_TO_10)

@@ -70,7 +70,7 @@ class Engine:
         self._model = model
         with _one_load(device.index), device:
             _register_plugins()
-            self._runtime: trt.Runtime | None = _runtime(dla_core)
+            self._runtime: trt.Runtime | None = open_runtime(dla_core)
             self._engine: trt.ICudaEngine | None = _deserialized(self._runtime, plan, model)
             self.io = _io(self._engine)
 
@@ -116,7 +116,8 @@ def _one_load(gpu: int) -> threading.Lock:
     return threading.Lock()
 
 
-def _runtime(dla_core: int | None) -> Any:
+def open_runtime(dla_core: int | None) -> Any:
+    """Raises: Unavailable: TensorRT makes no runtime, or the NVDLA core does not exist."""
     mark = trt_log().mark
     try:
         runtime: trt.Runtime = trt.Runtime(trt_log().logger)

@@ -201,9 +201,16 @@ def ensure_plan(
             plan.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-        noted = _noting(plan, build)
-        side_car = make_plan(onnx, plan, options, noted, on_event, timing_cache=cache.timing_cache)
-        forget_failure(plan)
+        timings = cache.timing_cache
+        try:
+            side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=timings)
+        except Cancelled:
+            raise
+        except EdgeServerError as error:
+            note_failure(plan, error)
+            raise
+        with suppress(OSError):
+            plan.with_name(_NAME).unlink()
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
@@ -211,21 +218,6 @@ def ensure_plan(
             )
         cache.prune(keep=plan)
     return plan, True
-
-
-def _noting(plan: Path, build: Build) -> Build:
-    """Return `build`, which also notes its failure beside `plan`; one that was stopped is none."""
-
-    def noting(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-        try:
-            return build(job, on_event)
-        except Cancelled:
-            raise
-        except EdgeServerError as error:
-            note_failure(plan, error)
-            raise
-
-    return noting
 
 
 def _free_bytes(folder: Path) -> int:
@@ -386,11 +378,6 @@ def note_failure(plan: Path, error: EdgeServerError) -> None:
     failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
     with suppress(OSError):
         atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))
-
-
-def forget_failure(plan: Path) -> None:
-    with suppress(OSError):
-        plan.with_name(_NAME).unlink()
 
 
 def check_not_failed(plan: Path, model: str) -> None:
