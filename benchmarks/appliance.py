@@ -23,7 +23,7 @@ from support.live_cameras.rtsp import RtspCamera, Stream  # noqa: E402 - likewis
 from support.live_cameras.time_code import read_time  # noqa: E402 - likewise
 from support.mosquitto import Mosquitto, Subscriber  # noqa: E402 - likewise
 
-from edge_server.cameras.readers import gstreamer_missing  # noqa: E402 - likewise
+from edge_server.cameras.gstreamer import gstreamer_missing  # noqa: E402 - likewise
 from edge_server.daemon.daemon import Daemon  # noqa: E402 - likewise
 from edge_server.settings import read_settings  # noqa: E402 - likewise
 

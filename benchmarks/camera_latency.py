@@ -32,7 +32,8 @@ from support.live_cameras.clip import write_road
 from support.live_cameras.network import TcpProxy
 from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
 
-from edge_server.cameras.source import SourceOptions, open_source
+from edge_server.cameras.source import open_source
+from edge_server.cameras.source_uri import SourceOptions
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame

@@ -25,7 +25,7 @@ from support.live_cameras.clip import road
 from support.live_cameras.mjpeg import MjpegCamera
 
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import SourceOptions
+from edge_server.cameras.source_uri import SourceOptions
 
 # A sensor's noise costs most of a JPEG's bits.
 _NOISE_STD = 8.0

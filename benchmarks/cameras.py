@@ -35,7 +35,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions
+from edge_server.cameras.source import SourceKind
+from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling

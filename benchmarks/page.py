@@ -35,7 +35,7 @@ from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import SourceKind, SourceOptions
+from edge_server.cameras.source import SourceKind
 from edge_server.gpu.device import Devices
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
@@ -52,7 +52,7 @@ from evaluate_lane_model import SHIPPED_MODELS, load_models
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
     from edge_server.pixels import Image
 
 WARM_UP_S = 3.0

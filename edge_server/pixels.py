@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 class PixelFormat(Enum):
     """Memory format of an image; a packed array has three axes in each of them.
 
+    Attributes:
+        has_chroma: the values are Y, U and V.
+        is_subsampled: the chroma has half the rows of the luma, in planes behind it.
+        chroma_step_px: the columns and rows of the frame that one U and V pair stands for.
+
     - BGR: (H, W, 3).
     - GREY: (H, W, 1), luma alone.
     - YUY2: (H, W, 2), Y interleaved with U or V; W is even.
@@ -29,20 +34,24 @@ class PixelFormat(Enum):
     NV12 = "nv12"
     I420 = "i420"
 
-    @property
-    def is_subsampled(self) -> bool:
-        """The chroma has half the rows of the luma, in planes behind it."""
-        return self in (PixelFormat.NV12, PixelFormat.I420)
+    has_chroma: bool
+    is_subsampled: bool
+    chroma_step_px: tuple[int, int]
 
-    @property
-    def has_chroma(self) -> bool:
-        """The values are Y, U and V."""
-        return self not in (PixelFormat.BGR, PixelFormat.GREY)
+    def __init__(self, name: str) -> None:
+        self.has_chroma = name not in ("bgr", "grey")
+        self.is_subsampled = name in ("nv12", "i420")
+        self.chroma_step_px = (2 if self.has_chroma else 1), (2 if self.is_subsampled else 1)
 
-    @property
-    def chroma_step_px(self) -> tuple[int, int]:
-        """The columns and rows of the frame that one U and V pair stands for."""
-        return (2 if self.has_chroma else 1), (2 if self.is_subsampled else 1)
+    def shapes(self, width: int, height: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the planes of an `Image` of that size in px."""
+        match self:
+            case PixelFormat.NV12:
+                return (height, width), (height // 2, width)
+            case PixelFormat.I420:
+                half = height // 2, width // 2
+                return (height, width), half, half
+        return ((height, width, {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(self, 1)),)
 
 
 class ColourMatrix(Enum):

@@ -173,6 +173,16 @@ install_packages() {
     done >"$sums"
 }
 
+# TensorRT's library has dependencies that no package names: whether it loads shows here, not on a board.
+load_tensorrt() {
+    local library said
+    for library in "$rootfs"/usr/lib/*-linux-gnu/libnvinfer.so.[0-9]*; do
+        [ -e "$library" ] || continue
+        said=$(inside /usr/bin/python3 -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "${library#"$rootfs"}" 2>&1) ||
+            fail "TensorRT does not load in the image: ${said##*OSError: }; libnvdla_compiler.so is of nvidia-l4t-dla-compiler, what else is missing of nvidia-l4t-cuda or cuda-cudart"
+    done
+}
+
 copy_overlay() {
     local file mode
     while IFS= read -r file; do
@@ -263,6 +273,7 @@ echo "$rootfs:"
 mount_for_programs
 name_the_chip
 install_packages
+load_tensorrt
 copy_overlay
 install_update
 make_user

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import InvalidRequest, Unavailable
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         def count(self, size_bytes: int) -> None:
             """Count what is about to be made of the request, until the call no longer needs it.
 
-            Raises:
-                Unavailable: see `ByteBudget.take`.
+            Raises: Unavailable: see `ByteBudget.take`.
             """
             ...
 
@@ -34,13 +33,12 @@ PART_BYTES = 256 * 1024
 def decompress(
     data: bytes | memoryview, encoding: str, longest_bytes: int, call: Call, setting: str
 ) -> bytes:
-    """Return what `data` was before its client compressed it.
+    """Return what `data` was before its client compressed it in the way `encoding` of
+    `WINDOW_BITS`.
 
     Args:
-        encoding: one of `WINDOW_BITS`.
-        longest_bytes: of the result.
+        longest_bytes: of the result; `setting` names that limit.
         call: counts the result, part by part and before it is kept.
-        setting: of `longest_bytes`, for the error text.
 
     Raises:
         InvalidRequest: it is not compressed in that way, or too long.
@@ -83,7 +81,6 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 COUNTED_FROM_BYTES = 64 * 1024
 # Interval at which a waiting thread checks whether to give up.
 _LOOK_S = 0.2
-_NOTHING = nullcontext()
 
 
 def _too_many_streams(streams: int) -> EdgeServerError:
@@ -101,16 +98,12 @@ class Admission:
     tell whether the call ran.
 
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
-    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
-    the next one in the client's socket. A refused one would be missing in a sequence.
-
-    Args:
-        limit, streams: see above.
-        too_many: returns the error where so many streams are open.
-        stopping: the text for callers after `close`.
+    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving the
+    next one in the client's socket. A refused one would be missing in a sequence.
 
     Attributes:
         inside: the number of callers inside.
+        is_full: a caller would be refused now.
     """
 
     def __init__(
@@ -125,21 +118,24 @@ class Admission:
         self._streams = streams
         self._too_many = too_many
         self.inside = 0
+        self.is_full = limit == 0
         self._closed = False
         self._lock = threading.Lock()  # a third of an entered Condition's time
         self._changed = threading.Condition(self._lock)
-        self._open_streams: list[Callable[[], None]] = []
+        self._open_streams: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
-            if self._closed or self.inside == self._limit:
+            if self.is_full:
                 raise self.refusal() or Unavailable(self._stopping)
             self.inside += 1
+            self.is_full = self.inside == self._limit
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self.inside -= 1
+            self.is_full = self._closed
             if self._closed:
                 self._changed.notify_all()
 
@@ -153,19 +149,23 @@ class Admission:
             )
         return None
 
+    def stream_refusal(self) -> EdgeServerError | None:
+        """Return the error that a stream would get now; None if it would be admitted."""
+        if self._closed:
+            return Unavailable(self._stopping)
+        if len(self._open_streams) >= self._streams:
+            return self._too_many(self._streams)
+        return None
+
     @contextmanager
-    def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
+    def stream(self, when_closed: Callable[[], object]) -> Iterator[None]:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
-        Raises:
-            Unavailable: the gate is closed.
-            EdgeServerError: `streams` streams are open, see `too_many`.
+        Raises: EdgeServerError: see `stream_refusal`.
         """
         with self._changed:
-            if self._closed:
-                raise Unavailable(self._stopping)
-            if len(self._open_streams) == self._streams:
-                raise self._too_many(self._streams)
+            if (error := self.stream_refusal()) is not None:
+                raise error
             self._open_streams.append(when_closed)
         try:
             yield
@@ -177,7 +177,7 @@ class Admission:
     def close(self) -> None:
         """Refuse every new caller; inferences in flight continue."""
         with self._changed:
-            self._closed = True
+            self._closed = self.is_full = True
             streams = tuple(self._open_streams)
         for when_closed in streams:
             when_closed()
@@ -193,13 +193,6 @@ class ByteBudget:
     responses.
 
     A request that is alone is always accepted: only the limit on one message bounds it.
-
-    Args:
-        limit_bytes: of all messages together.
-        setting: the name of that limit, for error texts.
-
-    Attributes:
-        used_bytes: of the messages in flight.
     """
 
     def __init__(
@@ -210,28 +203,24 @@ class ByteBudget:
         self._changed = threading.Condition()
         self.used_bytes = 0
 
-    def hold(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Count `size_bytes` for a block.
-
-        Raises:
-            Unavailable: see `take`.
-        """
-        return _NOTHING if size_bytes < COUNTED_FROM_BYTES else self._hold(size_bytes)
-
-    def take(self, size_bytes: int) -> None:
+    def take(self, size_bytes: int, instead_of: int = 0) -> None:
         """Count `size_bytes` until `give`.
 
-        Raises:
-            Unavailable: the bytes exceed the limit together with the requests in flight.
+        Args:
+            instead_of: bytes counted before, which count no more: a response takes the place of its
+                request, and fits if it is no longer.
+
+        Raises: Unavailable: the bytes exceed the limit together with the other messages in flight.
         """
         with self._changed:
-            if not self._fits(size_bytes):
+            others = self.used_bytes - instead_of
+            if size_bytes > instead_of and others and others + size_bytes > self.limit_bytes:
                 raise Unavailable(
-                    f"Exceeds maximum queue size: messages of {self.used_bytes} bytes are in "
-                    f"flight already, and of {self.limit_bytes} at most ({self._setting}); "
-                    f"this one has {size_bytes}"
+                    f"Exceeds maximum queue size: messages of {others} bytes are in flight "
+                    f"already, and of {self.limit_bytes} at most ({self._setting}); this one has "
+                    f"{size_bytes}"
                 )
-            self.used_bytes += size_bytes
+            self.used_bytes = others + size_bytes
 
     def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
         """Wait for room and count the bytes until `give`; return False after `given_up`."""
@@ -242,26 +231,6 @@ class ByteBudget:
                 self._changed.wait(_LOOK_S)
             self.used_bytes += size_bytes
             return True
-
-    def take_for_response(self, size_bytes: int, request_bytes: int) -> None:
-        """Count a response until `give`; its request still counts, if it is large enough to.
-
-        A response that is no longer than its request always fits, as it takes the request's place.
-
-        Raises:
-            Unavailable: the bytes exceed the limit together with the other messages in flight.
-        """
-        if request_bytes < COUNTED_FROM_BYTES:
-            request_bytes = 0
-        with self._changed:
-            others = self.used_bytes - request_bytes
-            if size_bytes > request_bytes and others and others + size_bytes > self.limit_bytes:
-                raise Unavailable(
-                    f"Exceeds maximum queue size: messages of {others} bytes are in flight "
-                    f"already, and of {self.limit_bytes} at most ({self._setting}); the "
-                    f"response has {size_bytes}"
-                )
-            self.used_bytes += size_bytes
 
     def add(self, size_bytes: int) -> None:
         """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""
@@ -278,14 +247,6 @@ class ByteBudget:
     def room_bytes(self) -> int:
         """The number of bytes that still fit."""
         return max(0, self.limit_bytes - self.used_bytes)
-
-    @contextmanager
-    def _hold(self, size_bytes: int) -> Iterator[None]:
-        self.take(size_bytes)
-        try:
-            yield
-        finally:
-            self.give(size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes

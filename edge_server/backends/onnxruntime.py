@@ -47,10 +47,10 @@ from edge_server.backends.contract import (
     rows_of,
 )
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
-from edge_server.model_config.completion import Signature, complete_from
+from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import ON_CPU, BatchInputKind
 from edge_server.model_config.files import reading, require_path
-from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
+from edge_server.tensors import DataType, Signature, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

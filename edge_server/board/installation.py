@@ -64,10 +64,10 @@ def missing(error: ImportError) -> str:
     return f"{library} is missing; {remedy(library)}"
 
 
-# Frameworks: module → what pip installs. With the package, a framework has a virtual environment of
-# its own.
-_FRAMEWORKS = {
-    "torch": ("pytorch", "torch"),
+# The module of each framework's backend, and what pip installs for it. With the package, each has a
+# virtual environment of its own.
+FRAMEWORKS = {
+    "pytorch": ("torch", "torch"),
     "tensorflow": ("tensorflow", "tensorflow"),
     "openvino": ("openvino", "openvino"),
     "paddle": ("paddle", "paddlepaddle"),
@@ -98,7 +98,7 @@ _OF_A_WHEEL = {
     **dict.fromkeys(("boto3", "requests", "oras"), "pip install 'edge-server[pull]'"),
     **{
         module: f"pip install 'edge-server[{backend}]'"
-        for module, (backend, _) in _FRAMEWORKS.items()
+        for backend, (module, _) in FRAMEWORKS.items()
     },
 }
 # Of what is not listed, the package has its own.
@@ -109,7 +109,7 @@ _OF_A_PCS_PACKAGE = {
     "requests": "sudo apt install python3-requests",
     "oras": "pull it on a PC with pip install 'edge-server[pull]', and `models push` it here",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}",
-    **{module: _environment_for(*names) for module, names in _FRAMEWORKS.items()},
+    **{module: _environment_for(name, package) for name, (module, package) in FRAMEWORKS.items()},
 }
 _OF_A_BOARDS_PACKAGE = {
     **_OF_A_PCS_PACKAGE,

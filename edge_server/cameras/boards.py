@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cv2
 import numpy as np
 
+from edge_server.cameras.lane_video import draw_lines, write
 from edge_server.errors import SettingsError
 from edge_server.lanes.camera_model import CameraModel, Lens, LensKind, Mounting
 
@@ -98,7 +99,6 @@ class BoardView:
     """The corners of a board in one picture.
 
     Attributes:
-        name: of the picture.
         corners: (N, 2) float32, px.
         places: (N, 3) float32, on the board, m.
     """
@@ -348,11 +348,9 @@ def _angle_stds(
 
 # Residuals are drawn this much longer than they are.
 _MAGNIFIED = 50.0
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
 _GRID_BGR = (0, 220, 255)
 _LANE_BGR = {-1: (80, 220, 60), 1: (60, 160, 255)}
 _OTHER_LANE_BGR = (220, 80, 220)
-_SUBPIXEL_BITS = 4
 
 # The bird's-eye view: so far to each side and ahead.
 BIRDS_EYE_SIDE_M = 9.0
@@ -374,11 +372,11 @@ def residual_picture(views: Sequence[BoardView], calibration: LensCalibration) -
             length = float(np.hypot(*residual))
             colour = (80, 220, 80) if length < 0.5 else (60, 200, 255)
             colour = colour if length < 1.5 else (60, 60, 255)
-            begin, end = (_fixed(point) for point in (corner, corner + _MAGNIFIED * residual))
-            cv2.line(picture, begin, end, colour, 1, cv2.LINE_AA, _SUBPIXEL_BITS)
-            cv2.circle(picture, begin, 2 << _SUBPIXEL_BITS, colour, -1, cv2.LINE_AA, _SUBPIXEL_BITS)
+            draw_lines(picture, [np.stack([corner, corner + _MAGNIFIED * residual])], colour, 1)
+            x, y = np.rint(corner).astype(int)
+            cv2.circle(picture, (int(x), int(y)), 2, colour, -1, cv2.LINE_AA)
     text = f"{len(views)} views, {calibration.error_px:.3f} px; lines are {_MAGNIFIED:g} x"
-    _write(picture, text, (12, 28))
+    write(picture, text, (12, 28), 0.6)
     return picture
 
 
@@ -394,7 +392,7 @@ def grid_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane]) ->
         _draw(picture, camera, np.stack([np.full_like(across, distance), across], 1), _GRID_BGR, 1)
         x, y = camera.image_of(np.array([[distance, -2.0]]))[0]
         if np.isfinite([x, y]).all() and 0 <= x < image.shape[1] and 0 <= y < image.shape[0]:
-            _write(picture, f"{distance:g} m", (int(x), int(y) - 3), 0.45)
+            write(picture, f"{distance:g} m", (int(x), int(y) - 3), 0.45)
     for lane in lanes:
         if lane.ground is not None:
             _draw(picture, camera, _course(lane), _colour(lane), 2)
@@ -427,7 +425,7 @@ def birds_eye_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane
     for distance in np.arange(10.0, BIRDS_EYE_AHEAD_M, 10.0):
         row = round((BIRDS_EYE_AHEAD_M - distance) * _PX_PER_M_AHEAD)
         cv2.line(picture, (0, row), (width, row), _GRID_BGR, 1)
-        _write(picture, f"{distance:g} m", (4, row - 4), 0.45)
+        write(picture, f"{distance:g} m", (4, row - 4), 0.45)
     for lane in lanes:
         if lane.ground is not None:
             course = _course(lane)
@@ -438,7 +436,7 @@ def birds_eye_picture(image: BgrImage, camera: CameraModel, lanes: Sequence[Lane
                 ],
                 axis=1,
             )
-            _polyline(picture, points, _colour(lane), 2)
+            draw_lines(picture, [points], _colour(lane), 2)
     return picture
 
 
@@ -469,24 +467,4 @@ def _draw(
 ) -> None:
     pixels = camera.image_of(ground)
     near = (np.abs(pixels) < 20_000.0).all(axis=1)  # False for NaN
-    _polyline(picture, pixels[near], colour, thickness)
-
-
-def _polyline(
-    picture: BgrImage,
-    points: NDArray[np.float64],
-    colour: tuple[int, int, int],
-    thickness: int,
-) -> None:
-    fixed = np.rint(points * (1 << _SUBPIXEL_BITS)).astype(np.int32)
-    cv2.polylines(picture, [fixed], False, colour, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
-
-
-def _fixed(point: NDArray[np.floating]) -> tuple[int, int]:
-    x, y = np.rint(point * (1 << _SUBPIXEL_BITS)).astype(int)
-    return int(x), int(y)
-
-
-def _write(picture: BgrImage, text: str, place: tuple[int, int], scale: float = 0.6) -> None:
-    cv2.putText(picture, text, place, _FONT, scale, (0, 0, 0), 3, cv2.LINE_AA)
-    cv2.putText(picture, text, place, _FONT, scale, (255, 255, 255), 1, cv2.LINE_AA)
+    draw_lines(picture, [pixels[near]], colour, thickness)

@@ -5,31 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.inspection import FrameInspection
+from edge_server.cameras.inspection import FrameInspection, spelt
 from edge_server.cameras.reopening import Reopening
-from edge_server.cameras.source import (
-    SourceKind,
-    is_device,
-    is_live,
-    open_source,
-    watch_source,
-)
+from edge_server.cameras.source import SourceKind, find_kind, is_live, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
-from edge_server.cameras.status import CameraState, CameraStates
+from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError
+from edge_server.process.masking import masked
 from edge_server.process.worker import AwakeTime, Worker
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
+    from edge_server.cameras.live_source import StallWatch
     from edge_server.cameras.reopening import ReturnWatch
-    from edge_server.cameras.status import CameraStatus, PictureFault
+    from edge_server.pixels import PixelFormat
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +44,8 @@ class Reader:
     """Opens a source and reads it on a thread of its own until it fails, ends or is left.
 
     The same thread closes the source, always. No method waits for the thread: a call that never
-    returns costs this thread and the source, and nothing else.
+    returns costs this thread and the source, and nothing else. The functions that are given are
+    called on the thread.
 
     Attributes:
         call: the call in progress; None between calls.
@@ -57,13 +54,11 @@ class Reader:
 
     Args:
         name: of the thread.
-        open_source: opens the source; not called where `source` is given.
-        on_frame: called with each frame, on the reader's thread.
-        on_end: called on the reader's thread before the source is closed, once, unless the reader
-            was left: with the error, or None at the end of a recording.
-        on_done: called on the reader's thread when the source is closed.
-        source: is open already.
-        clock: returns monotonic time in seconds.
+        open_source: not called where `source` is given, which is open already.
+        on_frame: called with each frame.
+        on_end: called before the source is closed, unless the reader was left: with the error, or
+            None at the end of a recording.
+        on_done: called when the source is closed.
     """
 
     def __init__(
@@ -94,11 +89,7 @@ class Reader:
         return 0 if self._source is None else self._source.corrupt
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            SourceError: the system refuses a thread.
-        """
+        """Start the thread; raise SourceError where the system refuses one."""
         self.call = DriverCall("read" if self._source else "open", self._clock())
         try:
             self._worker.start()
@@ -118,32 +109,24 @@ class Reader:
 
     def _tick(self, now: float) -> bool:
         del now
+        frame = error = None
         try:
-            frame = self._read()
+            if self._source is None:
+                self.call = DriverCall("open", self._clock())
+                self._source = self._open_source()
+            if not self.leaving:
+                self.call = DriverCall("read", self._clock())
+                frame = self._source.read()
+                self.call = None
             if frame is not None:
                 self._on_frame(self, frame)
                 return not self.leaving
-        except Exception as error:  # noqa: BLE001 - a fault of a driver or a frame costs its source only
-            self._give_up(error)
-        else:
-            self._give_up(None)
-        return False
-
-    def _read(self) -> Frame | None:
-        if self._source is None:
-            self.call = DriverCall("open", self._clock())
-            self._source = self._open_source()
-            if self.leaving:
-                return None
-        self.call = DriverCall("read", self._clock())
-        frame = self._source.read()
-        self.call = None
-        return frame
-
-    def _give_up(self, error: Exception | None) -> None:
+        except Exception as caught:  # noqa: BLE001 - a fault of a driver or a frame costs its source only
+            error = caught
         if not self.leaving:
             self.leaving = True
             self._on_end(self, error)
+        return False
 
     def _end(self) -> None:
         try:
@@ -178,29 +161,17 @@ class Limits:
     close: float = 2.0
     gap: float = 0.5
 
-    def silence(self, period_s: float | None) -> float:
-        """Return how long no frame may come; `period_s` is None before it is known."""
-        return self.silent_at_first if period_s is None else max(3 * period_s, self.silent)
-
-    def call(
-        self, call: DriverCall, reader_since: float, *, first: bool, period_s: float | None
-    ) -> float:
-        """Return how long `call` may last.
-
-        Args:
-            call: of a reader that began at `reader_since`.
-            reader_since: monotonic, in seconds.
-            first: no frame has come yet.
-            period_s: of the frames; None before it is known.
-        """
+    def call(self, call: DriverCall, reader_since: float, watch: StallWatch) -> float:
+        """Return how long `call` may last, of a reader that began at `reader_since` (monotonic, in
+        seconds) and whose frames `watch` has seen."""
         if call.name == "close":
             return self.close
         if call.name == "open":
             return self.first_frame
-        if first:
+        if watch.last is None:
             # Opening took its part of the time.
             return max(self.read, self.first_frame - (call.since - reader_since))
-        return max(self.read, 6 * (period_s or 0.0))
+        return max(self.read, 6 * (watch.period_s or 0.0))
 
 
 LIVE = Limits()
@@ -225,9 +196,9 @@ class Camera:
     Attributes:
         captured: number of frames that the source has delivered, dropped ones included.
         dropped: number of frames among them that nobody received: a newer frame replaced them, they
-            were not whole or came too late, or they came after `stop`.
+            were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
-        worker: watches over the reader.
+        faults: number of times that each reason of `status` began.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
@@ -235,10 +206,7 @@ class Camera:
         source_uri: see `open_source`.
         options: see `SourceOptions`.
         kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` by default.
-        retry_first_s: delay before the first attempt to reopen a broken source.
-        retry_longest_s: upper bound of the delays; after a source has run longer than this, the
-            delays start from the first again.
-        clock: returns monotonic time in seconds.
+        retry_first_s, retry_longest_s: see `Reopening`.
         reader: makes the reader of a source.
     """
 
@@ -259,12 +227,13 @@ class Camera:
         self.captured = 0
         self.dropped = 0
         self.reconnects = 0
-        self._states = CameraStates(name, clock)
+        self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self.useful = UsefulSize()
         self._options = replace(options, useful=self.useful)
         self._kinds = kinds
         self._clock = clock
+        self.status = self._status_now(CameraState.STARTING, "starting", "no frame yet")
         self._new_reader = reader
         self._reopening = Reopening(retry_first_s, retry_longest_s, self._new_watch)
         self._is_live = True
@@ -283,6 +252,7 @@ class Camera:
         self._resuming = False  # the source was lost after a frame
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
+        self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
 
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
@@ -330,37 +300,22 @@ class Camera:
             self._abandoned.append(reader)
 
     def next_frame(self, timeout_s: float) -> Frame | None:
-        """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
-        frame.
-
-        Returns:
-            None when no frame arrived within `timeout_s`, and at once when the camera has ended or
-            stopped.
-        """
+        """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
+        where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
+            self._await_frame(timeout_s)
             frame, self._newest = self._newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
+            self._await_frame(timeout_s)
             return self._newest is not None
 
     @property
-    def status(self) -> CameraStatus:
-        """The present state, with its reason."""
-        return self._states.status
-
-    @property
-    def faults(self) -> Counter[str]:
-        """Number of times that each reason of `CameraStatus` began."""
-        return self._states.faults
-
-    @property
     def state(self) -> CameraState:
-        """That of `status`."""
+        """See `CameraStatus`."""
         return self.status.state
 
     @property
@@ -386,7 +341,7 @@ class Camera:
     @property
     def needs_restart(self) -> bool:
         """The camera is out of service, and only a new process gets its driver back."""
-        return self.hanging >= MOST_ABANDONED and is_device(self.source_uri, self._kinds)
+        return self.hanging >= MOST_ABANDONED and find_kind(self.source_uri, self._kinds)[1].device
 
     @property
     def ended(self) -> bool:
@@ -420,12 +375,7 @@ class Camera:
                 return LONGEST_WAIT_S
             call = reader.call
             if call is not None:
-                limit_s = self._limits.call(
-                    call,
-                    self._reader_since,
-                    first=self._inspection.last_arrival is None,
-                    period_s=self._inspection.period_s,
-                )
+                limit_s = self._limits.call(call, self._reader_since, self._inspection.watch)
                 if self._awake.since(call.since) > limit_s:
                     self._abandon(reader, call, now)
                     return 0.0
@@ -454,6 +404,8 @@ class Camera:
             if left or not self._inspect(reader, frame):
                 self.dropped += 1
                 return
+            self.reconnects += self._resuming
+            self._resuming = False
             self._last_mono_ns = frame.capture_mono_ns
             self.dropped += self._newest is not None
             self._newest = frame
@@ -474,32 +426,38 @@ class Camera:
             self._changed.notify_all()
         self._wake.set()
 
-    def _on_reader_done(self) -> None:
-        self._wake.set()
-
     # The callers of the next ones hold the lock.
+
+    def _await_frame(self, timeout_s: float) -> None:
+        if timeout_s > 0 and self._newest is None and not self._closed:
+            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
 
     def _inspect(self, reader: Reader, frame: Frame) -> bool:
         """Set the state that `frame` shows; return whether the frame is used."""
         now = self._clock()
-        verdict = self._inspection.inspect(frame, now, reader.corrupt)
-        if verdict.note:
+        use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+        if note:
             self.faults["changed"] += 1
-            log.warning("camera %s: %s", self.name, verdict.note)
-        if verdict.reopen is not None:
+            log.warning("camera %s: %s", self.name, note)
+        if reopen is not None:
             reader.leave()
-            self._lose(verdict.reopen, now)
-        elif verdict.use:
-            self._set_arriving(verdict.fault, frame)
-        elif verdict.fault is not None and self.status.arriving:
-            self._set_arriving(verdict.fault)
-        return verdict.use
+            self._lose(reopen, now)
+        elif fault is not None and (use or self.status.arriving):
+            frozen = fault.reason == "frozen"
+            self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
+        elif use:
+            form = frame.image.pixel_format, frame.size
+            if self.status.state is not CameraState.LIVE or form != self._form:
+                self._form = form
+                self._set(CameraState.LIVE, "", spelt(*form))
+        return use
 
     def _new_watch(self) -> ReturnWatch | None:
         try:
-            return watch_source(self.source_uri, self._kinds)
+            uri, kind = find_kind(self.source_uri, self._kinds)
         except SourceUriError:  # its reader has said so
             return None
+        return None if kind.watch is None else kind.watch(uri)
 
     def _start_reader(self, now: float) -> Reader:
         self._reopening.end()
@@ -510,7 +468,7 @@ class Camera:
             self._open_source,
             self._on_frame,
             self._on_source_end,
-            self._on_reader_done,
+            self._wake.set,
             source=self._source,
             clock=self._clock,
         )
@@ -523,11 +481,11 @@ class Camera:
 
     def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
-        arrival = self._inspection.last_arrival
-        if arrival is None:
+        watch = self._inspection.watch
+        if watch.last is None:
             return LONGEST_WAIT_S
-        limit_s = self._limits.silence(self._inspection.period_s)
-        left_s = limit_s - self._awake.since(arrival)
+        limit_s = watch.limit_s(self._limits.silent, self._limits.silent_at_first)
+        left_s = limit_s - self._awake.since(watch.last)
         if left_s < 0 and self.status.arriving:
             text = f"no frame for more than {limit_s:.2g} s"
             self._set(CameraState.STALLED, "stalled", text)
@@ -535,7 +493,7 @@ class Camera:
 
     def _abandon(self, reader: Reader, call: DriverCall, now: float) -> None:
         what = f"the driver has not returned from {call.name} for {now - call.since:.1f} s"
-        first = call.name == "read" and self._inspection.last_arrival is None
+        first = call.name == "read" and self._inspection.watch.last is None
         reason = "no_frames" if first else "stuck"
         reader.leave()
         self._reader = None
@@ -560,23 +518,24 @@ class Camera:
         stalled = reason == "stalled" and self.captured
         self._set(CameraState.STALLED if stalled else CameraState.LOST, reason, text)
 
-    def _set_arriving(self, fault: PictureFault | None, frame: Frame | None = None) -> None:
-        """Set the state of a camera whose frames arrive."""
-        if fault is not None:
-            frozen = fault.reason == "frozen"
-            state = CameraState.FROZEN if frozen else CameraState.DEGRADED
-            self._set(state, fault.reason, fault.text)
-        elif frame is not None:
-            width, height = frame.size
-            form = f"{width} x {height} {frame.image.pixel_format.value}"
-            self._set(CameraState.LIVE, "", form)
-        if frame is not None:
-            self.reconnects += self._resuming
-            self._resuming = False
-
     def _set(self, state: CameraState, reason: str = "", text: str = "") -> None:
-        if self._states.set(state, reason, text):
-            self._changed.notify_all()
+        """Change the state; each change of it or its reason is counted and logged once."""
+        text = masked(text)  # it is published
+        before = self.status
+        if (state, reason) == (before.state, before.reason):
+            if text != before.text:
+                self.status = replace(before, text=text)
+            return
+        self.status = self._status_now(state, reason, text)
+        is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
+        self.faults[reason] += is_fault
+        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
+        level = logging.WARNING if is_fault else logging.INFO
+        log.log(level, "camera %s: %s", self.name, f"{word}: {text}" if text else word)
+        self._changed.notify_all()
+
+    def _status_now(self, state: CameraState, reason: str, text: str) -> CameraStatus:
+        return CameraStatus(state, reason, text, round(self._clock() * 1e9), time.time_ns())
 
     def _on_end(self) -> None:
         """End the reader as well; the worker calls it when it ends, `stop` where it never ran."""

@@ -76,16 +76,13 @@ class Frame:
     """One captured image and its capture time.
 
     Attributes:
-        id: the sequence number: counts every frame that the source delivers, from 0, dropped ones
-            included.
-        image: in the camera's own pixel format.
+        id: counts every frame that the source delivers, from 0, dropped ones included.
         capture_mono_ns: CLOCK_MONOTONIC of the capture, as `clock` knows it; never later than the
             arrival.
         capture_epoch_ns: Unix time of the same moment.
         clock: how the capture time is known.
         uncertainty_ns: the capture may have been earlier by this much; 0 where that is not known,
             as for `arrival`.
-        calibration_id: of the camera; empty where it has none.
         picture_size: width and height in px of the camera's picture, where the decoder has made
             `image` smaller; None where `image` has its size.
         arrived_mono_ns: CLOCK_MONOTONIC when the camera's reader handed it over; 0 before.
@@ -142,37 +139,38 @@ class FrameSource(Protocol):
 class Pace:
     """Paces its caller at `fps` calls a second, without drift.
 
-    The first `wait` returns at once; each later wait is due one period after the previous one was
+    The first `wait` returns at once; each later one is due one period after the previous one was
     due, however late the caller came. A caller more than `CATCH_UP_S` late starts a new schedule.
 
     Args:
         fps: frames per second; 0 never waits.
-        clock: returns monotonic time in seconds.
-        sleep: blocks for the given seconds.
     """
 
     def __init__(
         self,
-        fps: float,
+        fps: float = 0.0,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.period_s = 1.0 / fps if fps else 0.0
+        self.period_ns = round(1e9 / fps) if fps else 0
         self._clock = clock
         self._sleep = sleep
-        self._due: float | None = None
+        self._due_ns: int | None = None
 
-    def wait(self) -> None:
-        """Block until the next frame is due."""
-        if not self.period_s:
-            return
-        now = self._clock()
-        if self._due is None or now - self._due > CATCH_UP_S:
-            self._due = now
-        if now < self._due:
-            self._sleep(self._due - now)
-        self._due += self.period_s
+    def wait(self, period_ns: int | None = None) -> int:
+        """Block until the next frame is due, after another period where one is given; return when
+        it was due."""
+        period_ns = self.period_ns if period_ns is None else period_ns
+        now_ns = self._clock()
+        due_ns = now_ns if self._due_ns is None else self._due_ns + period_ns
+        if now_ns - due_ns > CATCH_UP_S * 1e9:
+            due_ns = now_ns
+        while (left_ns := due_ns - now_ns) > 0:
+            self._sleep(left_ns / 1e9)
+            now_ns = self._clock()
+        self._due_ns = due_ns
+        return due_ns
 
 
 class Recording:
@@ -228,9 +226,6 @@ class TimestampMapper:
 
     CaptureTime times of consecutive frames never run backwards. A timestamp that jumps or runs
     backwards is counted, its frame gets the arrival time, and later timestamps count from there.
-
-    Attributes:
-        faults: number of timestamps that jumped or ran backwards.
 
     Args:
         clock: `sensor` for timestamps that are CLOCK_MONOTONIC; `rtp` for timestamps that only have

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edge_server.cameras.frame import PictureTooLarge, check_size
+from edge_server.cameras.live_source import Picture
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
@@ -59,32 +60,16 @@ def load_gstreamer() -> GstreamerApi:
     return GstreamerApi(Gst, GstVideo)
 
 
-class PulledFrame(NamedTuple):
-    """A frame as the pipeline gives it.
-
-    Attributes:
-        image: valid until the caller drops it and all views of it.
-        stamp_ns: its timestamp as CLOCK_MONOTONIC; None where it has none.
-        ntp_ns: the camera's NTP time of it as CLOCK_MONOTONIC; None where the camera gave none.
-        period_ns: from its caps; 0 where they have none.
-        corrupt: the decoder marked the frame as damaged.
-    """
-
-    image: Image
-    stamp_ns: int | None
-    ntp_ns: int | None
-    period_ns: int
-    corrupt: bool
-
-
 class SampleReader:
     """Reads the samples of one pipeline.
+
+    Attributes:
+        period_s: of the newest one, from its caps; 0 where they have none.
 
     Args:
         api: GStreamer.
         pipeline: whose clock stamps the samples.
-        matrix: overrides the matrix in the caps.
-        range_: likewise the range.
+        matrix, range_: override those in the caps.
     """
 
     def __init__(
@@ -94,6 +79,7 @@ class SampleReader:
         matrix: ColourMatrix | None,
         range_: ColourRange | None,
     ) -> None:
+        self.period_s = 0.0
         self._api = api
         self._pipeline = pipeline
         self._colours = matrix, range_
@@ -101,10 +87,11 @@ class SampleReader:
         self._map = _mapping_of(api.gst)
         self._ntp_caps = api.gst.Caps.from_string("timestamp/x-ntp")
 
-    def read(self, sample: Any) -> PulledFrame:
-        """Return the frame in a sample that the appsink gave.
+    def read(self, sample: Any) -> Picture:
+        """Return the picture in a sample that the appsink gave.
 
         Raises:
+            ValueError: the decoder marked it as damaged.
             SourceError: its pixel format is none of `PixelFormat`, or it is larger than
                 `LARGEST_PX`.
         """
@@ -112,6 +99,9 @@ class SampleReader:
         if self._layout is None or not self._layout[0].is_equal(caps):
             self._layout = caps, _layout_of(self._api, caps, *self._colours)
         layout = self._layout[1]
+        self.period_s = layout.period_ns / 1e9
+        if buffer.has_flags(self._api.gst.BufferFlags.CORRUPTED):
+            raise ValueError("the decoder marks it so")
         pixels, unmap = self._map(buffer)
         # The mapping, and with it the buffer, lives as long as any view of the pixels.
         weakref.finalize(pixels, unmap).atexit = False
@@ -121,9 +111,7 @@ class SampleReader:
             layout.offsets if meta is None else meta.offset,
             layout.strides if meta is None else meta.stride,
         )
-        stamp_ns, ntp_ns = self._stamps(sample, buffer)
-        corrupt = buffer.has_flags(self._api.gst.BufferFlags.CORRUPTED)
-        return PulledFrame(image, stamp_ns, ntp_ns, layout.period_ns, corrupt)
+        return Picture(image, *self._stamps(sample, buffer))
 
     def _stamps(self, sample: Any, buffer: Any) -> tuple[int | None, int | None]:
         gst = self._api.gst
@@ -157,27 +145,11 @@ class _Layout:
 
     def image(self, pixels: NDArray[np.uint8], offsets: Any, strides: Any) -> Image:
         """Return the image in a buffer's `pixels`; the planes are views of them."""
-        height, width = self.height, self.width
-
-        def plane(number: int, rows: int, columns: int, channels: int = 0) -> NDArray[np.uint8]:
-            shape = (rows, columns, channels) if channels else (rows, columns)
-            steps = (strides[number], channels, 1) if channels else (strides[number], 1)
-            view: NDArray[np.uint8] = np.ndarray(shape, np.uint8, pixels, offsets[number], steps)
-            return view
-
-        match self.pixel_format:
-            case PixelFormat.BGR:
-                planes: tuple[NDArray[np.uint8], ...] = (plane(0, height, width, 3),)
-            case PixelFormat.YUY2:
-                planes = (plane(0, height, width, 2),)
-            case PixelFormat.GREY:
-                planes = (plane(0, height, width, 1),)
-            case PixelFormat.NV12:
-                planes = plane(0, height, width), plane(1, height // 2, width)
-            case PixelFormat.I420:
-                half = height // 2, width // 2
-                planes = plane(0, height, width), plane(1, *half), plane(2, *half)
-        return Image(self.pixel_format, planes, self.colour)
+        planes = []
+        for number, shape in enumerate(self.pixel_format.shapes(self.width, self.height)):
+            steps = (strides[number], *shape[2:], 1)
+            planes.append(np.ndarray(shape, np.uint8, pixels, offsets[number], steps))
+        return Image(self.pixel_format, tuple(planes), self.colour)
 
 
 def _layout_of(

@@ -6,161 +6,21 @@ Nothing here imports GStreamer, so the pipelines of a Jetson can be built and re
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from edge_server.cameras.source_uri import NO_OPTIONS, parse_source_uri
+from edge_server.cameras.v4l2 import VideoMode, device_mode
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
     Registry = Callable[[str], bool]
-
-# What `format` of a v4l2 URI may be, and GStreamer's name for it.
-V4L2_FORMATS: Mapping[str, str] = MappingProxyType(
-    {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
-)
-# Formats of a device in the order of preference at the same size and rate: those that go untouched
-# to the preprocessing, then JPEG, which has to be decoded, then what has to be converted.
-_RANKS = ("NV12", "YUY2", "I420", "GRAY8", "BGR", "JPEG")
-# A larger image costs more than a lane network gains from it; a slower one is late.
-_LARGEST_PX = 1920 * 1080
-_SLOWEST_FPS = 25
-_USUAL_FPS = 30
-
-_STRUCTURE = re.compile(r"(video/x-raw|image/jpeg)(?:\([^)]*\))?((?:,[^;]*)?)")
-_FIELD = re.compile(r"(\w[\w-]*)=(?:\([\w ]+\))?(\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|[^,;]+)")
-
-
-@dataclass(frozen=True)
-class VideoMode:
-    """One way in which a device gives images.
-
-    Attributes:
-        format: GStreamer's name (YUY2, NV12), or `JPEG`.
-        size: width and height in px.
-        fps: frames per second.
-    """
-
-    format: str
-    size: tuple[int, int]
-    fps: Fraction
-
-    @property
-    def caps(self) -> str:
-        """In the notation of gst-launch-1.0."""
-        media = "image/jpeg" if self.format == "JPEG" else f"video/x-raw,format={self.format}"
-        width, height = self.size
-        rate = f"{self.fps.numerator}/{self.fps.denominator}"
-        return f"{media},width={width},height={height},framerate={rate}"
-
-    def __str__(self) -> str:
-        return f"{self.format} {self.size[0]} x {self.size[1]}, {float(self.fps):g} fps"
-
-
-def parse_modes(caps: str) -> list[VideoMode]:
-    """Return the modes in `caps`, the text of the caps that v4l2src offers.
-
-    Of a range the modes are the usual sizes and the highest rate in it.
-    """
-    modes = set()
-    for media, fields in _STRUCTURE.findall(caps):
-        values = {key: value.strip() for key, value in _FIELD.findall(fields)}
-        formats = ["JPEG"] if media == "image/jpeg" else _words(values.get("format", ""))
-        for name in formats:
-            for size in _sizes(values.get("width", ""), values.get("height", "")):
-                for fps in _rates(values.get("framerate", "")):
-                    modes.add(VideoMode(name, size, fps))
-    return sorted(modes, key=lambda mode: (mode.format, mode.size, mode.fps))
-
-
-def best_mode(
-    modes: Sequence[VideoMode],
-    width: int = 0,
-    height: int = 0,
-    fps: Fraction = Fraction(0),
-    name: str = "",
-) -> VideoMode:
-    """Return the best of `modes`: the largest image of at most 1920 x 1080 that comes at 25 fps or
-    more, then the rate nearest to 30 fps, then the format that costs least.
-
-    Args:
-        modes: of the device.
-        width: in px; with `height` the only size that is taken; 0 leaves the choice.
-        height: in px.
-        fps: the only rate that is taken; 0 leaves the choice.
-        name: the only format that is taken; "" leaves the choice.
-
-    Raises:
-        SourceError: the device has no such mode; the text lists what it has.
-    """
-    fitting = [
-        mode
-        for mode in modes
-        if (not width or mode.size == (width, height))
-        and (not fps or mode.fps == fps)
-        and name in ("", mode.format)
-    ]
-    if not fitting:
-        offered = "; ".join(_summary(modes)) or "no format that can be read"
-        size = f"{width} x {height}" if width else ""
-        rate = f"{float(fps):g} fps" if fps else ""
-        wanted = " ".join(part for part in (name, size, rate) if part) or "mode"
-        raise SourceError(f"the device has no {wanted}; it has: {offered}", reason="unavailable")
-    return max(fitting, key=_rank)
-
-
-def _rank(mode: VideoMode) -> tuple[bool, bool, int, float, int]:
-    area = mode.size[0] * mode.size[1]
-    small = area <= _LARGEST_PX
-    rank = _RANKS.index(mode.format) if mode.format in _RANKS else len(_RANKS)
-    quick = mode.fps >= _SLOWEST_FPS
-    return small, quick, area if small else -area, -abs(float(mode.fps) - _USUAL_FPS), -rank
-
-
-def _summary(modes: Iterable[VideoMode]) -> list[str]:
-    fastest: dict[tuple[str, tuple[int, int]], Fraction] = {}
-    for mode in modes:
-        key = (mode.format, mode.size)
-        fastest[key] = max(mode.fps, fastest.get(key, mode.fps))
-    return [str(VideoMode(name, size, fps)) for (name, size), fps in sorted(fastest.items())]
-
-
-def _words(value: str) -> list[str]:
-    return [word.strip(' "') for word in value.strip("{}").split(",") if word.strip()]
-
-
-# What a device that scales by itself is asked for.
-_USUAL_SIZES = ((1920, 1080), (1280, 720), (640, 480))
-
-
-def _sizes(width: str, height: str) -> list[tuple[int, int]]:
-    if width.isdecimal() and height.isdecimal():
-        return [(int(width), int(height))]
-    lows_highs = []
-    for value in (width, height):
-        numbers = [int(number) for number in re.findall(r"\d+", value)]
-        if not numbers:
-            return []
-        lows_highs.append((numbers[0], numbers[1] if value.startswith("[") else numbers[0]))
-    (low_w, high_w), (low_h, high_h) = lows_highs
-    usual = [(w, h) for w, h in _USUAL_SIZES if low_w <= w <= high_w and low_h <= h <= high_h]
-    return usual or [(high_w, high_h)]
-
-
-def _rates(value: str) -> list[Fraction]:
-    rates = [
-        Fraction(int(numerator), int(denominator))
-        for numerator, denominator in re.findall(r"(\d+)/(\d+)", value)
-        if int(denominator) and int(numerator)
-    ]
-    return [min(rates[-1], Fraction(_USUAL_FPS))] if value.startswith("[") and rates else rates
-
 
 # Only the newest frame waits, and no clock delays it.
 SINK = "appsink name=frames max-buffers=1 drop=true sync=false"
@@ -176,9 +36,6 @@ DEMULTIPLEXER = "parts"
 
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
-
-# A CSI sensor's mode where the URI names none.
-_CSI_WIDTH, _CSI_HEIGHT, _CSI_FPS = 1920, 1080, Fraction(30)
 
 # By codec, the best first. The properties are of NVIDIA's decoder: its clock stays at the highest,
 # and `mjpeg` makes it take JPEG.
@@ -234,24 +91,6 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True)
-class PictureOptions:
-    """What the URI of a camera on this machine says; 0 and "" leave it to the camera.
-
-    Attributes:
-        width: in px; together with `height`.
-        fps: of the camera.
-        flip: one of `_FLIPS`.
-        mode: of a CSI sensor; None lets Argus choose.
-    """
-
-    width: int = 0
-    height: int = 0
-    fps: Fraction = Fraction(0)
-    flip: str = ""
-    mode: int | None = None
-
-
-@dataclass(frozen=True)
 class CameraPipeline:
     """A pipeline in the notation of gst-launch-1.0; the appsink `frames` is its last element.
 
@@ -273,69 +112,84 @@ class CameraPipeline:
         return self.text if self.branch is None else f"{self.text} ! {self.branch(codec)}"
 
 
-def csi_pipeline(sensor: int, picture: PictureOptions, has: Registry) -> CameraPipeline:
-    """Return the pipeline of a camera on the CSI connector: the image signal processor scales it.
+def pipeline_of(
+    uri: SourceUri,
+    options: SourceOptions,
+    has: Registry,
+    mode_of: Callable[[SourceUri], VideoMode] = device_mode,
+) -> CameraPipeline:
+    """Return the pipeline that reads `uri`.
+
+    Args:
+        uri: of a live camera.
+        options: its credentials, where the URI has none.
+        has: whether the registry has an element.
+        mode_of: finds the mode of a video device.
 
     Raises:
-        SourceError: this machine is no Jetson, or lacks its plugins.
+        SourceError: an element is missing, or the device has no such mode.
     """
-    _need(has, "nvarguscamerasrc", "nvvidconv")
-    width, height = picture.width or _CSI_WIDTH, picture.height or _CSI_HEIGHT
-    mode = "" if picture.mode is None else f" sensor-mode={picture.mode}"
-    size = f"width={width},height={height}" if picture.mode is None or picture.width else ""
-    fps = picture.fps or _CSI_FPS
-    rate = f"framerate={rate_of(fps)}" if picture.mode is None or picture.fps else ""
-    parts = ("video/x-raw(memory:NVMM)", size, rate, "format=NV12")
-    caps = ",".join(part for part in parts if part)
-    out = _converter(has, picture.flip)
+    given = uri.credentials or options.credentials
+    login = {} if given is None else {"user-id": given.user, "user-pw": given.password}
+    match uri.scheme:
+        case "csi":
+            return _csi(uri, has)
+        case "v4l2":
+            return _v4l2(uri, mode_of(uri), has)
+        case "rtsp" | "rtsps":
+            return _rtsp(uri, login, has)
+        case "http" | "https":
+            return _http(uri, login, has)
+    # A person's own; its last pad has video in system memory, a rotation in its tags is obeyed.
+    _need(has, "videoflip")
     return CameraPipeline(
-        f"nvarguscamerasrc name=source sensor-id={sensor}{mode} ! {caps} ! {out} ! {SINK}"
+        f"{uri.path} ! {_untouched(has)} ! videoflip video-direction=auto ! {SINK}"
     )
 
 
-def v4l2_pipeline(
-    device: str, mode: VideoMode | None, picture: PictureOptions, has: Registry
-) -> CameraPipeline:
-    """Return the pipeline of a video device in one of its modes; without one, in any raw mode.
+def _csi(uri: SourceUri, has: Registry) -> CameraPipeline:
+    """Return the pipeline of a camera on the CSI connector: the image signal processor scales it.
+    A sensor's mode has a size and a rate."""
+    _need(has, "nvarguscamerasrc", "nvvidconv")
+    query, mode, caps = uri.query, "", ["video/x-raw(memory:NVMM)"]
+    if "mode" in query:
+        mode = f" sensor-mode={uri.whole('mode', 0, 0, 99)}"
+    if not mode or "width" in query:
+        caps.append(f"width={query.get('width', 1920)},height={query.get('height', 1080)}")
+    if not mode or "fps" in query:
+        fps = Fraction(uri.fps() or 30).limit_denominator(1001)
+        caps.append(f"framerate={fps.numerator}/{fps.denominator}")
+    caps.append("format=NV12")
+    return CameraPipeline(
+        f"nvarguscamerasrc name=source sensor-id={int(uri.host)}{mode} ! {','.join(caps)} "
+        f"! {_converter(has, flip_of(uri))} ! {SINK}"
+    )
 
-    Raises:
-        SourceError: no decoder or plugin.
-    """
+
+def _v4l2(uri: SourceUri, mode: VideoMode, has: Registry) -> CameraPipeline:
+    """Return the pipeline of a video device in one of its modes."""
     _need(has, "v4l2src")
-    stages = ["v4l2src name=source io-mode=2 do-timestamp=true"]
-    if mode is not None:
-        stages.append(mode.caps)
-    if mode is not None and mode.format == "JPEG":
-        stages += [decoder("JPEG", has), _converter(has, picture.flip)]
+    stages, flip = ["v4l2src name=source io-mode=2 do-timestamp=true", mode.caps], flip_of(uri)
+    if mode.format == "JPEG":
+        stages += [decoder("JPEG", has), _converter(has, flip)]
     else:
         # The memory of a raw frame is the device's own: no hardware saves anything.
-        stages.append(_untouched(has))
-        if picture.flip:
-            stages.append(_converter(has, picture.flip))
-    return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": device}})
+        stages += [_untouched(has), *([_converter(has, flip)] if flip else [])]
+    return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": uri.path}})
 
 
-def rtsp_pipeline(
-    location: str,
-    login: tuple[str, str] | None,
-    has: Registry,
-    *,
-    transport: str = "tcp",
-) -> CameraPipeline:
+def _rtsp(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipeline:
     """Return the pipeline of an RTSP camera; its codec is known when the camera has described it.
 
     `buffer-mode=none` keeps the pace of the RTP timestamps: the default one bends them towards the
     arrival, so that a backlog looks fresh.
-
-    Raises:
-        SourceError: no plugin.
     """
     _need(has, "rtspsrc")
     text = (
-        f"rtspsrc name=source protocols={transport} latency=100 drop-on-latency=true "
-        "buffer-mode=none tcp-timeout=3000000"
+        f"rtspsrc name=source protocols={uri.query.get('transport', 'tcp')} latency=100 "
+        "drop-on-latency=true buffer-mode=none tcp-timeout=3000000"
     )
-    if location.startswith("rtsps:"):
+    if uri.scheme == "rtsps":
         text += " tls-validation-flags=0"  # cameras sign their own certificates
 
     def branch(codec: str) -> str:
@@ -351,37 +205,27 @@ def rtsp_pipeline(
 
     return CameraPipeline(
         text,
-        {"source": {"location": location, **_login(login)}},
+        {"source": {"location": uri.address("transport"), **login}},
         # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6.
         {"source": "add-reference-timestamp-meta"},
         branch,
     )
 
 
-def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -> CameraPipeline:
+def _http(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipeline:
     """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
 
     Redirects are not followed: libsoup gives the password to any host that asks for it.
-
-    Raises:
-        SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
-    strict = " ssl-strict=false" if location.startswith("https:") else ""
+    strict = " ssl-strict=false" if uri.scheme == "https" else ""
     text = (
         "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
         f"automatic-redirect=false{strict} "
         f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
         f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )
-    return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
-
-
-def own_pipeline(text: str, has: Registry) -> CameraPipeline:
-    """Return a person's own pipeline, whose last pad has video in system memory; a rotation among
-    its tags is obeyed."""
-    _need(has, "videoflip")
-    return CameraPipeline(f"{text} ! {_untouched(has)} ! videoflip video-direction=auto ! {SINK}")
+    return CameraPipeline(text, {"source": {"location": uri.address(), **login}})
 
 
 def decoder(codec: str, has: Registry) -> str:
@@ -396,7 +240,7 @@ def decoder(codec: str, has: Registry) -> str:
     # The first is of a Jetson, the second of every Linux.
     raise SourceError(
         f"no decoder for {CODEC_NAMES[codec]}; on a Jetson: apt install nvidia-l4t-gstreamer, "
-        f"elsewhere: apt install {package_of(_DECODERS[codec][1])}",
+        f"elsewhere: apt install {_package_of(_DECODERS[codec][1])}",
         reason="no_decoder",
     )
 
@@ -408,34 +252,21 @@ def first_decoder(codec: str, has: Registry) -> str:
 
 def missing_elements(scheme: str, has: Registry) -> str:
     """Return why cameras of `scheme` cannot be read; empty where all elements are there."""
+    uri = parse_source_uri(
+        {"csi": "csi://0", "v4l2": "/dev/video0", "gst": "gst:it"}.get(scheme, f"{scheme}://it/")
+    )
+    jpegs = VideoMode("JPEG", (640, 480), Fraction(30))
     try:
-        match scheme:
-            case "csi":
-                csi_pipeline(0, PictureOptions(), has)
-            case "v4l2":
-                _need(has, "v4l2src")
-                _converter(has)
-                decoder("JPEG", has)
-            case "rtsp" | "rtsps":
-                pipeline = rtsp_pipeline("", None, has)
-                pipeline.whole("H264")
-                pipeline.whole("H265")
-            case "http" | "https":
-                http_pipeline("", None, has)
-            case _:
-                own_pipeline("", has)
+        pipeline = pipeline_of(uri, NO_OPTIONS, has, lambda _: jpegs)
+        pipeline.whole("H264")
+        pipeline.whole("H265")
         _need(has, "appsink")
     except SourceError as error:
         return str(error)
     return ""
 
 
-def rate_of(fps: Fraction) -> str:
-    """Return a frame rate as caps write it."""
-    return f"{fps.numerator}/{fps.denominator}"
-
-
-def package_of(element: str) -> str:
+def _package_of(element: str) -> str:
     """Return the Debian or Ubuntu package that has `element`."""
     return next(package for start, package in _PACKAGES if element.startswith(start))
 
@@ -473,12 +304,8 @@ def _need(has: Registry, *elements: str) -> None:
     lacking = [element for element in elements if not has(element)]
     if not lacking:
         return
-    packages = " ".join(sorted({package_of(element) for element in lacking}))
+    packages = " ".join(sorted({_package_of(element) for element in lacking}))
     where = "; a CSI camera needs a Jetson" if "nvarguscamerasrc" in lacking else ""
     raise SourceError(
         f"GStreamer has no {', '.join(lacking)}{where}; apt install {packages}", reason="no_decoder"
     )
-
-
-def _login(login: tuple[str, str] | None) -> Mapping[str, str]:
-    return {} if login is None else {"user-id": login[0], "user-pw": login[1]}

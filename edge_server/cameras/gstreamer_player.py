@@ -1,39 +1,31 @@
-"""One running GStreamer pipeline, read without a main loop: frames, and messages of its bus."""
+"""One running GStreamer pipeline, read without a main loop: images, and messages in words."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import DEMULTIPLEXER, DEPAYLOADER, JPEG_DECODER
-from edge_server.cameras.http_mjpeg import LONGEST_PART_BYTES
-from edge_server.cameras.jpeg import size_of_jpeg
+from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, size_of_jpeg
+from edge_server.cameras.live_source import StreamEnded
 from edge_server.cameras.network import CameraSockets
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from edge_server.cameras.gstreamer_frames import PulledFrame
     from edge_server.cameras.gstreamer_pipelines import CameraPipeline
+    from edge_server.cameras.live_source import Picture
     from edge_server.pixels import ColourMatrix, ColourRange
-
-# By domain and code (gsterror.h), as texts differ between versions and languages.
-_RESOURCE = "gst-resource-error-quark"
-_STREAM = "gst-stream-error-quark"
-_CORE = "gst-core-error-quark"
-_NOT_FOUND, _BUSY, _SETTINGS, _NO_SPACE, _NOT_AUTHORIZED = 3, 4, 13, 14, 15
-_NO_CODEC, _DECODE = 6, 7
-_NEGOTIATION, _MISSING_PLUGIN = 7, 12
-_HTTP_UNAUTHORIZED, _HTTP_NOT_FOUND = (401, 403), 404
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,8 @@ class BusMessage:
     Attributes:
         kind: `status` is the code of an HTTP response, 0 where none came; `silence` is rtspsrc's
             own finding that a camera sends nothing any more.
-        domain: the error domain, as "gst-resource-error-quark".
+        domain: `resource`, `stream` or `core` of gsterror.h, as are the codes: texts differ between
+            versions and languages.
         text: of GStreamer; may quote the pipeline.
         debug: of GStreamer, for logs only.
     """
@@ -57,7 +50,7 @@ class BusMessage:
     @property
     def is_corruption(self) -> bool:
         """A decoder could not decode a part of the stream."""
-        return self.domain == _STREAM and self.code == _DECODE
+        return self.domain == "stream" and self.code == 7
 
 
 @dataclass(frozen=True)
@@ -80,146 +73,109 @@ class CameraPlace:
         return SourceError(f"{self.label}: {masked(text)}", reason=reason)
 
 
-def fault_of(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
-    """Return the error that `message` stands for.
+def check_messages(
+    place: CameraPlace, messages: Iterable[BusMessage], *, live: bool, running: bool
+) -> int:
+    """Return how many of `messages` tell of a part of the stream that could not be decoded.
 
     Args:
         place: of the camera.
-        message: an `error`, the `end` of a live camera, a `status` or `silence`.
-        running: the camera has delivered frames.
+        messages: of its pipeline since the last look.
+        live: the pipeline is paced by a camera, which has delivered frames where it is `running`.
+        running: see `live`.
+
+    Raises:
+        SourceError: one of them tells of a fault.
+        StreamEnded: the pipeline plays no camera, and has ended.
     """
-    match message.kind:
-        case "end":
-            again = "it is opened again" if running else "look at it with another player"
-            return place.error(f"the camera closed the stream; {again}", "lost")
-        case "silence":
-            return place.error("the camera sends nothing any more; it is opened again", "stalled")
-        case "status":
-            return _http(place, message.code)
-    return _decoder(place, message) or _of_scheme(place, message, running=running)
+    damaged = 0
+    # The response of an HTTP server says more than the error that it leads to.
+    for message in sorted(messages, key=lambda each: each.kind != "status"):
+        if message.kind == "end" and not live:
+            raise StreamEnded
+        if message.kind == "status" and 0 < message.code < 400:
+            continue
+        log.debug("%s: %s (%s)", place.label, message.text, message.debug)
+        if message.kind != "warning":
+            raise fault_of(place, message, running=running)
+        damaged += message.is_corruption
+    return damaged
 
 
-def _decoder(place: CameraPlace, message: BusMessage) -> SourceError | None:
-    """Return the error of a stream that cannot be decoded; None for other messages."""
-    if message.domain == _CORE and message.code == _MISSING_PLUGIN:
-        return place.error(
-            f"{_sentence(message.text)}; on a Jetson: apt install nvidia-l4t-gstreamer, "
-            "elsewhere: apt install gstreamer1.0-plugins-good gstreamer1.0-plugins-bad "
-            "gstreamer1.0-libav",
-            "no_decoder",
-        )
-    if message.domain == _STREAM and message.code == _NO_CODEC:
-        return place.error(
-            f"{_sentence(message.text)}; apt install gstreamer1.0-libav", "no_decoder"
-        )
-    if message.is_corruption:
-        return place.error(
-            "the stream cannot be decoded; look at it with another player", "corrupt"
-        )
-    return None
+def fault_of(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
+    """Return the error that `message` stands for, which is an `error`, the `end` of a live camera,
+    a `status` or `silence`."""
+    quoted = message.text.strip().rstrip(".") or "GStreamer gives no reason"
+    phase = "running" if running else "opening"
+    facts = f"{place.scheme} {message.domain or message.kind} {message.code} {phase} "
+    for pattern, reason, text in _CAUSES:
+        if re.match(pattern, facts + message.debug, re.DOTALL):
+            told = text.format(device=place.device, code=message.code, text=quoted)
+            return place.error(told, reason)
+    if place.probe is not None:
+        return place.probe()
+    return place.error("the camera cannot be opened; look at it with another player", "lost")
 
 
-def _of_scheme(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
-    match place.scheme:
-        case "v4l2":
-            return _device(place, message, running=running)
-        case "csi":
-            return _argus(place, message)
-        case "gst":
-            return place.error(_own(message), "lost" if running else "unavailable")
-        case _:
-            return _network(place, message, running=running)
-
-
-def _network(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
-    code = message.code if message.domain == _RESOURCE else 0
-    if code == _NOT_AUTHORIZED:
-        return place.error(
-            "user name or password refused; check the camera's credentials", "unauthorized"
-        )
-    if code == _NOT_FOUND:
-        return place.error(
-            "the camera has no such stream; check the path of the address", "not_found"
-        )
-    if running:
-        return place.error("the connection to the camera broke; it is opened again", "lost")
-    return _probed(place)
-
-
-def _probed(place: CameraPlace) -> SourceError:
-    if place.probe is None:
-        return place.error("the camera cannot be opened; look at it with another player", "lost")
-    return place.probe()
-
-
-def _http(place: CameraPlace, status: int) -> SourceError:
-    if status in _HTTP_UNAUTHORIZED:
-        return place.error(
-            "user name or password refused; check the camera's credentials", "unauthorized"
-        )
-    if status == _HTTP_NOT_FOUND:
-        return place.error(
-            "the camera has no such stream; check the path of the address", "not_found"
-        )
-    if status:
-        return place.error(f"the camera responds with HTTP status {status}", "unavailable")
-    return _probed(place)
-
-
-def _device(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
-    device = place.device
-    code = message.code if message.domain == _RESOURCE else 0
-    if running:
-        # The reason is in GStreamer's own log only.
-        return place.error(
-            "the device gives no frames any more; it was unplugged, or sudo dmesg | tail says why",
-            "lost",
-        )
-    if code == _BUSY or "busy" in message.debug:
-        return place.error(
-            f"another program uses the device; see which: fuser -v {device}", "unavailable"
-        )
-    if "Permission denied" in message.debug:
-        return place.error(
-            f"this user may not open {device}; sudo usermod -aG video USER, then log in again",
-            "unauthorized",
-        )
-    if code == _NOT_FOUND:
-        return place.error(
-            f"no device {device}; see what is there: edge-server cameras list", "not_found"
-        )
-    if code in (_SETTINGS, _NO_SPACE):
-        return place.error(
-            "the driver does not start its stream; if the USB bus has no bandwidth left: use MJPEG "
-            "(?format=mjpeg), a lower rate (?fps=15) or another USB controller; sudo dmesg | tail "
-            "says more",
-            "unavailable",
-        )
-    return place.error(
-        f"{_sentence(message.text)}; sudo dmesg | tail says what the driver reports", "unavailable"
-    )
-
-
-def _argus(place: CameraPlace, message: BusMessage) -> SourceError:
-    return place.error(
-        f"{_sentence(message.text)}; is the sensor connected and in the device tree (dmesg | grep "
-        "-i imx)? After a crash: sudo systemctl restart nvargus-daemon; where that does not help, "
-        "reboot",
-        "unavailable" if message.code == _NOT_FOUND else "lost",
-    )
-
-
-def _own(message: BusMessage) -> str:
-    if message.domain == _CORE and message.code == _NEGOTIATION:
-        return (
-            f"{_sentence(message.text)}; the pipeline has to end in raw video in system memory, on "
-            "a Jetson: … ! nvvidconv ! video/x-raw"
-        )
-    return f"{_sentence(message.text)}; try it: gst-launch-1.0 PIPELINE ! fakesink"
-
-
-def _sentence(text: str) -> str:
-    return text.strip().rstrip(".") or "GStreamer gives no reason"
+_REFUSED = "user name or password refused; check the camera's credentials"
+_NO_STREAM = "the camera has no such stream; check the path of the address"
+_TRY_IT = "{text}; try it: gst-launch-1.0 PIPELINE ! fakesink"
+_SENSOR = (
+    "{text}; is the sensor connected and in the device tree (dmesg | grep -i imx)? After a crash: "
+    "sudo systemctl restart nvargus-daemon; where that does not help, reboot"
+)
+# The first that fits scheme, domain or kind, code, phase and debugging text; reason; text.
+_CAUSES = (
+    (r"\w+ end \d+ running", "lost", "the camera closed the stream; it is opened again"),
+    (r"\w+ end ", "lost", "the camera closed the stream; look at it with another player"),
+    (r"\w+ silence ", "stalled", "the camera sends nothing any more; it is opened again"),
+    (r"\w+ status 40[13] ", "unauthorized", _REFUSED),
+    (r"\w+ status 404 ", "not_found", _NO_STREAM),
+    (r"\w+ status [1-9]", "unavailable", "the camera responds with HTTP status {code}"),
+    (
+        r"\w+ core 12 ",
+        "no_decoder",
+        "{text}; on a Jetson: apt install nvidia-l4t-gstreamer, elsewhere: apt install "
+        "gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-libav",
+    ),
+    (r"\w+ stream 6 ", "no_decoder", "{text}; apt install gstreamer1.0-libav"),
+    (
+        r"\w+ stream 7 ",
+        "corrupt",
+        "the stream cannot be decoded; look at it with another player",
+    ),
+    (r"csi \w+ 3 ", "unavailable", _SENSOR),
+    (r"csi ", "lost", _SENSOR),
+    (
+        r"gst core 7 opening",
+        "unavailable",
+        "{text}; the pipeline has to end in raw video in system memory, on a Jetson: … ! nvvidconv "
+        "! video/x-raw",
+    ),
+    (r"gst .* running", "lost", _TRY_IT),
+    (r"gst ", "unavailable", _TRY_IT),
+    (
+        r"v4l2 \w+ \d+ running",
+        "lost",  # the cause is in GStreamer's own log only
+        "the device gives no frames any more; it was unplugged, or sudo dmesg | tail says why",
+    ),
+    (
+        r"v4l2 (resource 4 |.*busy)",
+        "unavailable",
+        "another program uses the device; see which: fuser -v {device}",
+    ),
+    (
+        r"v4l2 resource 1[34] ",
+        "unavailable",
+        "the driver does not start its stream; if the USB bus has no bandwidth left: use MJPEG "
+        "(?format=mjpeg), a lower rate (?fps=15) or another USB controller; sudo dmesg | tail says "
+        "more",
+    ),
+    (r"v4l2 ", "unavailable", "{text}; sudo dmesg | tail says what the driver reports"),
+    (r"\w+ resource 15 ", "unauthorized", _REFUSED),
+    (r"\w+ resource 3 ", "not_found", _NO_STREAM),
+    (r".* running", "lost", "the connection to the camera broke; it is opened again"),
+)
 
 
 log = logging.getLogger(__name__)
@@ -231,37 +187,8 @@ _STOP_S = 2.0
 _QUICK_STOP_S = 0.5
 # A camera's description has a few kilobytes; others at the same address may stream beside it.
 _MOST_DESCRIPTION_BYTES = 2**24
+# The longest wait in GStreamer before its messages are read.
 _LOOK_S = 0.1
-
-
-class Player(Protocol):
-    """A running pipeline; used by one thread.
-
-    Attributes:
-        arrived: number of encoded images that came from the camera, where the pipeline decodes.
-        damaged: number of those that were dropped before the decoder.
-    """
-
-    arrived: int
-    damaged: int
-
-    @property
-    def live(self) -> bool:
-        """The pipeline is paced by a camera, not by its reader."""
-        ...
-
-    def pull(self, timeout_s: float) -> PulledFrame | None:
-        """Return the newest frame; None when none came within `timeout_s`."""
-        ...
-
-    def messages(self) -> Iterator[BusMessage]:
-        """Return what the pipeline has reported since the last call; raise what failed while a
-        stream was linked."""
-        ...
-
-    def close(self) -> None:
-        """Stop the pipeline, and wait as long as its driver takes; frames stay valid."""
-        ...
 
 
 def registry_has(element: str) -> bool:
@@ -269,32 +196,16 @@ def registry_has(element: str) -> bool:
     return load_gstreamer().gst.ElementFactory.find(element) is not None
 
 
-def offered_caps(factory: str, properties: dict[str, str]) -> str:
-    """Return the caps that a source element offers once it has opened its device, as text.
+class GstreamerStream:
+    """Runs a pipeline; a Stream.
 
-    Raises:
-        SourceError: never; a device that cannot be opened offers no caps, and the pipeline that is
-            built later reports why.
-    """
-    gst = load_gstreamer().gst
-    element = gst.ElementFactory.make(factory, None)
-    for name, value in properties.items():
-        element.set_property(name, value)
-    try:
-        if element.set_state(gst.State.READY) == gst.StateChangeReturn.FAILURE:
-            return ""
-        return str(element.get_static_pad("src").query_caps(None).to_string())
-    finally:
-        element.set_state(gst.State.NULL)
-
-
-class GstreamerPlayer:
-    """Runs a pipeline; a Player.
+    Attributes:
+        live: the pipeline is paced by a camera, not by its reader.
 
     Args:
+        place: names the camera in errors.
         pipeline: what to run.
-        matrix: overrides the matrix in the caps.
-        range_: likewise the range.
+        matrix, range_: override those in the caps.
         hosts: IP addresses of an RTSP camera.
 
     Raises:
@@ -303,6 +214,7 @@ class GstreamerPlayer:
 
     def __init__(
         self,
+        place: CameraPlace,
         pipeline: CameraPipeline,
         matrix: ColourMatrix | None = None,
         range_: ColourRange | None = None,
@@ -312,8 +224,12 @@ class GstreamerPlayer:
         self._sockets = CameraSockets(hosts)
         self._looked = time.monotonic()
         gst = self._api.gst
-        self.arrived = 0
-        self.damaged = 0
+        self.seen = 0
+        self._dropped = 0
+        self._undecoded = 0
+        self._place = place
+        self._sample: Any = None
+        self._running = self._ended = False
         self._failure: SourceError | None = None
         self._unfinished_bytes = 0
         self._branch = pipeline.branch
@@ -352,18 +268,44 @@ class GstreamerPlayer:
             self._sink.set_property("sync", True)
         self._pipeline.set_state(gst.State.PLAYING)
 
-    def pull(self, timeout_s: float) -> PulledFrame | None:
+    @property
+    def damaged(self) -> int:
+        return self._dropped + self._undecoded
+
+    @property
+    def period_s(self) -> float:
+        return self._samples.period_s
+
+    def grab(self, timeout_s: float) -> bool:
+        try:
+            self._undecoded += check_messages(
+                self._place, self._messages(), live=self.live, running=self._running
+            )
+        except StreamEnded:
+            self._ended = True  # the last frame may wait yet
         if self._sink is None:
             # Until the camera has described its streams.
             time.sleep(min(timeout_s, 0.005))
             self._check_description()
-            return None
-        sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
-        return None if sample is None else self._samples.read(sample)
+            return False
+        timeout_s = min(timeout_s, _LOOK_S)
+        self._sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
+        if self._sample is None and self._ended:
+            raise StreamEnded
+        return self._sample is not None
 
-    def messages(self) -> Iterator[BusMessage]:
+    def retrieve(self) -> Picture:
+        sample, self._sample = self._sample, None
+        try:
+            picture = self._samples.read(sample)
+        except SourceError as error:
+            raise self._place.error(str(error), error.reason) from error
+        self._running = True
+        return picture
+
+    def _messages(self) -> Iterator[BusMessage]:
         if self._failure is not None:
-            raise self._failure
+            raise self._place.error(str(self._failure), self._failure.reason) from self._failure
         # What is of no interest is dropped by the same call, so the bus never grows.
         while (message := self._bus.pop_filtered(self._of_interest)) is not None:
             parsed = _bus_message(self._api.gst, message)
@@ -391,22 +333,22 @@ class GstreamerPlayer:
     def _watch_images(self) -> None:
         """Count encoded images; drop the JPEGs that `size_of_jpeg` refuses: decoders make half an
         image of them, and report nothing. USB cameras send some, most of all first. Let no more
-        than `LONGEST_PART_BYTES` come without an image, all of which GStreamer would keep.
+        than `LONGEST_JPEG_BYTES` come without an image, all of which GStreamer would keep.
 
         The probes run on threads of GStreamer, each counter on one.
         """
         kinds, result = self._api.gst.PadProbeType, self._api.gst.PadProbeReturn
 
         def count(_pad: Any, _info: Any) -> Any:
-            self.arrived += 1
+            self.seen += 1
             return result.OK
 
         def bound(_pad: Any, info: Any) -> Any:
             self._unfinished_bytes += info.get_buffer().get_size()
-            if self._unfinished_bytes <= LONGEST_PART_BYTES:
+            if self._unfinished_bytes <= LONGEST_JPEG_BYTES:
                 return result.OK
             self._failure = SourceError(
-                f"no image ends within {LONGEST_PART_BYTES >> 20} MiB; set a lower resolution in "
+                f"no image ends within {LONGEST_JPEG_BYTES >> 20} MiB; set a lower resolution in "
                 "the camera, or restart it",
                 reason="corrupt",
             )
@@ -414,12 +356,12 @@ class GstreamerPlayer:
 
         def look(_pad: Any, info: Any) -> Any:
             buffer = info.get_buffer()
-            self.arrived += alone
+            self.seen += alone
             self._unfinished_bytes = 0
             try:
                 size_of_jpeg(buffer.extract_dup(0, buffer.get_size()))
             except ValueError:
-                self.damaged += 1
+                self._dropped += 1
                 return result.DROP
             return result.OK
 
@@ -536,12 +478,12 @@ def _bus_message(gst: Any, message: Any) -> BusMessage | None:
     kind = message.type
     if kind == gst.MessageType.EOS:
         return BusMessage("end")
-    if kind == gst.MessageType.ERROR:
-        error, debug = message.parse_error()
-        return BusMessage("error", error.domain, error.code, error.message, debug or "")
-    if kind == gst.MessageType.WARNING:
-        error, debug = message.parse_warning()
-        return BusMessage("warning", error.domain, error.code, error.message, debug or "")
+    if kind in (gst.MessageType.ERROR, gst.MessageType.WARNING):
+        is_error = kind == gst.MessageType.ERROR
+        error, debug = message.parse_error() if is_error else message.parse_warning()
+        domain = error.domain.removeprefix("gst-").removesuffix("-error-quark")
+        level: Literal["error", "warning"] = "error" if is_error else "warning"
+        return BusMessage(level, domain, error.code, error.message, debug or "")
     structure = message.get_structure()
     name = "" if structure is None else structure.get_name()
     if name == "http-headers":

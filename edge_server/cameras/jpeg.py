@@ -1,4 +1,4 @@
-"""JPEGs of cameras: whether they are whole, and their pixels at the scale that is needed."""
+"""JPEGs of cameras, and PNGs: whether they are whole, and their pixels at the scale needed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import numpy as np
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import LARGEST_PX, PictureTooLarge, UsefulSize, check_size
 from edge_server.errors import SourceError
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from edge_server.cameras.frame import Frame
-    from edge_server.pixels import Image
 
 _BEGIN = b"\xff\xd8"
 _END, _TABLES, _SCAN, _COMMENT = 0xD9, {0xC4, 0xDB, 0xDD}, 0xDA, 0xFE  # ITU-T T.81, table B.1
@@ -34,8 +32,14 @@ _MOST_SEGMENTS = 1000
 # Each scan costs a pass over the whole picture, whatever its length. Progressive encoders write
 # about ten, of pictures of which this allows 26 megapixels.
 _MOST_SCANNED_PX = 8 * LARGEST_PX
-# A source whose JPEGs are damaged, so many one after another, has none that can be shown.
-MOST_DAMAGED = 10
+# JPEGs of 8K are smaller; a camera that never ends one costs no more memory than this.
+LONGEST_JPEG_BYTES = 2**25
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+# libpng unpacks each of these up to 8 MB, which takes 40 ms. Editors write one or two.
+_PACKED_TEXTS = frozenset({b"zTXt", b"iTXt", b"iCCP"})
+_MOST_PACKED_TEXTS = 16
+# A picture of 256 MiB in the smallest pieces that encoders make has a third of it.
+_MOST_CHUNKS = 100_000
 # libjpeg's inverse transform gives a picture of 1/2, 1/4 or 1/8 at once.
 _SCALED = {
     1: cv2.IMREAD_COLOR,
@@ -86,11 +90,31 @@ def size_of_jpeg(data: bytes) -> tuple[int, int]:
     raise ValueError(f"it has more than {_MOST_SEGMENTS} segments")
 
 
+def size_of_png(data: bytes) -> tuple[int, int]:
+    """Return the width and height in px of a PNG that is whole and may be decoded.
+
+    Raises:
+        ValueError: `data` is cut off, or is more work than a picture.
+        PictureTooLarge: it has more than `LARGEST_PX`.
+    """
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    check_size(width, height)
+    at, packed = len(PNG) - 8, 0
+    for _ in range(_MOST_CHUNKS):
+        kind = data[at + 4 : at + 8]
+        if kind == b"IEND":
+            return width, height
+        if len(kind) < 4:
+            raise ValueError("its end is missing")
+        packed += kind in _PACKED_TEXTS
+        if packed > _MOST_PACKED_TEXTS:
+            raise ValueError(f"it has more than {_MOST_PACKED_TEXTS} packed texts")
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    raise ValueError(f"it has more than {_MOST_CHUNKS} chunks")
+
+
 class JpegDecoder:
     """Decodes the JPEGs of one camera, no larger than its model needs them; not thread-safe.
-
-    Attributes:
-        damage: what was wrong with the last JPEG that was not decoded.
 
     Args:
         label: names the camera in errors.
@@ -98,31 +122,27 @@ class JpegDecoder:
     """
 
     def __init__(self, label: str, useful: UsefulSize | None = None) -> None:
-        self.damage = ""
         self._label = label
         self._useful = useful or UsefulSize()
 
-    def decode(self, data: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
-        """Return (H, W, 3) uint8 BGR, and the width and height of the camera's picture in px; None
-        for a damaged JPEG.
+    def decode(self, data: bytes) -> tuple[Image, tuple[int, int] | None]:
+        """Return a BGR image, and where it was made smaller, the camera's own width and height.
 
         Raises:
+            ValueError: the JPEG is damaged.
             SourceError: the picture is larger than `LARGEST_PX`.
         """
         try:
             width, height = size_of_jpeg(data)
         except PictureTooLarge as error:
             raise SourceError(f"{self._label}: {error}", reason="unavailable") from None
-        except ValueError as error:
-            self.damage = str(error)
-            return None
         divisor = self._useful.divisor(width, height, _DIVISORS)
         flags = _SCALED[divisor] | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if pixels is None:
-            self.damage = "it cannot be decoded"
-            return None
-        return pixels, (width, height)
+            raise ValueError("it cannot be decoded")
+        whole = pixels.shape[:2] == (height, width)
+        return Image.of_bgr(pixels), None if whole else (width, height)
 
 
 def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:

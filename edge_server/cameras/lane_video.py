@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
-from collections import deque
+from queue import Empty, Full, Queue
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     BgrImage = NDArray[np.uint8]
     Colour = tuple[int, int, int]
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from edge_server.cameras.frame import Frame
@@ -50,6 +49,19 @@ _VEHICLE_M = (4.5, 0.95)
 _STRAIGHT_M = 3000.0
 
 
+def draw_lanes(image: BgrImage, lanes: Sequence[Lane], ego: Ego | None = None) -> BgrImage:
+    """Return a copy of `image`, (H, W, 3) uint8 BGR, with each finite lane and its name; the own
+    lane is filled where it has both bounds."""
+    picture: BgrImage = image.copy()
+    finite = [lane for lane in lanes if np.isfinite(lane.points).all()]
+    _fill_own_lane(picture, finite, ego)
+    for lane in finite:
+        _draw_lane(picture, lane)
+    for lane in finite:
+        _label(picture, lane)
+    return picture
+
+
 def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
     """Return a copy of `image` with all that `frame` says of the road.
 
@@ -63,16 +75,10 @@ def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
         image: (H, W, 3) uint8 BGR, of the frame's size.
         frame: as the listeners of a pipeline get it.
     """
-    picture: BgrImage = image.copy()
-    lanes = [lane for lane in frame.lanes if np.isfinite(lane.points).all()]
-    _fill_own_lane(picture, lanes, frame.ego)
-    for lane in lanes:
-        _draw_lane(picture, lane)
-    for lane in lanes:
-        _label(picture, lane)
+    picture = draw_lanes(image, frame.lanes, frame.ego)
     _write_texts(picture, frame)
-    if any(lane.ground is not None for lane in lanes):
-        _draw_from_above(picture, lanes)
+    if any(lane.ground is not None for lane in frame.lanes):
+        _draw_from_above(picture, frame.lanes)
     return picture
 
 
@@ -82,11 +88,10 @@ def _fill_own_lane(picture: BgrImage, lanes: list[Lane], ego: Ego | None) -> Non
         return
     outline = np.rint(np.concatenate([bounds[-1], bounds[1][::-1]])).astype(np.int32)
     rows = np.clip(outline[:, 1], 0, len(picture) - 1)
-    top, bottom = int(np.min(rows)), int(np.max(rows)) + 1
-    part = picture[top:bottom]
+    part = picture[int(np.min(rows)) : int(np.max(rows)) + 1]
     filled = part.copy()
-    cv2.fillPoly(filled, [outline - (0, top)], _colour_of_lane(ego))
-    picture[top:bottom] = cv2.addWeighted(filled, _FILL, part, 1 - _FILL, 0.0)
+    cv2.fillPoly(filled, [outline - (0, int(np.min(rows)))], _colour_of_lane(ego))
+    part[:] = cv2.addWeighted(filled, _FILL, part, 1 - _FILL, 0.0)
 
 
 def _colour_of_lane(ego: Ego | None) -> Colour:
@@ -102,10 +107,17 @@ def _draw_lane(picture: BgrImage, lane: Lane) -> None:
         pieces = _pieces(points, _DOT_PX * scale)
     elif lane.type == "dashed":
         pieces = _pieces(points, _DASH_PX * scale)
-    fixed = [np.rint(piece * (1 << _SUBPIXEL_BITS)).astype(np.int32) for piece in pieces]
     thickness = max(2, round(4 * scale))
     for colour, width in ((_BLACK, thickness + 2), (_PAINT[lane.color], thickness)):
-        cv2.polylines(picture, fixed, False, colour, width, cv2.LINE_AA, _SUBPIXEL_BITS)
+        draw_lines(picture, pieces, colour, width)
+
+
+def draw_lines(
+    picture: BgrImage, lines: Sequence[NDArray[np.float64]], colour: Colour, thickness: int
+) -> None:
+    """Draw lines, each (N, 2) px, into `picture`."""
+    fixed = [np.rint(line * (1 << _SUBPIXEL_BITS)).astype(np.int32) for line in lines]
+    cv2.polylines(picture, fixed, False, colour, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
 
 
 def _pieces(points: NDArray[np.float64], length_px: float) -> list[NDArray[np.float64]]:
@@ -118,7 +130,7 @@ def _pieces(points: NDArray[np.float64], length_px: float) -> list[NDArray[np.fl
     return [dense[at : at + 5] for at in range(0, len(dense) - 1, 8)]
 
 
-def _draw_from_above(picture: BgrImage, lanes: list[Lane]) -> None:
+def _draw_from_above(picture: BgrImage, lanes: Sequence[Lane]) -> None:
     scale = picture.shape[1] / 1280
     width, height = (round(side * scale) for side in _ABOVE_PX)
     view = picture[:height, -width:]
@@ -133,7 +145,7 @@ def _draw_from_above(picture: BgrImage, lanes: list[Lane]) -> None:
     for ahead_m in np.arange(10.0, _AHEAD_M, 10.0):
         row = int(place(np.array([[ahead_m, 0.0]]))[0, 1])
         cv2.line(view, (0, row), (width, row), (110, 110, 110), 1)
-        _write(view, f"{ahead_m:g} m", (2, row - 2), 0.35 * scale)
+        write(view, f"{ahead_m:g} m", (2, row - 2), 0.35 * scale)
     for lane in lanes:
         if lane.ground is not None:
             polynomial = lane.ground.polynomial
@@ -160,7 +172,7 @@ def _label(picture: BgrImage, lane: Lane) -> None:
     ]
     scale = picture.shape[1] / 1280
     x, y = lane.points[len(lane.points) // 3]
-    _write(picture, " ".join(filter(None, words)), (int(x + 8 * scale), int(y)), 0.5 * scale)
+    write(picture, " ".join(filter(None, words)), (int(x + 8 * scale), int(y)), 0.5 * scale)
 
 
 def _place_of(index: int) -> str:
@@ -191,7 +203,7 @@ def _write_texts(picture: BgrImage, frame: LaneFrame) -> None:
     lines += [(reason, _AMBER) for reason in frame.degraded]
     for row, (text, colour) in enumerate(lines):
         place = int(16 * scale), int((32 + 30 * row) * scale)
-        _write(picture, text[:110], place, 0.75 * scale, colour)
+        write(picture, text[:110], place, 0.75 * scale, colour)
 
 
 def _measured(ego: Ego) -> str:
@@ -212,9 +224,10 @@ def _measured(ego: Ego) -> str:
     return "   ".join(words)
 
 
-def _write(
+def write(
     picture: BgrImage, text: str, place: tuple[int, int], scale: float, colour: Colour = _WHITE
 ) -> None:
+    """Write `text` on a darker box, its lower left corner at `place` or as near as it is whole."""
     # The font has ASCII alone.
     text = text.encode("ascii", "replace").decode()
     thickness = max(1, round(1.5 * scale))
@@ -273,8 +286,7 @@ class LaneVideo:
         self.frames = 0
         self.missed = 0
         self._path = path
-        self._arrived = threading.Condition()
-        self._waiting: deque[tuple[LaneFrame, Frame]] = deque()
+        self._waiting: Queue[tuple[LaneFrame, Frame]] = Queue(_MOST_WAITING)
         self._worker = Worker("video", self._tick, deadline_s=_LONGEST_TICK_S, on_end=self._end)
         # The following are the worker's alone.
         self._writer: cv2.VideoWriter | None = None
@@ -287,14 +299,11 @@ class LaneVideo:
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Take a frame; a Listener."""
-        if frame is None:
-            return
-        with self._arrived:
-            if len(self._waiting) >= _MOST_WAITING:
+        if frame is not None:
+            try:
+                self._waiting.put_nowait((lane_frame, frame))
+            except Full:
                 self.missed += 1
-                return
-            self._waiting.append((lane_frame, frame))
-            self._arrived.notify()
 
     def close(self) -> None:
         """Write what waits, and complete the file; without a whole video there is none.
@@ -312,12 +321,11 @@ class LaneVideo:
     def _complete(self) -> None:
         if self._fault is not None:
             raise self._fault
+        why = self._worker.failure or ("" if self.frames else "there was no frame")
         if self._worker.alive:
-            raise SourceError(f"{self._path}: not written: the encoder does not end")
-        if self._worker.failure is not None:
-            raise SourceError(f"{self._path}: not written: {self._worker.failure}")
-        if not self.frames:
-            raise SourceError(f"{self._path}: not written, as there was no frame")
+            why = "the encoder does not end"
+        if why:
+            raise SourceError(f"{self._path}: not written: {why}")
         # OpenCV ignores what the disk does not take.
         found = cv2.VideoCapture(str(self._part))
         count = round(found.get(cv2.CAP_PROP_FRAME_COUNT)) if found.isOpened() else 0
@@ -337,12 +345,10 @@ class LaneVideo:
 
     def _tick(self, now: float) -> bool:
         del now
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: bool(self._waiting), _LOOK_S):
-                return True
-            lane_frame, frame = self._waiting.popleft()
         try:
-            self._put(lane_frame, frame)
+            self._put(*self._waiting.get(timeout=_LOOK_S))
+        except Empty:
+            return True
         except SourceError as error:
             self._fault = error
         return self._fault is None
@@ -384,11 +390,13 @@ class LaneVideo:
             self._written += 1
 
     def _end(self) -> None:
-        while self._waiting and self._fault is None:
-            try:
-                self._put(*self._waiting.popleft())
-            except SourceError as error:
-                self._fault = error
+        try:
+            while self._fault is None:
+                self._put(*self._waiting.get_nowait())
+        except Empty:
+            pass
+        except SourceError as error:
+            self._fault = error
         self._write_until(self._written + 1)
         if self._writer is not None:
             self._writer.release()

@@ -11,30 +11,25 @@ from __future__ import annotations
 
 import logging
 import time
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import cv2
 
-from edge_server.cameras.frame import Frame, PictureTooLarge, TimestampMapper, check_size
-from edge_server.cameras.gstreamer_pipelines import V4L2_FORMATS, best_mode
+from edge_server.cameras.frame import PictureTooLarge, check_size
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.live_source import PERIODS, LiveSource, Picture
 from edge_server.cameras.network import CameraSockets, addresses_of, find_fault
 from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
-from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, fourcc_of, read_device
+from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, device_mode, fourcc_of
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
-from edge_server.process.logs import log_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.gstreamer_pipelines import VideoMode
     from edge_server.cameras.source_uri import Credentials, SourceOptions, SourceUri
 
 # What a camera has sent before it is read comes in a burst, which is skipped for so long at most.
@@ -43,198 +38,88 @@ _BACKLOG_S = 3.0
 _ATTEMPTS = 3
 
 
-class Capture(Protocol):
-    """The part of cv2.VideoCapture that reads."""
-
-    def grab(self) -> bool: ...
-
-    def retrieve(self) -> tuple[bool, NDArray[Any]]: ...
-
-    def get(self, prop: int) -> float: ...
-
-    def release(self) -> None: ...
-
-
-class OpenCvSource:
-    """Reads an opened camera; a FrameSource.
-
-    What the camera sent before it was read is skipped, and the first frame is read, by the
-    constructor, so that a camera that gives none raises there.
-
-    Attributes:
-        corrupt: number of images that could not be decoded.
+class OpenCvStream:
+    """An opened capture; a Stream.
 
     Args:
-        capture: opened; released by `close`, and by the constructor where it raises.
+        capture: a cv2.VideoCapture; released by `close`.
         label: names the camera in errors.
-        clock: what POS_MSEC means: `rtp` is the stream's pace, `sensor` the driver's
-            CLOCK_MONOTONIC.
-        gap_s: a read that takes longer raises: frames would come in a burst and look fresh.
-        late_ns: uncertainty of the capture time.
-        first_frame_s: how long the first frame may take, where that is longer.
+        read_s: a read that takes longer has timed out.
         jpeg: decodes what `capture` retrieves; None where those are pixels.
-        monotonic_ns: CLOCK_MONOTONIC.
-        epoch_ns: Unix time.
-
-    Raises:
-        SourceError: no frame came.
+        period_s: of the images, as the camera states it; 0 where it does not.
+        clock: returns monotonic time in seconds.
     """
+
+    seen = 0
 
     def __init__(
         self,
-        capture: Capture,
+        capture: Any,
         label: str,
-        clock: Literal["rtp", "sensor"],
+        read_s: float,
         *,
-        gap_s: float,
-        late_ns: int = 0,
-        first_frame_s: float = 0.0,
         jpeg: JpegDecoder | None = None,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        epoch_ns: Callable[[], int] = time.time_ns,
+        period_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.corrupt = 0
+        self.damaged = 0
+        self.period_s = period_s
         self._capture = capture
         self._label = label
-        self._stamps = TimestampMapper(clock)
-        self._gap_s = gap_s
-        self._late_ns = late_ns
+        self._read_s = read_s
         self._jpeg = jpeg
-        self._monotonic_ns = monotonic_ns
-        self._epoch_ns = epoch_ns
-        self._count = 0
-        self._size: tuple[int, int] | None = None
-        self._closed = False
-        self._first_until_ns = monotonic_ns() + int(first_frame_s * 1e9)
-        try:
-            if clock == "rtp":
-                self._skip_backlog()
-            self._first: Frame | None = self._next()
-        except BaseException:
-            self.close()
-            raise
+        self._clock = clock
 
-    def read(self) -> Frame | None:
-        first, self._first = self._first, None
-        return self._next() if first is None else first
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._capture.release()
-
-    def _skip_backlog(self) -> None:
+    def skip_backlog(self) -> None:
         """Grab until two frames follow each other at the camera's own pace."""
-        begun_ns = last_ns = self._monotonic_ns()
+        begun = last = self._clock()
         last_ms, paced = None, 0
-        while paced < 2 and last_ns - begun_ns < _BACKLOG_S * 1e9:
-            now_ns = self._grab()
-            now_ms = self._capture.get(cv2.CAP_PROP_POS_MSEC)
+        while paced < 2 and last - begun < _BACKLOG_S and self._capture.grab():
+            now, now_ms = self._clock(), self._capture.get(cv2.CAP_PROP_POS_MSEC)
             if last_ms is not None:
-                at_pace = now_ns - last_ns > 0.5e6 * (now_ms - last_ms)
-                paced = paced + 1 if at_pace else 0
-            last_ns, last_ms = now_ns, now_ms
+                paced = paced + 1 if now - last > 0.5e-3 * (now_ms - last_ms) else 0
+            last, last_ms = now, now_ms
 
-    def _next(self) -> Frame:
+    def grab(self, timeout_s: float) -> bool:
+        del timeout_s  # the capture has one
         for _ in range(_ATTEMPTS):
-            now_ns = self._grab()
-            stamp_ns = int(1e6 * self._capture.get(cv2.CAP_PROP_POS_MSEC))
-            found, pixels = self._capture.retrieve()
-            is_picture = pixels is not None and pixels.ndim == 3 and pixels.shape[2] == 3
-            if found and (self._jpeg is None or is_picture):
-                return self._frame(pixels, (pixels.shape[1], pixels.shape[0]), now_ns, stamp_ns)
-            if found and self._jpeg is not None:
-                data = pixels.tobytes()
-                decoded = self._jpeg.decode(data)
-                if decoded is not None:
-                    return self._frame(*decoded, now_ns, stamp_ns, data)
-            self.corrupt += 1
-        raise SourceError(
-            f"{self._label}: {_ATTEMPTS} images one after another cannot be decoded; check cable "
-            "and network, and the camera's bit rate",
-            reason="corrupt",
-        )
-
-    def _grab(self) -> int:
-        """Grab the next frame; return its time of arrival.
-
-        Raises:
-            SourceError: none came in time.
-        """
-        if self._closed:
-            raise SourceError(f"{self._label}: the camera is closed")
-        attempts = _ATTEMPTS
-        while attempts:
-            begun_ns = self._monotonic_ns()
-            found = self._capture.grab()
-            now_ns = self._monotonic_ns()
-            waited_s = (now_ns - begun_ns) / 1e9
-            if waited_s >= 0.9 * self._gap_s and now_ns < self._first_until_ns:
-                # The next key frame, which a decoder needs first, may be seconds away.
-                if found:
-                    return now_ns
-                continue
-            # After a timeout FFmpeg first gives frames that its decoder still holds.
-            if waited_s >= 0.9 * self._gap_s:
-                raise SourceError(
-                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again",
-                    reason="stalled",
-                )
-            if found:
-                self._first_until_ns = 0
-                return now_ns
-            self.corrupt += 1
-            attempts -= 1
+            begun = self._clock()
+            if self._capture.grab():
+                return True
+            if self._clock() - begun >= 0.9 * self._read_s:
+                return False
+            self.damaged += 1
         raise SourceError(
             f"{self._label}: the camera closed the stream, or sends images that cannot be decoded; "
             "it is opened again",
             reason="lost",
         )
 
-    def _frame(
-        self,
-        pixels: NDArray[Any],
-        size: tuple[int, int],
-        now_ns: int,
-        stamp_ns: int,
-        jpeg: bytes | None = None,
-    ) -> Frame:
-        if self._size is not None and size != self._size:
-            raise SourceError(
-                "{}: the image changed from {} x {} to {} x {}; the camera is opened again".format(
-                    self._label, *self._size, *size
-                ),
-                reason="changed",
-            )
-        self._size = size
-        capture = self._stamps.map(now_ns, stamp_ns)
-        self._count += 1
-        image = Image.of_bgr(pixels)
-        return Frame(
-            self._count - 1,
-            image,
-            capture.mono_ns,
-            self._epoch_ns() - (now_ns - capture.mono_ns),
-            capture.clock,
-            self._late_ns if capture.clock == "sensor" else 0,
-            picture_size=None if size == (image.width, image.height) else size,
-            jpeg=jpeg,
-        )
+    def retrieve(self) -> Picture:
+        stamp_ns = int(1e6 * self._capture.get(cv2.CAP_PROP_POS_MSEC))
+        found, pixels = self._capture.retrieve()
+        if not found:
+            raise ValueError("it cannot be decoded")
+        if self._jpeg is None or (pixels.ndim == 3 and pixels.shape[2] == 3):
+            return Picture(Image.of_bgr(pixels), stamp_ns)
+        data = pixels.tobytes()
+        image, size = self._jpeg.decode(data)
+        return Picture(image, stamp_ns, size=size, jpeg=data)
+
+    def close(self) -> None:
+        self._capture.release()
 
 
 log = logging.getLogger(__name__)
 
 _OPEN_MS = 4000
-# A camera is stalled after this, or after so many periods of its rate, whichever is longer.
+# A camera is stalled after this, or after three periods of its rate, whichever is longer.
 _READ_MS = 500
-_GAP_PERIODS = 3
 # A rate comes from the camera, and may be any number. A camera of one frame a second is still read,
 # and opening takes no longer than a camera's readers may hang.
 _LONGEST_READ_MS = 1800
 # What V4L2 and FFmpeg call JPEG.
 _JPEG_FOURCCS = frozenset({"MJPG", "JPEG", "mjpg", "jpeg"})
-# Cameras send a key frame every one to four seconds.
-_KEY_FRAME_S = 4.0
 # FFmpeg's options are those of a process: for so long a camera waits for others with other ones.
 _TURN_S = 1.0
 
@@ -283,28 +168,23 @@ def _open_rtsp(
         capture.release()
         raise SourceError(f"{uri.label}: {error}", reason="unavailable") from None
     is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
-    decode = decoder if is_jpeg else None
+    jpeg, read_s = decoder if is_jpeg else None, read_ms / 1e3
+    stream = OpenCvStream(capture, uri.label, read_s, jpeg=jpeg, period_s=read_s / PERIODS)
+    stream.skip_backlog()
     try:
-        return OpenCvSource(
-            capture,
-            uri.label,
-            "rtp",
-            gap_s=read_ms / 1e3,
-            first_frame_s=_KEY_FRAME_S,
-            jpeg=decode,
-        )
+        return LiveSource(stream, uri.label, "rtp")
     except SourceError as error:
         # A camera that serves no more viewers, or a stream that cannot be decoded.
-        if error.reason in {"lost", "stalled"}:
+        if error.reason in {"lost", "unavailable"}:
             raise find_fault(uri, credentials) from error
         raise
 
 
 def read_limit_ms(fps: float) -> int:
     """Return after how many milliseconds without a frame a camera that says `fps` is stalled."""
-    if not 0 < fps < 1e3 * _GAP_PERIODS / _READ_MS:
+    if not 0 < fps < 1e3 * PERIODS / _READ_MS:
         return _READ_MS
-    return int(min(1e3 * _GAP_PERIODS / fps, _LONGEST_READ_MS))
+    return int(min(1e3 * PERIODS / fps, _LONGEST_READ_MS))
 
 
 def _ffmpeg(address: str, read_ms: int, open_ms: int = _OPEN_MS) -> Any:
@@ -356,16 +236,7 @@ def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
             "reader needs (edge-server doctor)",
             reason="unavailable",
         )
-    device = read_device(uri.path)
-    if device is None or not device.modes:
-        raw = f"; it offers {', '.join(device.other_formats)}" if device else ""
-        raise SourceError(
-            f"{uri.label}: gives no images that can be read{raw}; edge-server cameras list shows "
-            "the devices that do, and a CSI sensor is csi://0",
-            reason="no_decoder",
-        )
-    mode = wanted_mode(uri, device.modes)
-    log_once(log, f"{uri.label}: {device.name} takes {mode}, of {len(device.modes)} modes")
+    mode = device_mode(uri)
     check_free(uri.path, mode)
     capture: Any = cv2.VideoCapture(uri.path, cv2.CAP_V4L2)
     # The format first: the sizes and rates depend on it.
@@ -384,30 +255,11 @@ def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
     if FOURCC_NAMES.get(given) != mode.format:
         log.warning("%s: the camera gives %s, not %s", uri.label, given, fourcc_of(mode))
     is_jpeg = given in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_CONVERT_RGB, 0)
-    late_ns = int(1e9 / float(mode.fps))
-    jpeg = decoder if is_jpeg else None
+    jpeg, period_s = decoder if is_jpeg else None, 1 / float(mode.fps)
+    stream = OpenCvStream(capture, uri.label, 1.0, jpeg=jpeg, period_s=period_s)
     try:
-        return OpenCvSource(capture, uri.label, "sensor", gap_s=1.0, late_ns=late_ns, jpeg=jpeg)
+        return LiveSource(stream, uri.label, "sensor", late_periods=1)
     except SourceError:
         # Another program may have taken the device in between.
         check_free(uri.path, mode)
         raise
-
-
-def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
-    """Return the best of a device's modes that the URI allows.
-
-    Raises:
-        SourceError: the device has no such mode; the text lists what it has.
-    """
-    fps = uri.fps()
-    try:
-        return best_mode(
-            modes,
-            uri.whole("width", 0, 0, 16384),
-            uri.whole("height", 0, 0, 16384),
-            Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
-            V4L2_FORMATS.get(uri.query.get("format", ""), ""),
-        )
-    except SourceError as error:
-        raise SourceError(f"{uri.label}: {error}", reason=error.reason) from error

@@ -1,4 +1,4 @@
-"""Videos and folders of images as sources of frames, and pictures with lanes drawn in."""
+"""Videos and folders of images as sources of frames, and pictures that are written."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from edge_server.cameras.frame import (
     Recording,
     check_size,
 )
-from edge_server.cameras.jpeg import size_of_jpeg
+from edge_server.cameras.jpeg import PNG, size_of_jpeg, size_of_png
 from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
 from edge_server.errors import SourceError
 from edge_server.process.disk import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from edge_server.lanes.types import Lane
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +36,8 @@ FOLDER_FPS = 10.0
 VIDEO_FPS = 25.0
 # Larger files are no image of a camera, and could fill the memory.
 _LARGEST_IMAGE_BYTES = 2**28
-_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 # A camera takes 4 s to open, or not to.
 _TURN_S = 5.0
-
-# BGR, by rank: the lane with the highest score first.
-_COLOURS = ((80, 220, 60), (60, 160, 255), (255, 160, 60), (220, 80, 220), (60, 220, 220))
-_SUBPIXEL_BITS = 4
 
 
 def open_images(path: Path, *, fps: float | None, loop: bool) -> Recording:
@@ -55,7 +48,7 @@ def open_images(path: Path, *, fps: float | None, loop: bool) -> Recording:
 
     Args:
         path: a folder, or one image, which is played as a folder of one.
-        fps: frames per second, `FOLDER_FPS` if None; 0 plays at the reading speed.
+        fps: `FOLDER_FPS` if None; 0 plays at the reading speed.
         loop: restart at the end.
 
     Raises:
@@ -199,11 +192,8 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
     if len(data) > _LARGEST_IMAGE_BYTES:
         raise ValueError(f"it is larger than {_LARGEST_IMAGE_BYTES >> 20} MiB")
     # OpenCV would take any other format by its first bytes, whatever the file's name.
-    if data.startswith(_PNG):
-        size = data[len(_PNG) :]  # of the first chunk, its name, width and height
-        check_size(int.from_bytes(size[:4], "big"), int.from_bytes(size[4:8], "big"))
-    else:
-        size_of_jpeg(data)
+    judge = size_of_png if data.startswith(PNG) else size_of_jpeg
+    judge(data)
     try:
         buffer = np.frombuffer(data, np.uint8)
         image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)
@@ -212,28 +202,6 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
     if image is None:
         raise ValueError("it is damaged or no image")
     return image
-
-
-def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.uint8]:
-    """Return a copy of `image`, (H, W, 3) uint8 BGR, with each finite lane drawn as a line with its
-    score."""
-    picture: NDArray[np.uint8] = image.copy()
-    thickness = max(2, image.shape[1] // 320)
-    for rank, lane in enumerate(lanes):
-        if not np.isfinite(lane.points).all():
-            continue
-        colour = _COLOURS[rank % len(_COLOURS)]
-        points = np.rint(lane.points * (1 << _SUBPIXEL_BITS)).astype(np.int32)
-        cv2.polylines(
-            picture, [points], False, colour, thickness, cv2.LINE_AA, shift=_SUBPIXEL_BITS
-        )
-        x, y = lane.points[len(lane.points) // 3]
-        text = f"{lane.score:.2f}"
-        place = (int(x) + 2 * thickness, int(y))
-        scale = image.shape[1] / 1600
-        cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, (0, 0, 0), 4)
-        cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, colour, 1, cv2.LINE_AA)
-    return picture
 
 
 def write_picture(path: Path, image: NDArray[np.uint8]) -> None:

@@ -7,13 +7,11 @@ are 3 to 7 looks a second, at times drawn by chance.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import select
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_server.cameras.network import PORTS
 from edge_server.process.threads import start_future
@@ -21,6 +19,7 @@ from edge_server.process.worker import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from edge_server.cameras.source_uri import SourceUri
 
@@ -29,6 +28,8 @@ _MOST_CALLS_BACK = 3
 _CALLS_BACK_WITHIN_S = 10.0
 
 _SHORTEST_S, _LONGEST_S = 0.15, 0.35
+# What is not known at once mostly is so soon.
+_UNKNOWN_S = 0.02
 # A host that is off does not respond at all.
 _CONNECT_S = 1.0
 
@@ -60,7 +61,6 @@ class Reopening:
         if ran_s > self._backoff.longest_s:
             self._backoff.reset()
         self._due = now + self._backoff.next_s()
-        self.end()
         self._watch = self._new_watch()
 
     def is_due(self, now: float) -> bool:
@@ -74,9 +74,7 @@ class Reopening:
 
     def end(self) -> None:
         """Look for the source no more: it is opened, or nobody wants it."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        self._watch = None
 
     def _is_back(self, now: float) -> bool:
         """Return whether the source was away, and may be opened before it is due."""
@@ -90,123 +88,64 @@ class Reopening:
         return True
 
 
-class ReturnWatch(Protocol):
+class ReturnWatch:
     """Looks for one camera after it was lost; used by one thread, and no call waits.
 
     Attributes:
         due: `time.monotonic()` of the next look.
+
+    Args:
+        is_there: looks for it; None where it is not known yet.
     """
 
-    due: float
+    def __init__(self, is_there: Callable[[], bool | None]) -> None:
+        self.due = 0.0
+        self._is_there = is_there
+        self._away = self._unknown = False
 
     def look(self, now: float) -> bool:
         """Look once `due` has come; return whether the camera has been away and is there now."""
-        ...
-
-    def close(self) -> None:
-        """Give up what the watch holds; a second call does nothing."""
-        ...
-
-
-class PortWatch:
-    """Looks for the port of a camera in the network; a ReturnWatch.
-
-    Args:
-        host: name or address; a name is looked up once, on a thread of its own.
-        port: of its server.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self.due = 0.0
-        self._away = False
-        self._addresses = start_future(
-            f"look up {host}", lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-        self._turn = 0
-        self._count = 1  # of the addresses
-        self._missed = 0  # of them in a row
-        self._connecting: socket.socket | None = None
-        self._until = 0.0
-
-    def look(self, now: float) -> bool:
         if now < self.due:
             return False
+        there, again = self._is_there(), self._unknown
+        self._unknown = there is None
         self.due = now + random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
-        there = self._is_there(now)
         if there is None:
+            self.due = self.due if again else now + _UNKNOWN_S
             return False
-        self.close()
-        # The camera may be at another of its addresses alone: at IPv4, and not at IPv6.
-        self._missed = 0 if there else self._missed + 1
-        self._turn += not there
-        back = there and self._away
-        self._away = not there and (self._away or self._missed >= self._count)
-        return back
-
-    def close(self) -> None:
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.close()
-
-    def _is_there(self, now: float) -> bool | None:
-        """Return whether the port is open; None where it is not known yet."""
-        if self._connecting is None and not self._connect(now):
-            return False if self._addresses is not None and self._addresses.done() else None
-        connecting = self._connecting
-        assert connecting is not None  # noqa: S101  # for the type checker
-        poll = select.poll()
-        poll.register(connecting, select.POLLOUT)
-        if poll.poll(0):
-            return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
-        return False if now > self._until else None
-
-    def _connect(self, now: float) -> bool:
-        """Begin to connect; return False where that is not possible."""
-        found = self._addresses
-        if found is None or not found.done() or found.exception() or not found.result():
-            return False
-        addresses = found.result()
-        self._count = len(addresses)
-        family, kind, protocol, _, address = addresses[self._turn % self._count]
-        try:
-            self._connecting = socket.socket(family, kind, protocol)
-            self._connecting.setblocking(False)
-            # Where no network leads to the host, the socket itself has no error afterwards.
-            begun = self._connecting.connect_ex(address) in {0, errno.EINPROGRESS}
-        except OSError:
-            begun = False
-        if not begun:
-            self.close()
-            return False
-        self._until = now + _CONNECT_S
-        return True
-
-
-class DeviceWatch:
-    """Looks for the file of a video device; a ReturnWatch."""
-
-    def __init__(self, path: str) -> None:
-        self.due = 0.0
-        self._path = path
-        self._away = False
-
-    def look(self, now: float) -> bool:
-        if now < self.due:
-            return False
-        self.due = now + random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
-        # A new device belongs to root until udev has seen it.
-        there = os.access(self._path, os.R_OK | os.W_OK)
         back = there and self._away
         self._away = not there
         return back
 
-    def close(self) -> None:
-        """Nothing to give up."""
+
+class PortProbe:
+    """Connects to the port of a camera, over and over; each attempt has a thread of its own, as
+    looking up a name and connecting wait."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        self._attempt: Future[bool] | None = None
+
+    def __call__(self) -> bool | None:
+        if self._attempt is None:
+            self._attempt = start_future(f"look for {self._address[0]}", self._connect)
+        if self._attempt is None or not self._attempt.done():
+            return None
+        there, self._attempt = self._attempt.result(), None
+        return there
+
+    def _connect(self) -> bool:
+        try:
+            socket.create_connection(self._address, _CONNECT_S).close()
+        except (OSError, UnicodeError):  # the latter: it is no host name
+            return False
+        return True
 
 
 def watch_port(uri: SourceUri) -> ReturnWatch:
-    return PortWatch(uri.host, uri.port or PORTS[uri.scheme])
+    return ReturnWatch(PortProbe(uri.host, uri.port or PORTS[uri.scheme]))
 
 
 def watch_device(uri: SourceUri) -> ReturnWatch:
-    return DeviceWatch(uri.path)
+    # A new device belongs to root until udev has seen it.
+    return ReturnWatch(lambda: os.access(uri.path, os.R_OK | os.W_OK))

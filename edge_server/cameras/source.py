@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
-from edge_server.cameras.gstreamer_pipelines import V4L2_FORMATS, flip_of
+from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import (
     NO_OPTIONS,
@@ -18,6 +18,7 @@ from edge_server.cameras.source_uri import (
     home_hint,
     parse_source_uri,
 )
+from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ class SourceKind:
     """The source kind of one scheme.
 
     Attributes:
-        open: opens a source of this kind, or raises SourceError.
         live: the source is a device, which may be absent now and return later; an absent recording
             is an error.
         device: its driver runs on this machine, and only a new process gets one that hangs back.
@@ -66,14 +66,13 @@ def open_source(
     Args:
         uri: a path (video, image, folder of images, /dev/videoN) or a URI of `SOURCE_KINDS`.
         kinds: the allowed schemes; `SOURCE_KINDS` by default.
-        options: of a live camera.
+        options: see `SourceOptions`.
 
     Raises:
         SourceError: the source delivers no image; the text names the remedy.
         SourceUriError: the URI itself is wrong.
     """
-    parsed = parse_source_uri(uri)
-    kind = _kind_of(parsed, kinds)
+    parsed, kind = find_kind(uri, kinds)
     try:
         return kind.open(parsed, options)
     except ModuleNotFoundError as error:
@@ -94,31 +93,18 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     Raises:
         SourceUriError: the URI is wrong.
     """
-    return _kind_of(parse_source_uri(uri), kinds).live
+    return find_kind(uri, kinds)[1].live
 
 
-def is_device(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
-    """Return whether `uri` is read through a driver of this machine.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
-    return _kind_of(parse_source_uri(uri), kinds).device
-
-
-def watch_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> ReturnWatch | None:
-    """Return what looks for a device that was lost; None where its kind has nothing cheaper than
-    to open it.
+def find_kind(
+    text: str, kinds: Mapping[str, SourceKind] | None = None
+) -> tuple[SourceUri, SourceKind]:
+    """Return the parsed URI, and the kind of its source.
 
     Raises:
         SourceUriError: the URI is wrong.
     """
-    parsed = parse_source_uri(uri)
-    watch = _kind_of(parsed, kinds).watch
-    return None if watch is None else watch(parsed)
-
-
-def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKind:
+    uri = parse_source_uri(text)
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)
     if kind is None:
@@ -126,7 +112,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
             f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
         )
     kind.check(uri)
-    return kind
+    return uri, kind
 
 
 # The openers import late: OpenCV takes long to import, and a daemon without cameras has none of it.
@@ -165,7 +151,7 @@ def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.mcap_source import open_mcap  # noqa: PLC0415 - may be missing
+    from edge_server.cameras.mcap_file import open_mcap  # noqa: PLC0415 - may be missing
 
     return open_mcap(uri, options.useful)
 
@@ -194,7 +180,7 @@ def recorded_calibration(text: str) -> Calibration | None:
         return None
     _check_mcap(uri)
     try:
-        from edge_server.cameras.mcap_source import chosen_camera  # noqa: PLC0415 - likewise
+        from edge_server.cameras.mcap_file import chosen_camera  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise _missing(uri, error) from error
     return chosen_camera(uri)[1]
@@ -228,7 +214,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
 
 
 def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    from edge_server.cameras.readers import open_live  # noqa: PLC0415 - OpenCV
+    from edge_server.cameras.gstreamer import open_live  # noqa: PLC0415 - OpenCV
 
     return open_live(uri, options)
 
@@ -281,8 +267,6 @@ def _check_network(uri: SourceUri) -> None:
     if not uri.host:
         raise SourceUriError(f"{uri.label}: has no host; write {uri.scheme}://HOST/path")
 
-
-# Of `format=`, by what the kernel calls MJPG, YUYV, NV12, YU12 and GREY.
 
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {

@@ -1,20 +1,10 @@
-"""The states of a camera, the reason words of its faults, and the record of both."""
+"""The states of a camera, and the reason words of its faults."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
-
-from edge_server.process.masking import masked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-log = logging.getLogger(__name__)
+from typing import NamedTuple
 
 
 class CameraState(Enum):
@@ -72,41 +62,3 @@ class CameraStatus:
     def arriving(self) -> bool:
         """Frames arrive, whatever they show."""
         return self.state in (CameraState.LIVE, CameraState.DEGRADED, CameraState.FROZEN)
-
-
-class CameraStates:
-    """The state of a camera over time; each change of state or reason is counted and logged once.
-
-    Attributes:
-        status: the present one.
-        faults: number of times that each reason began.
-
-    Args:
-        camera: its name in the log.
-        clock: returns monotonic time in seconds.
-    """
-
-    def __init__(self, camera: str, clock: Callable[[], float]) -> None:
-        self.faults: Counter[str] = Counter()
-        self._camera = camera
-        self._clock = clock
-        self.status = self._now(CameraState.STARTING, "starting", "no frame yet")
-
-    def set(self, state: CameraState, reason: str, text: str) -> bool:
-        """Change the state; return False where only the text differs, or nothing."""
-        text = masked(text)  # it is published
-        before = self.status
-        if (state, reason) == (before.state, before.reason):
-            if text != before.text:
-                self.status = replace(before, text=text)
-            return False
-        self.status = self._now(state, reason, text)
-        is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
-        self.faults[reason] += is_fault
-        level = logging.WARNING if is_fault else logging.INFO
-        word = f"{state.value}, {reason}" if is_fault and reason != state.value else state.value
-        log.log(level, "camera %s: %s", self._camera, f"{word}: {text}" if text else word)
-        return True
-
-    def _now(self, state: CameraState, reason: str, text: str) -> CameraStatus:
-        return CameraStatus(state, reason, text, round(self._clock() * 1e9), time.time_ns())

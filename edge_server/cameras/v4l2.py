@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edge_server.cameras.gstreamer_pipelines import VideoMode
 from edge_server.errors import SourceError
+from edge_server.process.logs import log_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from edge_server.cameras.source_uri import SourceUri
 
     Ioctl = Callable[[int, int, bytearray], int]
 
-# The formats of the kernel, by GStreamer's names, as `best_mode` knows them.
+log = logging.getLogger(__name__)
+
+# The formats of the kernel, by GStreamer's names, in the order of preference at the same size and
+# rate: those that go untouched to the preprocessing, then JPEG, which has to be decoded, then what
+# has to be converted.
 FOURCC_NAMES = {
-    "MJPG": "JPEG",
-    "JPEG": "JPEG",
-    "YUYV": "YUY2",
     "NV12": "NV12",
+    "YUYV": "YUY2",
     "YU12": "I420",
     "GREY": "GRAY8",
+    "BGR3": "BGR",
+    "MJPG": "JPEG",
+    "JPEG": "JPEG",
+    "UYVY": "UYVY",
+    "RGB3": "RGB",
+    "NV21": "NV21",
+    "YV12": "YV12",
 }
+_RANKS = tuple(dict.fromkeys(FOURCC_NAMES.values()))
+# What `format` of a v4l2 URI may be.
+V4L2_FORMATS = {"mjpeg": "JPEG", "yuy2": "YUY2", "nv12": "NV12", "i420": "I420", "grey": "GRAY8"}
+# A larger image costs more than a lane network gains from it; a slower one is late.
+_LARGEST_PX = 1920 * 1080
+_SLOWEST_FPS = 25
+_USUAL_FPS = 30
 _CAPTURE = 1  # V4L2_BUF_TYPE_VIDEO_CAPTURE
 _CAN_CAPTURE = 0x00000001
 _HAS_DEVICE_CAPS = 0x80000000
@@ -36,7 +54,7 @@ _DISCRETE = 1
 # Of a device that takes any size in a range: those that lane cameras use.
 _USUAL_SIZES = ((3840, 2160), (1920, 1080), (1280, 720), (640, 480), (640, 360))
 # Of a driver that lists no rates: the camera has one of its own.
-_OWN_RATE = (Fraction(30),)
+_OWN_RATE = (Fraction(_USUAL_FPS),)
 
 
 def _code(direction: int, number: int, size: int) -> int:
@@ -57,11 +75,36 @@ VIDIOC_ENUM_FRAMEINTERVALS = _code(_BOTH, 75, _FRAME_INTERVAL.size)
 
 
 @dataclass(frozen=True)
+class VideoMode:
+    """One way in which a device gives images.
+
+    Attributes:
+        format: GStreamer's name (YUY2, NV12), or `JPEG`.
+        size: width and height in px.
+        fps: frames per second.
+    """
+
+    format: str
+    size: tuple[int, int]
+    fps: Fraction
+
+    @property
+    def caps(self) -> str:
+        """In the notation of gst-launch-1.0."""
+        media = "image/jpeg" if self.format == "JPEG" else f"video/x-raw,format={self.format}"
+        width, height = self.size
+        rate = f"{self.fps.numerator}/{self.fps.denominator}"
+        return f"{media},width={width},height={height},framerate={rate}"
+
+    def __str__(self) -> str:
+        return f"{self.format} {self.size[0]} x {self.size[1]}, {float(self.fps):g} fps"
+
+
+@dataclass(frozen=True)
 class VideoDevice:
     """A device that captures video.
 
     Attributes:
-        path: the device file.
         name: of the camera, as the driver gives it.
         driver: uvcvideo, tegra-video, ...
         modes: what it offers in formats that can be read; largest first.
@@ -125,6 +168,100 @@ def read_device(path: str, ioctl: Ioctl = fcntl.ioctl) -> VideoDevice | None:
     return VideoDevice(path, _text(card), _text(driver), tuple(ordered), others)
 
 
+def device_mode(uri: SourceUri) -> VideoMode:
+    """Return the best mode of a device that its URI allows.
+
+    Raises:
+        SourceError: the device cannot be read, or has no such mode; the text says what it has.
+    """
+    device = read_device(uri.path)
+    if device is None or not device.modes:
+        raw = f"; it offers {', '.join(device.other_formats)}" if device else ""
+        raise SourceError(
+            f"{uri.label}: gives no images that can be read{raw}; edge-server cameras list shows "
+            "the devices that do, and a CSI sensor is csi://0",
+            reason="no_decoder",
+        )
+    mode = wanted_mode(uri, device.modes)
+    log_once(log, f"{uri.label}: {device.name} takes {mode}, of {len(device.modes)} modes")
+    return mode
+
+
+def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
+    """Return the best of a device's modes that the URI allows.
+
+    Raises:
+        SourceError: the device has no such mode; the text lists what it has.
+    """
+    fps = uri.fps()
+    try:
+        return best_mode(
+            modes,
+            uri.whole("width", 0, 0, 16384),
+            uri.whole("height", 0, 0, 16384),
+            Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
+            V4L2_FORMATS.get(uri.query.get("format", ""), ""),
+        )
+    except SourceError as error:
+        raise SourceError(f"{uri.label}: {error}", reason=error.reason) from error
+
+
+def best_mode(
+    modes: Sequence[VideoMode],
+    width: int = 0,
+    height: int = 0,
+    fps: Fraction = Fraction(0),
+    name: str = "",
+) -> VideoMode:
+    """Return the best of `modes`: the largest image of at most 1920 x 1080 that comes at 25 fps or
+    more, then the rate nearest to 30 fps, then the format that costs least.
+
+    Args:
+        modes: of the device.
+        width, height: the only size that is taken, in px; 0 leaves the choice, as for `fps`.
+        fps: the only rate that is taken.
+        name: the only format that is taken; "" leaves the choice.
+
+    Raises:
+        SourceError: the device has no such mode; the text lists what it has.
+    """
+    fitting = [
+        mode
+        for mode in modes
+        if (not width or mode.size == (width, height))
+        and (not fps or mode.fps == fps)
+        and name in ("", mode.format)
+    ]
+    if not fitting:
+        offered = "; ".join(_summary(modes)) or "no format that can be read"
+        size = f"{width} x {height}" if width else ""
+        rate = f"{float(fps):g} fps" if fps else ""
+        wanted = " ".join(part for part in (name, size, rate) if part) or "mode"
+        raise SourceError(f"the device has no {wanted}; it has: {offered}", reason="unavailable")
+    return max(fitting, key=_rank)
+
+
+def _rank(mode: VideoMode) -> tuple[bool, bool, int, float, int]:
+    area = mode.size[0] * mode.size[1]
+    small = area <= _LARGEST_PX
+    quick = mode.fps >= _SLOWEST_FPS
+    return (
+        small,
+        quick,
+        area if small else -area,
+        -abs(float(mode.fps) - _USUAL_FPS),
+        -_RANKS.index(mode.format),
+    )
+
+
+def _summary(modes: Iterable[VideoMode]) -> list[str]:
+    fastest: dict[tuple[str, tuple[int, int]], Fraction] = {}
+    for mode in modes:
+        key = (mode.format, mode.size)
+        fastest[key] = max(mode.fps, fastest.get(key, mode.fps))
+    return [str(VideoMode(name, size, fps)) for (name, size), fps in sorted(fastest.items())]
+
+
 def check_free(path: str, mode: VideoMode, ioctl: Ioctl = fcntl.ioctl) -> None:
     """Set the device's format, which fails where another program captures from it.
 
@@ -183,54 +320,49 @@ def _open(path: str) -> int:
 
 
 def _formats(file: int, ioctl: Ioctl) -> Iterator[str]:
-    with suppress(_NoMore):
-        for index in range(64):
-            data = bytearray(_FORMAT_DESCRIPTION.pack(index, _CAPTURE, 0, b"", *[0] * 5))
-            fourcc = _FORMAT_DESCRIPTION.unpack(_next(file, ioctl, VIDIOC_ENUM_FMT, data))[4]
-            yield fourcc.to_bytes(4, "little").decode("latin-1")
+    for fields in _entries(file, ioctl, VIDIOC_ENUM_FMT, _FORMAT_DESCRIPTION, _CAPTURE):
+        yield fields[4].to_bytes(4, "little").decode("latin-1")
 
 
 def _sizes(file: int, ioctl: Ioctl, fourcc: str) -> Iterator[tuple[int, int]]:
-    with suppress(_NoMore):
-        for index in range(256):
-            data = bytearray(_FRAME_SIZE.pack(index, _number(fourcc), *[0] * 9))
-            found = _FRAME_SIZE.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMESIZES, data))
-            if found[2] == _DISCRETE:
-                yield found[3], found[4]
-                continue
-            low_width, width, _, low_height, height, _ = found[3:9]
-            for usual in {*_USUAL_SIZES, (width, height)}:
-                if low_width <= usual[0] <= width and low_height <= usual[1] <= height:
-                    yield usual
-            return
+    for found in _entries(file, ioctl, VIDIOC_ENUM_FRAMESIZES, _FRAME_SIZE, _number(fourcc)):
+        if found[2] == _DISCRETE:
+            yield found[3], found[4]
+            continue
+        low_width, width, _, low_height, height, _ = found[3:9]
+        for usual in {*_USUAL_SIZES, (width, height)}:
+            if low_width <= usual[0] <= width and low_height <= usual[1] <= height:
+                yield usual
+        return
 
 
 def _rates(file: int, ioctl: Ioctl, fourcc: str, size: tuple[int, int]) -> Iterator[Fraction]:
-    with suppress(_NoMore):
-        for index in range(256):
-            data = bytearray(_FRAME_INTERVAL.pack(index, _number(fourcc), *size, *[0] * 9))
-            found = _FRAME_INTERVAL.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMEINTERVALS, data))
-            # Of a range the shortest interval, which is its first.
-            seconds, per = found[5], found[6]
-            if seconds and per:
-                yield Fraction(per, seconds)
-            if found[4] != _DISCRETE:
+    wanted = _number(fourcc), *size
+    for found in _entries(file, ioctl, VIDIOC_ENUM_FRAMEINTERVALS, _FRAME_INTERVAL, *wanted):
+        seconds, per = found[5], found[6]
+        if found[4] != _DISCRETE:
+            # Its first interval is the shortest.
+            yield min(Fraction(per, seconds or 1) or _OWN_RATE[0], _OWN_RATE[0])
+            return
+        if seconds and per:
+            yield Fraction(per, seconds)
+
+
+def _entries(
+    file: int, ioctl: Ioctl, code: int, layout: struct.Struct, *wanted: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of each entry of a list that the driver has of what is `wanted`."""
+    for index in range(256):
+        data = bytearray(layout.size)
+        struct.pack_into(f"<{1 + len(wanted)}I", data, 0, index, *wanted)
+        try:
+            ioctl(file, code, data)
+        except OSError as error:
+            # A driver without frame sizes or intervals has ENOTTY for their list.
+            if error.errno in {errno.EINVAL, errno.ENOTTY}:
                 return
-
-
-class _NoMore(Exception):
-    """The list that the driver gives has ended."""
-
-
-def _next(file: int, ioctl: Ioctl, code: int, data: bytearray) -> bytearray:
-    try:
-        ioctl(file, code, data)
-    except OSError as error:
-        # A driver without frame sizes or intervals has ENOTTY for their list.
-        if error.errno in {errno.EINVAL, errno.ENOTTY}:
-            raise _NoMore from None
-        raise
-    return data
+            raise
+        yield layout.unpack(data)
 
 
 def _number(fourcc: str) -> int:

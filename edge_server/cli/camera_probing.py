@@ -10,9 +10,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.gstreamer import gstreamer_missing
+from edge_server.cameras.gstreamer import choose_reader, gstreamer_missing, why_not_gstreamer
 from edge_server.cameras.opencv_settings import opencv_report
-from edge_server.cameras.readers import choose_reader, why_not_gstreamer
 from edge_server.cameras.recordings import write_picture
 from edge_server.cameras.source import is_live, open_source
 from edge_server.cameras.source_uri import SourceOptions, parse_source_uri, read_credentials
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.gstreamer_pipelines import VideoMode
+    from edge_server.cameras.v4l2 import VideoMode
 
 _KINDS = ("csi", "v4l2", "rtsp", "http")
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.cameras.recordings import draw_lanes, write_picture
+from edge_server.cameras.lane_video import draw_lanes
+from edge_server.cameras.recordings import write_picture
 from edge_server.cli.running_daemon import connected
 from edge_server.errors import InvalidRequest, ModelConfigError, SourceError
 from edge_server.lanes.types import lanes_from_rows

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from edge_server.board.boot_slots import BootSlots, Slot
-    from edge_server.board.update_record import RecordFile, UpdateRecord
+    from edge_server.board.update import BootSlots, RecordFile, Slot, UpdateRecord
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +120,11 @@ class UpdatedDevice:
             places = {"target": slot, "before": current, "engine": engine, "fault": ""}
             self._note(last, "pending", result, **places)
         self.slots.set_primary(slot)
+        if slot != current and not self.slots.tries(slot):
+            result = f"slot {slot} is to boot, but has no tries left: power-cycle needed"
+            fault = "it had no tries left when it was chosen; install it again and cut the power"
+            self._note(self.record.read(), "pending", result, fault=fault)
+            log.warning("update: %s; after a warm reboot %s runs again", result, current)
         if slot == current and last.state == "pending" and not last.is_trial(current):
             self._note(last, "cancelled", f"slot {current} was chosen again before a reboot")
 
@@ -140,48 +144,53 @@ class UpdatedDevice:
         self.slots.set_bad(slot)
 
     def commit(self, unhealthy: Callable[[], str]) -> str:
-        """Judge the system that runs, once after each boot; return the verdict for people.
+        """Judge a system on trial, once after each boot; return the verdict for people.
 
-        A healthy one is kept: its slot gets all its tries back. A system on trial that is not
-        healthy makes the slot before it boot next; the caller reboots.
+        A healthy one is kept: its slot gets all its tries back. One that is not healthy makes the
+        slot before it boot next; the caller reboots. A system that is not on trial is kept whatever
+        its health: its slot was good, and a board of which no boot is verified ends in recovery.
 
         Args:
             unhealthy: waits for the daemon to be healthy; returns why it is not, or nothing.
 
         Raises:
-            Unavailable: the system is not healthy, or the firmware refuses.
+            Unavailable: the system on trial is not healthy, or the firmware refuses.
         """
         current = self.slots.current()
         record = self.record.read()
-        on_trial = record.is_trial(current)
+        if not record.is_trial(current):
+            return self._keep(current, record)
+        if self.slots.primary() != current:
+            self.slots.set_primary(current)
+        fault = unhealthy()
+        # Another slot may have been chosen by hand in these minutes; what that noted stays.
+        record = self.record.read()
+        if not record.is_trial(current):
+            return f"slot {current} is no longer on trial"
+        if fault:
+            text = f"slot {current} was not healthy: {fault}"
+            self._note(record, "pending", text, fault=fault)
+            self.slots.set_primary("A" if record.before == "A" else "B")
+            raise Unavailable(f"{text}; slot {record.before} boots next")
+        self.slots.set_good(current)
+        self._note(record, "committed", f"slot {current} was healthy and is kept", fault="")
+        return f"slot {current} is healthy and is kept"
+
+    def _keep(self, current: Slot, record: UpdateRecord) -> str:
         # Without a target it is another engine's, which comes to its own verdict.
         pending = record.state == "pending" and record.target != ""
-        if pending and not on_trial and record.boot_id != self.boot_id:
+        waits_for_reboot = pending and record.boot_id == self.boot_id
+        if pending and not waits_for_reboot:
             why = record.fault or "it did not start, or was not switched to"
             text = f"slot {record.target} was not kept, {current} runs again: {why}"
-            record = self._note(record, "rolled_back", text)
-            pending = False
-        waits_for_reboot = pending and not on_trial
+            self._note(record, "rolled_back", text)
+        elif (record.slot, record.version) != (current, self.version):
+            self._note(record, record.state, record.result)
         if not waits_for_reboot and self.slots.primary() != current:
             # After a fall back the firmware may still prefer the other; it would cancel capsules.
             self.slots.set_primary(current)
-        fault = unhealthy()
-        # An update may have been installed in these minutes; what it noted stays.
-        record = self.record.read()
-        on_trial = record.is_trial(current)
-        if fault:
-            if on_trial:
-                text = f"slot {current} was not healthy: {fault}"
-                self._note(record, "pending", text, fault=fault)
-                self.slots.set_primary("A" if record.before == "A" else "B")
-                raise Unavailable(f"{text}; slot {record.before} boots next")
-            raise Unavailable(f"slot {current} is not healthy: {fault}")
         self.slots.set_good(current)
-        if on_trial:
-            self._note(record, "committed", f"slot {current} was healthy and is kept")
-        elif (record.slot, record.version) != (current, self.version):
-            self._note(record, record.state, record.result)
-        return f"slot {current} is healthy and is kept"
+        return f"slot {current} is not on trial, and is kept"
 
     def _note(self, last: UpdateRecord, state: str, result: str, **more: str) -> UpdateRecord:
         from msgspec.structs import replace
@@ -202,8 +211,7 @@ class UpdatedDevice:
 
 
 def _device(arguments: argparse.Namespace) -> UpdatedDevice:
-    from edge_server.board.boot_slots import BootSlots
-    from edge_server.board.update_record import RecordFile
+    from edge_server.board.update import BootSlots, RecordFile
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     record = RecordFile(arguments.state_directory)
@@ -213,7 +221,7 @@ def _device(arguments: argparse.Namespace) -> UpdatedDevice:
 def _status(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from edge_server.board.update_record import RecordFile
+    from edge_server.board.update import RecordFile
 
     file = RecordFile(arguments.state_directory)
     try:
@@ -257,7 +265,7 @@ def _commit(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from edge_server.board.update_record import RecordFile, UpdateRecord
+    from edge_server.board.update import RecordFile, UpdateRecord
 
     record = RecordFile(arguments.state_directory)
     last = record.read()

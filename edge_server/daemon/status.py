@@ -8,7 +8,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.lifecycle.control import PollControl

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.board.identity import Identity
-    from edge_server.board.update_record import UpdateRecord
+    from edge_server.board.update import UpdateRecord
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import Event

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.board.facts import BoardFacts
     from edge_server.board.identity import Identity
     from edge_server.board.resources import BoardMemory
-    from edge_server.board.update_record import UpdateRecord
+    from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.registry import ModelEntry

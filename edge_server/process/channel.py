@@ -60,7 +60,7 @@ class Channel(Generic[M]):
         self._sending = threading.Lock()
         self._received = bytearray()
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Send a message.
 
         Raises:
@@ -86,8 +86,7 @@ class Channel(Generic[M]):
         """Wait for data; return the messages that the data completes, in order.
 
         Raises:
-            ChannelClosed: the peer is gone.
-            NotUnderstood: the data is no valid message.
+            ChannelClosed, NotUnderstood.
         """
         try:
             chunk = self._connection.recv(CHUNK_BYTES)

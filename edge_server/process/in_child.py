@@ -62,7 +62,7 @@ def child_main(connection: int, lifeline: int) -> None:
         def send(kind: str, value: object) -> None:
             # The value is a text of JSON itself, which carries NaN, and paths that are no UTF-8.
             text = json.dumps(value, default=_builtins)
-            body = json.dumps({"kind": kind, "value": text}).encode()
+            body = json.dumps([kind, text]).encode()
             with sending:
                 peer.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
 

@@ -50,7 +50,6 @@ def remember_login(user: str, password: str) -> None:
 
 
 def masked(text: str) -> str:
-    """Return `text` with `MASK` instead of every secret."""
     for secret, pattern in _patterns:
         if len(text) < _LONG or _may_have(text, secret):
             text = pattern.sub(MASK, text)
@@ -115,7 +114,6 @@ def _logins(text: str) -> Iterator[re.Match[str]]:
 
 
 def _keyed_values(text: str) -> Iterator[re.Match[str]]:
-    """Yield the values behind `_KEYS` and an equals sign."""
     at = 0
     while (at := text.find("=", at)) >= 0:
         at += 1

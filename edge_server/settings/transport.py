@@ -207,8 +207,8 @@ class Http(Section, frozen=True):
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
             arrived by then, or whose client has not read what was sent.
         idle_timeout_ms: a connection without a request is closed after this time.
-        max_connections: one more ends the connection that has kept the server waiting longest. TLS
-            handshakes are as many beside them, and one more ends the oldest.
+        max_connections: one more ends the connection that has kept the server waiting longest;
+            connections whose TLS handshake is not done are counted too.
         max_header_bytes: of one request, its first line included.
         forward_headers: as `[grpc]` has it.
         host_names: by which clients may call this device over HTTP, the metrics' port included,

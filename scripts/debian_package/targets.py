@@ -91,6 +91,8 @@ TARGETS = {
             (
                 "nvidia-l4t-cuda (>= 36.3)",
                 "nvidia-l4t-cuda (<< 37~)",
+                # libnvdla_compiler.so, which libnvinfer needs; in no BSP, and no dependency of it.
+                "nvidia-l4t-dla-compiler (>= 36.3)",
                 "cuda-cudart-12-6 (>= 12.6) | cuda-cudart-12-2 (>= 12.2)",
                 "python3-libnvinfer (>= 8.6.2)",
                 "python3-libnvinfer (<< 11~)",

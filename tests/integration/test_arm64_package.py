@@ -28,6 +28,7 @@ STAND_INS = {
     "jammy": {
         "python3.10": "3.10.12-1~22.04",
         "nvidia-l4t-cuda": "36.4.3-20250107174145",
+        "nvidia-l4t-dla-compiler": "36.4.3-20250107174145",
         "cuda-cudart-12-6": "12.6.68-1",
         "python3-libnvinfer": "10.3.0.30-1+cuda12.5",
         "libopencv-python": "4.8.0-1-g6371ee1",

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from edge_server.api.access import AccessRules
 from edge_server.api.calls import CallThreads
 from edge_server.api.grpc.methods import unary
-from edge_server.api.grpc.side import refusable
+from edge_server.api.grpc.side import Doorkeeper
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from edge_server.api.grpc.methods import UnaryCall
 
 TIMEOUT_S = 20.0
 
@@ -27,16 +30,17 @@ class Door:
         self.answering = threading.Semaphore(0)
         self.go_on = threading.Event()
         threads = CallThreads(1, "grpc")
-        self._server = grpc.server(threads)  # type: ignore[arg-type]
-        handler = refusable(unary(self._answer, "s.m"), lambda: self.refusal, threads)
-        self._server.add_registered_method_handlers("s", {"m": handler})
+        refuses = Doorkeeper(threads, {"/s/m": lambda: self.refusal}, AccessRules("", {}))
+        self._server = grpc.server(threads, interceptors=[refuses])  # type: ignore[arg-type]
+        handlers = {"m": unary(self._answer, "s.m")}
+        self._server.add_registered_method_handlers("s", handlers)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self.ask = self._channel.unary_unary("/s/m")
         self.ask_without_a_message = self._channel.stream_unary("/s/m")
 
-    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _answer(self, request: bytes, _call: UnaryCall) -> bytes:
         self.answering.release()
         assert self.go_on.wait(TIMEOUT_S)
         return request

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import inspect
 import itertools
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +26,9 @@ from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
-from edge_server.cameras.http_mjpeg import LONGEST_PART_BYTES
+from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES
 from edge_server.cameras.source import open_source
-from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
+from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from support.live_cameras.started import LiveCameras
 
     from edge_server.cameras.frame import Frame
-    from edge_server.cameras.gstreamer import GstreamerSource
+    from edge_server.cameras.live_source import LiveSource
 
 pytestmark = [
     pytest.mark.gstreamer,
@@ -52,25 +49,34 @@ IN_URI = "edge:p%40ss%3Aw%2Frd@"
 NOTICED_S = 3.0
 
 
-def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> GstreamerSource:
-    return open_gstreamer(parse_source_uri(uri), options)  # type: ignore[return-value]
+def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> LiveSource:
+    return open_gstreamer(parse_source_uri(uri), options)
 
 
 def frames_of(uri: str, number: int) -> list[Frame]:
-    source = opened(uri)
-    try:
-        frames = [source.read() for _ in range(number)]
-    finally:
-        source.close()
-    assert all(frames)
-    return [frame for frame in frames if frame is not None]
+    """The first frames of a camera; opened again where the encoder of a camera beside much else
+    falls silent, as a daemon does."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            source = opened(uri)
+            try:
+                frames = [source.read() for _ in range(number)]
+            finally:
+                source.close()
+        except SourceError as error:
+            if error.reason not in {"stalled", "unavailable"} or time.monotonic() > end:
+                raise
+        else:
+            assert all(frames)
+            return [frame for frame in frames if frame is not None]
 
 
 def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
     return f"gst:{source} ! video/x-raw,{caps}"
 
 
-def failure(source: GstreamerSource) -> tuple[SourceError, float]:
+def failure(source: LiveSource) -> tuple[SourceError, float]:
     """The error that ends the reading, and after how many seconds."""
     begin = time.monotonic()
     try:
@@ -162,7 +168,7 @@ def test_an_image_stays_as_it_was_while_somebody_has_it(by_c: bool) -> None:
     caps = "format=NV12,width=640,height=360,framerate=60/1"
     source = opened(own(caps, "videotestsrc is-live=true pattern=snow"))
     if by_c:
-        source._player._samples._map = gstreamer_frames._map_by_c  # type: ignore[attr-defined]
+        source.stream._samples._map = gstreamer_frames._map_by_c  # type: ignore[attr-defined]
     source.read()
     frame = source.read()
     assert frame is not None
@@ -252,80 +258,6 @@ def test_the_camera_knows_its_colours(live_cameras: LiveCameras) -> None:
     assert min(np.abs(shown - each).mean() for each in originals) < 6
 
 
-@pytest.mark.parametrize("digest", [False, True])
-def test_a_password_opens_and_a_wrong_one_says_so_and_is_not_shown(
-    live_cameras: LiveCameras, digest: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    camera = live_cameras.rtsp(digest=digest, **LOGIN)
-    where = f"127.0.0.1:{camera.port}/camera"
-    assert frames_of(f"rtsp://{IN_URI}{where}", 1)
-    source = opened(f"rtsp://{where}", SourceOptions(Credentials(**LOGIN)))
-    source.close()
-    error = refusal(f"rtsp://edge:wrong-password@{where}")
-    assert error.reason == "unauthorized"
-    assert "wrong-password" not in str(error) + caplog.text
-    assert LOGIN["password"] not in caplog.text
-
-
-def test_a_wrong_path_a_wrong_port_and_a_wrong_name_each_say_so(live_cameras: LiveCameras) -> None:
-    camera = live_cameras.rtsp()
-    error = refusal(f"rtsp://127.0.0.1:{camera.port}/kamera")
-    assert (error.reason, "check the path" in str(error)) == ("not_found", True)
-    camera.kill()
-    error = refusal(camera.uri())
-    assert (error.reason, "refuses the connection" in str(error)) == ("unavailable", True)
-    error = refusal("rtsp://camera.invalid/live")
-    assert (error.reason, "name 'camera.invalid' is not known" in str(error)) == (
-        "unavailable",
-        True,
-    )
-
-
-def test_hosts_that_do_not_respond_are_given_up(live_cameras: LiveCameras) -> None:
-    ports = live_cameras.silent_port(), live_cameras.dropping_port()
-    begin = time.monotonic()
-    with ThreadPoolExecutor() as both:
-        errors = both.map(refusal, [f"rtsp://127.0.0.1:{port}/live" for port in ports])
-        assert [error.reason for error in errors] == ["unavailable"] * 2
-    assert time.monotonic() - begin < 10
-
-
-def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
-    camera = live_cameras.rtsp()
-    source = opened(camera.uri())
-    camera.kill()
-    error, seconds = failure(source)
-    assert (error.reason, seconds < NOTICED_S) == ("lost", True)
-
-
-@pytest.mark.parametrize(
-    ("way", "query"),
-    [
-        ("silence", ""),
-        ("silence", "?transport=udp"),
-        ("hang", ""),
-        ("hang", "?transport=udp"),
-        ("proxy", ""),
-    ],
-)
-def test_a_silent_camera_is_stalled_long_before_rtspsrc_notices(
-    live_cameras: LiveCameras, way: str, query: str
-) -> None:
-    camera = live_cameras.rtsp()
-    proxy = live_cameras.proxy(camera.port)
-    source = opened(camera.uri(proxy.port if way == "proxy" else None) + query)
-    source.read()
-    if way == "proxy":
-        proxy.stall()
-    elif way == "hang":
-        camera.hang()
-    else:
-        camera.command("silence")
-    error, seconds = failure(source)
-    assert (error.reason, seconds < NOTICED_S) == ("stalled", True)
-
-
 def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp()
     source = opened(camera.uri())
@@ -337,7 +269,6 @@ def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> No
         frame = source.read()
     assert frame is not None
     assert (frame.image.width, frame.image.height) == (320, 240)
-    assert source.size_changes == 1
     source.close()
 
 
@@ -375,7 +306,7 @@ def test_an_image_over_http_is_kept_up_to_the_bound_of_the_other_reader(
     live_cameras: LiveCameras,
 ) -> None:
     camera = live_cameras.mjpeg()
-    camera.instead = bytes(2 * LONGEST_PART_BYTES)
+    camera.instead = bytes(2 * LONGEST_JPEG_BYTES)
     error = refusal(camera.uri())
     assert (error.reason, "no image ends within 32 MiB" in str(error)) == ("corrupt", True)
 
@@ -471,7 +402,7 @@ def test_the_end_of_a_file_is_the_end_and_it_plays_at_its_rate() -> None:
         ("gst:fakesrc num-buffers=1", "gst:fakesrc"),
         ("gst:audiotestsrc is-live=true", "gst:audiotestsrc"),
         ("csi://0", "needs a Jetson"),
-        ("/dev/video77", "no device /dev/video77; see what is there"),
+        ("/dev/video77", "/dev/video77: no such device; check the camera's plug"),
     ],
 )
 def test_what_cannot_be_opened_says_why(uri: str, words: str) -> None:
@@ -565,7 +496,7 @@ def test_a_pipeline_without_an_end_does_not_crash_python() -> None:
 
 def test_auto_takes_gstreamer_where_it_is_there() -> None:
     source = open_source(own("format=NV12,width=64,height=64,framerate=30/1"))
-    assert type(source).__name__ == "GstreamerSource"
+    assert type(source.stream).__name__ == "GstreamerStream"  # type: ignore[attr-defined]
     source.close()
 
 
@@ -575,20 +506,3 @@ def test_doctor_learns_what_is_missing() -> None:
     assert "nvarguscamerasrc" in found["lacking"]["csi"]
     assert not {"rtsp", "http", "v4l2"} & set(found["lacking"])
     assert found["decoders"]["H.265"] == "avdec_h265"
-
-
-def test_the_stand_in_of_unit_tests_has_the_players_methods() -> None:
-    from edge_server.cameras.gstreamer_player import GstreamerPlayer, Player
-
-    path = Path(__file__).parents[1] / "unit/cameras/test_gstreamer_source.py"
-    fake = runpy.run_path(str(path))["FakePlayer"]
-    names = {name for name in vars(Player) if not name.startswith("_")} | {"arrived", "damaged"}
-    source = opened(own("format=NV12,width=64,height=64,framerate=30/1"))
-    real = source._player
-    assert isinstance(real, GstreamerPlayer)
-    assert names <= set(dir(real)) & set(dir(fake()))
-    for name in ("pull", "messages", "close"):
-        assert list(inspect.signature(getattr(fake, name)).parameters) == list(
-            inspect.signature(getattr(GstreamerPlayer, name)).parameters
-        )
-    source.close()

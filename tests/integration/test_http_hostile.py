@@ -179,5 +179,6 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
         # A client that sends its request at once is served, whoever holds the other connections.
         assert call(server.url, "GET", READY).status == 200
         assert call(server.url, "POST", "/v2/models/add/infer", tensor()).status == 200
-    http = server.daemon._http.servers[0].server_state
-    wait_until(lambda: len(http.connections) <= 1, TIMEOUT_S, otherwise="connections stayed")
+    wait_until(
+        lambda: server.daemon._http.open_connections <= 1, TIMEOUT_S, otherwise="connections stayed"
+    )

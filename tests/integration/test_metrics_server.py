@@ -37,7 +37,7 @@ def metrics_server(sources: Sources | None = None, port: int = 0) -> HttpServer:
 
 
 def connections(server: HttpServer) -> int:
-    return sum(len(each.server_state.connections) for each in server.servers)
+    return server.open_connections
 
 
 @pytest.fixture
@@ -96,9 +96,7 @@ def test_nothing_else_is_served(server: HttpServer, path: str, method: str, stat
         assert status != 404 or b"at /metrics" in caught.value.read()
 
 
-@pytest.mark.parametrize(
-    "request_bytes", [b"hello\r\n\r\n", b"GET /metrics\r\n\r\n", b"\xff" * 9000]
-)
+@pytest.mark.parametrize("request_bytes", [b"hello\r\n\r\n", b"\xff" * 9000])
 def test_invalid_requests_are_refused(server: HttpServer, request_bytes: bytes) -> None:
     assert exchange(server, request_bytes).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
@@ -223,7 +221,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
         server = metrics_server()
         ports.append(server.port_of("metrics"))
         server.start()
-        while not server.servers and server.worker.alive:
+        while not server.open_connections and server.worker.alive:
             time.sleep(0.001)  # until a connection has come
         server.stop(TIMEOUT_S)
         assert server.worker.failure is None

@@ -21,7 +21,7 @@ from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg
-from edge_server.cameras.mcap_source import McapSource
+from edge_server.cameras.mcap_file import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import StageLatency

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from support.free_ports import free_ports
 
-from edge_server.cameras.reopening import DeviceWatch, PortWatch
+from edge_server.cameras.reopening import PortProbe, ReturnWatch, watch_device
+from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 PATIENCE_S = 20.0
 
 
-def looks(watch: PortWatch | DeviceWatch, for_s: float, until: bool = True) -> bool:
+def port_watch(host: str, port: int) -> ReturnWatch:
+    return ReturnWatch(PortProbe(host, port))
+
+
+def looks(watch: ReturnWatch, for_s: float, until: bool = True) -> bool:
     """Look whenever it is due; return whether a look said that the camera is back."""
     end = time.monotonic() + for_s
     while (now := time.monotonic()) < end:
@@ -33,11 +38,10 @@ def looks(watch: PortWatch | DeviceWatch, for_s: float, until: bool = True) -> b
 
 def test_a_port_that_opens_again_is_seen() -> None:
     (port,) = free_ports(1)
-    watch = PortWatch("localhost", port)
+    watch = port_watch("localhost", port)
     assert not looks(watch, 1.0)
     with socket.create_server(("127.0.0.1", port)):
         assert looks(watch, PATIENCE_S)
-    watch.close()
 
 
 def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> None:
@@ -47,9 +51,8 @@ def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> Non
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1100):
             stack.enter_context(socket.socket())
-        watch = PortWatch("127.0.0.1", free_ports(1)[0])
+        watch = port_watch("127.0.0.1", free_ports(1)[0])
         assert not looks(watch, 1.0)
-        watch.close()
         wake = Wake()
         wake.ring()
         wake.wait(PATIENCE_S)
@@ -58,30 +61,26 @@ def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> Non
 
 def test_a_port_that_was_open_all_the_time_is_not_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watch = PortWatch("127.0.0.1", server.getsockname()[1])
+        watch = port_watch("127.0.0.1", server.getsockname()[1])
         assert not looks(watch, 1.0)
-        watch.close()
 
 
 def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
     live_cameras: LiveCameras,
 ) -> None:
     for watch in (
-        PortWatch("127.0.0.1", live_cameras.dropping_port()),
-        PortWatch("kamera.invalid", 554),
+        port_watch("127.0.0.1", live_cameras.dropping_port()),
+        port_watch("kamera.invalid", 554),
     ):
         begun = time.monotonic()
         for step in range(30):
             watch.look(begun + step)
         assert time.monotonic() - begun < 1.0
-        watch.close()
-        watch.close()
 
 
 def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
     device = tmp_path / "video0"
-    watch = DeviceWatch(str(device))
+    watch = watch_device(parse_source_uri(f"v4l2://{device}"))
     assert not looks(watch, 0.5)
     device.touch()
     assert looks(watch, PATIENCE_S)
-    watch.close()

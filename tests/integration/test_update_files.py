@@ -12,8 +12,7 @@ import pytest
 from support.simulated_jetson.board import make_keys, programs
 from support.simulated_jetson.firmware import Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import BootSlots, RecordFile, UpdateRecord
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -83,7 +82,9 @@ def rollback(tmp_path: Path) -> Callable[[UpdateRecord | None], bool]:
             "STATE_DIRECTORY": str(tmp_path),
             "EDGE_SIMULATED_JETSON": str(tmp_path / "board"),
         }
-        subprocess.run([UPDATE / "rollback"], check=True, env=environment, capture_output=True)
+        subprocess.run(
+            [UPDATE / "guard", "rollback"], check=True, env=environment, capture_output=True
+        )
         return (tmp_path / "rebooted").exists()
 
     return run

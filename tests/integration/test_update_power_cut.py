@@ -28,8 +28,7 @@ from support.simulated_jetson.board import (
 )
 from support.simulated_jetson.firmware import TRIES, Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 
@@ -61,7 +60,7 @@ class Machine:
         self.firmware = Firmware(self.root)
 
     def copy(self, folder: Path) -> Machine:
-        shutil.copytree(self.folder, folder, symlinks=True)  # with the times of the variables
+        shutil.copytree(self.folder, folder, symlinks=True)
         return Machine(folder)
 
     def command(self, step: str, boot: str) -> list[str]:
@@ -136,6 +135,7 @@ class Machine:
         Args:
             unhealthy: the slot whose system never becomes healthy.
         """
+        self.firmware.cut_power()
         for boot in range(2 * TRIES):
             slot = self.firmware.boot()
             assert slot is not None, "no slot boots: the board needs a USB cable"
@@ -282,6 +282,7 @@ def install_and_cut(folder: Path, release: Release, at: int) -> tuple[CuttableBo
 
 def require_serving(board: Board) -> str:
     """What boots is whole: the old system as it was, or all of the new one."""
+    board.firmware.cut_power()
     slot = board.firmware.boot()
     assert slot is not None
     assert board.is_whole(slot)

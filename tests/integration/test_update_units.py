@@ -9,7 +9,7 @@ import pytest
 from support.systemd_machine import Container, skip_where_no_container_can_be_made
 from support.waiting import wait_until
 
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ RECORD = "/var/lib/edge_server/update/record.json"
 # In the order of PATH that systemd gives to services.
 STUBS = {
     "/usr/bin/edge-server": 'for word; do echo "$word"; done >/run/called\nexit $(cat /run/code)',
-    "/usr/local/sbin/nvbootctrl": "echo 0",
+    "/usr/local/sbin/nvbootctrl": "case $1 in verify) echo >/run/verified ;; *) echo 0 ;; esac",
     "/usr/local/sbin/systemctl": 'echo "$@" >/run/rebooted',
 }
 
@@ -35,9 +35,9 @@ def machine(tmp_path: Path) -> Iterator[Container]:
         for path, script in STUBS.items():
             container.write(path, f"#!/bin/sh\n{script}\n")
             container.do("chmod", "755", path)
-        container.write("/usr/lib/edge-server-update/rollback", (UPDATE / "rollback").read_text())
-        container.do("chmod", "755", "/usr/lib/edge-server-update/rollback")
-        for unit in ("commit", "rollback"):
+        container.write("/usr/lib/edge-server-update/guard", (UPDATE / "guard").read_text())
+        container.do("chmod", "755", "/usr/lib/edge-server-update/guard")
+        for unit in ("verify", "commit", "rollback"):
             name = f"edge-server-{unit}.service"
             container.write(f"/etc/systemd/system/{name}", (UPDATE / name).read_text())
         container.write(
@@ -71,6 +71,8 @@ def test_a_system_on_trial_that_is_not_kept_is_rebooted_and_no_other(
     wanted = "update commit --wait 20 --stable 5 --require lanes:front --require mqtt"
     assert called == wanted.split()
     assert machine.run("test", "-e", "/run/rebooted").returncode
+    machine.do("/usr/bin/systemctl", "start", "edge-server-verify.service")
+    assert machine.run("test", "-e", "/run/verified").returncode
 
     for code in (69, 1, 139):  # unhealthy, or a Python that does not even start
         assert commit(machine, code, trial, tmp_path) == "failed"
@@ -82,3 +84,5 @@ def test_a_system_on_trial_that_is_not_kept_is_rebooted_and_no_other(
     log = ("journalctl", "-u", "edge-server-rollback", "--output=cat", "--no-pager")
     wait_until(lambda: "slot A is not on trial" in machine.do(*log))
     assert machine.run("test", "-e", "/run/rebooted").returncode
+    machine.do("/usr/bin/systemctl", "restart", "edge-server-verify.service")
+    assert machine.run("test", "-e", "/run/verified").returncode == 0

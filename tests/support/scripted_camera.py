@@ -80,7 +80,6 @@ class ScriptedWatch:
         self.due = 0.0
         self.there = True
         self.looks = 0
-        self.closed = False
         self._away = False
 
     def look(self, now: float) -> bool:
@@ -90,9 +89,6 @@ class ScriptedWatch:
         self.looks += 1
         back, self._away = self.there and self._away, not self.there
         return back
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Rig:

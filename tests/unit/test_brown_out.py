@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.backends.tensorrt.plan_options import read_side_car, side_car_path
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.tracing import Sampler, TraceFile, TraceRule
 from edge_server.pipeline.event_log import Event, EventLog

@@ -6,13 +6,14 @@ import logging
 import math
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from edge_server.api.admission import SHUTTING_DOWN
+from edge_server.api.grpc.methods import parsing
 from edge_server.cameras.status import CameraState
 from edge_server.errors import (
     InvalidRequest,
@@ -43,7 +44,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
 # Methods that parse and serialise their messages themselves.
 OVER_BYTES = ("StreamLanes", "StreamEvents")
 _LONGEST_CAUSE = 200
-_LONGEST_REQUEST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,6 @@ class LaneSources:
 
 
 class LaneServicer:
-    """Serves lanes, events, cameras and the vehicle's state.
-
-    Args:
-        sources: of the daemon.
-        streams: admits streams, and ends them.
-        traffic: limits how long a stream's first request takes.
-        now_ns: CLOCK_MONOTONIC.
-    """
-
     def __init__(
         self,
         sources: LaneSources,
@@ -86,18 +77,21 @@ class LaneServicer:
         self._now_ns = now_ns
 
     def StreamLanes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        first = _parse(self._traffic.first(requests, context), pb.StreamLanesRequest)
-        if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
-            raise InvalidRequest(
-                f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
-            )
-        if first.acknowledged:
-            raise InvalidRequest("the first request acknowledges a response, and none was sent yet")
-        self._refuse_unknown(first.cameras)
         feed = self._sources.feed
-        reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
-        try:
-            with self._streams.stream(lambda: reader.end(_ending())):
+        with self._opened(context) as when_closed:
+            first = _parse(self._traffic.read(requests, context), pb.StreamLanesRequest)
+            if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
+                raise InvalidRequest(
+                    f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
+                )
+            if first.acknowledged:
+                raise InvalidRequest(
+                    "the first request acknowledges a response, and none was sent yet"
+                )
+            self._refuse_unknown(first.cameras)
+            reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
+            when_closed.append(lambda: reader.end(_ending()))
+            try:
                 if not context.add_callback(reader.end):
                     return
                 threading.Thread(
@@ -113,8 +107,8 @@ class LaneServicer:
                         lost=delivery.lost,
                     )
                     yield response.SerializeToString()
-        finally:
-            feed.close(reader)
+            finally:
+                feed.close(reader)
 
     def GetLatestLanes(self, request: Any, context: Any) -> Any:
         if not request.camera:
@@ -126,20 +120,7 @@ class LaneServicer:
         return pb.GetLatestLanesResponse(frame=message.sent_at(self._now_ns()))
 
     def StreamEvents(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        request = _parse(self._traffic.first(requests, context), pb.StreamEventsRequest)
         events = self._sources.events
-        newest = events.newest
-        after_id = request.after_id if request.HasField("after_id") else newest
-        if request.after_id and request.log not in ("", events.id):
-            raise OutOfRange(
-                f"after_id is of the log {request.log!r}, and this one is {events.id!r}: it is of "
-                "another device, or this one's events were erased; begin with 0"
-            )
-        if after_id > newest:
-            raise OutOfRange(
-                f"after_id is {after_id}, and the newest event is {newest}: it is of another "
-                "device, or this one's events were erased; begin with 0"
-            )
         ended = threading.Event()
         shut = threading.Event()
 
@@ -151,7 +132,21 @@ class LaneServicer:
             shut.set()
             end()
 
-        with self._streams.stream(shut_down):
+        with self._opened(context) as when_closed:
+            request = _parse(self._traffic.read(requests, context), pb.StreamEventsRequest)
+            newest = events.newest
+            after_id = request.after_id if request.HasField("after_id") else newest
+            if request.after_id and request.log not in ("", events.id):
+                raise OutOfRange(
+                    f"after_id is of the log {request.log!r}, and this one is {events.id!r}: it is "
+                    "of another device, or this one's events were erased; begin with 0"
+                )
+            if after_id > newest:
+                raise OutOfRange(
+                    f"after_id is {after_id}, and the newest event is {newest}: it is of another "
+                    "device, or this one's events were erased; begin with 0"
+                )
+            when_closed.append(shut_down)
             if not context.add_callback(end):
                 return
             while events.wait_after(after_id, ended=ended.is_set) and not ended.is_set():
@@ -201,6 +196,20 @@ class LaneServicer:
             raise Unavailable("the recorder is off; set recorder.mode to events or continuous")
         return pb.RecordResponse(file=self._sources.record(request.cause, *times))
 
+    @contextmanager
+    def _opened(self, context: Any) -> Iterator[list[Callable[[], object]]]:
+        """Hold a stream's place for the block, also before its first request has arrived.
+
+        Yields a list whose last entry is called once the server closes.
+        """
+        when_closed: list[Callable[[], object]] = [context.cancel]
+
+        def closed() -> None:
+            when_closed[-1]()
+
+        with self._streams.stream(closed):
+            yield when_closed
+
     def _refuse_unknown(self, cameras: Sequence[str]) -> None:
         known = [pipeline.camera.name for pipeline in tuple(self._sources.pipelines)]
         for name in cameras:
@@ -221,21 +230,12 @@ def _ending() -> Unavailable:
 
 
 def _parse(request: bytes | None, kind: Any) -> Any:
-    name = kind.DESCRIPTOR.name
     if request is None:
-        raise InvalidRequest(f"the call ended without a {name}")
-    if len(request) > _LONGEST_REQUEST_BYTES:
-        raise InvalidRequest(
-            f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_REQUEST_BYTES} at most"
-        )
-    try:
-        return kind.FromString(request)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is no {name}: {error}") from error
+        raise InvalidRequest(f"the call ended without a {kind.DESCRIPTOR.name}")
+    return parsing(kind)(request)
 
 
 def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:
-    """Give `reader` the acknowledgements of its client, until the call is over."""
     try:
         for data in requests:
             _acknowledge(_parse(data, pb.StreamLanesRequest), reader)

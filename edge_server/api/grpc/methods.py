@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
-from edge_server.api import statuses
-from edge_server.api.access import TRITON, UPDATES
-from edge_server.api.grpc.traffic import COMPRESSED, Traffic
+from edge_server.api import calls
+from edge_server.api.access import UPDATES
+from edge_server.api.admission import COUNTED_FROM_BYTES
+from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS = {error: grpc.StatusCode[status.grpc] for error, status in statuses.STATUS.items()}
+STATUS = {error: grpc.StatusCode[status.grpc] for error, status in calls.STATUS.items()}
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024
@@ -48,11 +49,12 @@ def method_handlers(
 
     The handlers differ from those of the generated `add_…_to_server`: messages are parsed within
     the call, where a damaged message is the caller's error, and the methods in `over_bytes` read
-    and write bytes themselves. A method that `servicer` does not define returns UNIMPLEMENTED with
-    its name.
+    and write bytes themselves; those with one request get a `UnaryCall` in place of the context. A
+    method that `servicer` does not define returns UNIMPLEMENTED with its name.
 
     Args:
-        traffic, rules: see `unary`.
+        traffic: see `unary`.
+        rules: may refuse a request with settings to change, and end streams; None allows all.
     """
     handlers = {}
     for method in service.methods:
@@ -63,42 +65,48 @@ def method_handlers(
         elif method.name not in over_bytes:
             behaviour = _parsing(method, behaviour, path, rules)
         # Errors become statuses here rather than in an interceptor, which would slow every call.
-        make = streaming if method.server_streaming else unary
-        handlers[method.name] = make(behaviour, path, traffic, rules)
+        if method.server_streaming:
+            handlers[method.name] = streaming(behaviour, path, traffic, rules)
+        else:
+            handlers[method.name] = unary(behaviour, path, traffic)
     return handlers
 
 
 def unary(
-    behaviour: Callable[[bytes, grpc.ServicerContext], bytes],
-    path: str,
-    traffic: Traffic | None = None,
-    rules: AccessRules | None = None,
+    behaviour: Callable[[bytes, UnaryCall], bytes], path: str, traffic: Traffic | None = None
 ) -> Handler:
     """Return a handler that runs `behaviour` and maps every exception to a status.
 
     On the wire a call with one request is a stream of one. As such a stream the call reads its
     request itself, so that `traffic` can limit how long the request takes.
-
-    Args:
-        path: of the method, as on the wire.
-        traffic: reads the request and watches that the client reads the response; None only reads.
-        rules: refuse calls before their request is read; None allows all.
     """
     traffic = traffic or Traffic()
+    budget = traffic.budget
 
     def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         request = traffic.read(requests, context)
+        if request is None:
+            context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
+            )
+        call = UnaryCall(context, budget)
         try:
+            if len(request) >= COUNTED_FROM_BYTES:
+                budget.take(len(request))
+                call.counted_bytes = len(request)
             if request.startswith(COMPRESSED):
-                with UnaryCall(context, traffic.budget) as call:
-                    request = traffic.decompressed(request, call)
-            with traffic.budget.hold(len(request)):
-                response = behaviour(request, context)
-                return traffic.send(response, context, len(request))
+                request = traffic.decompressed(request, call)
+            response = behaviour(request, call)
+            if len(response) >= WATCHED_FROM_BYTES:
+                traffic.send(response, call)
+            elif call.counted_bytes:
+                call.release()
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
+            call.release()
             _abort(context, path, error)
+        return response
 
-    return grpc.stream_unary_rpc_method_handler(_allowed(respond, path, rules))
+    return grpc.stream_unary_rpc_method_handler(respond)
 
 
 def streaming(
@@ -107,61 +115,26 @@ def streaming(
     traffic: Traffic | None = None,
     rules: AccessRules | None = None,
 ) -> Handler:
-    """Return a handler like `unary`'s, for a behaviour that takes and returns streams."""
+    """Return a handler like `unary`'s, for a behaviour that takes and returns streams; `rules` end
+    it once its token is no longer valid."""
     traffic = traffic or Traffic()
 
     def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if rules is not None and rules.tokens is not None:
+            metadata = context.invocation_metadata()
+            traffic.end_once(context, lambda: rules.token_refusal(path, metadata))
         try:
             for response in behaviour(requests, context):
                 with traffic.sending(response, context):
                     yield response
                 del response
         except grpc.RpcError:
-            # Its requests raise it where the client is gone: nobody waits for a status.
+            # Its requests raise it where the client is gone: no status reaches it.
             return
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, path, error)
-        finally:
-            # Half of a large request may have arrived, which nothing has counted.
-            traffic.note_many()
 
-    return grpc.stream_stream_rpc_method_handler(_allowed(respond, path, rules, traffic))
-
-
-def _allowed(
-    respond: Callable[..., Any],
-    path: str,
-    rules: AccessRules | None,
-    streams: Traffic | None = None,
-) -> Callable[..., Any]:
-    """Return `respond` behind the rules.
-
-    Args:
-        streams: ends a stream whose token is no longer valid; None of a method without streams.
-    """
-    if rules is None or not rules.refuse_any:
-        return respond
-
-    def respond_if_allowed(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        metadata = context.invocation_metadata()
-        if (token := rules.token_refusal(path, metadata)) is not None:
-            context.abort(status_of(token), str(token))
-        refusal = rules.refusal(path, metadata)
-        if refusal:
-            # Triton's own status, and in our services the one that says what it is.
-            triton = path.startswith((TRITON, "/grpc."))
-            code = grpc.StatusCode.UNAVAILABLE if triton else grpc.StatusCode.PERMISSION_DENIED
-            context.abort(code, refusal)
-        if streams is not None and rules.tokens is not None:
-
-            def revoked() -> tuple[grpc.StatusCode, str] | None:
-                error = rules.token_refusal(path, metadata)
-                return None if error is None else (status_of(error), str(error))
-
-            streams.end_once(context, revoked)
-        return respond(requests, context)
-
-    return respond_if_allowed
+    return grpc.stream_stream_rpc_method_handler(respond)
 
 
 def _parsing(
@@ -169,29 +142,38 @@ def _parsing(
 ) -> Callable[..., Any]:
     """Return a behaviour over bytes; `rules` may refuse a request with settings to change."""
     is_update = rules is not None and path in UPDATES
-    parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
-    name = method.input_type.name
+    parse = parsing(GetMessageClass(method.input_type))
 
-    def respond(request: bytes, context: grpc.ServicerContext) -> bytes:
+    def respond(request: bytes, call: UnaryCall) -> bytes:
+        message = parse(request)
+        if is_update and rules is not None and message.settings:
+            metadata = call.context.invocation_metadata()
+            if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
+                raise token
+            if update_refusal := rules.update_refusal(path):
+                raise errors.Unavailable(update_refusal)
+        written: bytes = behaviour(message, call.context).SerializeToString()
+        return written
+
+    return respond
+
+
+def parsing(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that parses a short message of that type, or raises InvalidRequest."""
+    name = kind.DESCRIPTOR.name
+
+    def parse(request: bytes) -> Any:
         if len(request) > _LONGEST_QUESTION_BYTES:
             raise errors.InvalidRequest(
                 f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
                 "at most"
             )
         try:
-            message = parse(request)
+            return kind.FromString(request)
         except DecodeError as error:
             raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
-        if is_update and rules is not None and message.settings:
-            metadata = context.invocation_metadata()
-            if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
-                raise token
-            if update_refusal := rules.update_refusal(path):
-                raise errors.Unavailable(update_refusal)
-        written: bytes = behaviour(message, context).SerializeToString()
-        return written
 
-    return respond
+    return parse
 
 
 def _refusing(name: str) -> Callable[..., Any]:
@@ -202,7 +184,6 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
-    """Return the status code of `error`; an error without a mapping is INTERNAL."""
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
@@ -232,41 +213,29 @@ def header_text(text: str) -> str:
 
 
 class UnaryCall:
-    """A unary call: its request is cancelled once the call is over; see `Call`.
+    """A unary call: its request is cancelled once the call is over; see `Call`."""
 
-    Attributes:
-        counted_bytes: until `release`.
-    """
-
-    __slots__ = ("_budget", "_context", "counted_bytes")
+    __slots__ = ("_budget", "context", "counted_bytes")
 
     def __init__(self, context: grpc.ServicerContext, budget: ByteBudget) -> None:
-        self._context = context
+        self.context = context
         self._budget = budget
         self.counted_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Count more bytes until `release`; see `Call`."""
         self._budget.take(size_bytes)
         self.counted_bytes += size_bytes
 
-    def __enter__(self) -> UnaryCall:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def release(self) -> None:
-        """Count nothing more: what was made of the request is no longer needed."""
-        self._budget.give(self.counted_bytes)
-        self.counted_bytes = 0
+        counted_bytes, self.counted_bytes = self.counted_bytes, 0
+        self._budget.give(counted_bytes)
 
     @property
     def cancelled(self) -> bool:
-        return not self._context.is_active()
+        return not self.context.is_active()
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        if not self._context.add_callback(callback):
+        if not self.context.add_callback(callback):
             callback()
 
 

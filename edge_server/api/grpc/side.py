@@ -6,16 +6,16 @@ import os
 import socket
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import grpc
 
+from edge_server.api.access import REFLECTION, TRITON
 from edge_server.api.admission import Admission, ByteBudget
-from edge_server.api.calls import CallTask, CallThreads
+from edge_server.api.calls import CallThreads
 from edge_server.api.certificates import CertificateWatch
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
@@ -23,30 +23,33 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.methods import method_handlers, parsing, status_of, streaming
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.listening import host_and_port, listener, remedy
-from edge_server.errors import AlreadyRunning, LimitReached, SettingsError, Unavailable
+from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 from edge_server.process.disk import error_of_place, lock_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import NoReturn
 
     from edge_server.api.access import AccessRules
+    from edge_server.api.calls import RequestMetrics
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Handler
     from edge_server.errors import EdgeServerError
     from edge_server.settings import Grpc, Tls
 
+    # Returns the reason to refuse a call now; None admits it.
+    Refuses = Callable[[], EdgeServerError | None]
+
 
 class UnixSocket:
     """Reserves a path for this daemon alone, from construction to `release`.
 
-    The lock is on `<path>.lock` beside the socket, a file that stays: the kernel releases the lock
-    however a process ends. A stale socket is thereby distinguished from a served one, and only the
-    holder of the lock replaces the socket. The directory decides which users may connect: its owner
-    and its group may, others if its mode allows.
+    The lock on `<path>.lock`, a file that stays, tells a stale socket from a served one: the kernel
+    releases it however a process ends. The directory's mode decides which users may connect.
 
     Raises:
         AlreadyRunning: another daemon holds the lock.
@@ -86,7 +89,6 @@ class UnixSocket:
         return connection
 
     def release(self) -> None:
-        """Remove the socket and release the lock."""
         self.path.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -94,9 +96,7 @@ class UnixSocket:
 def check_path(path: str) -> None:
     """Return if a socket may be at `path`; changes nothing.
 
-    Raises:
-        SettingsError: the path cannot be used; the text names it and the remedy.
-        Unavailable: the directory does not exist yet.
+    Raises: SettingsError, Unavailable: as `UnixSocket`.
     """
     _require_safe_directory(Path(path).parent)
     _require_socket_or_nothing(Path(path))
@@ -144,39 +144,39 @@ def _lock(path: Path) -> int:
 _INFERENCES_AT_ONCE = 28
 LOADS_AT_ONCE = 16
 _OTHER_THREADS = _INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
-# For lane streams whose first request has not arrived, and for those to refuse.
-_MORE_LANE_THREADS = 4
+_INFER = f"{TRITON}ModelInfer"
 
 
 class Side:
-    """TCP or the Unix socket: a server of its own, and all that bounds it.
+    """TCP or the Unix socket: a server of its own, and all that bounds it."""
 
-    Attributes:
-        where: the address for people, once it listens.
-    """
-
-    def __init__(self, settings: Grpc, rules: AccessRules, *, unix: bool) -> None:
-        name = "grpc-unix" if unix else "grpc"
+    def __init__(
+        self, settings: Grpc, rules: AccessRules, requests: RequestMetrics, *, unix: bool
+    ) -> None:
         self.rules = rules
-        streams = settings.max_infer_streams
-        self.threads = CallThreads(_OTHER_THREADS + streams, name)
-        # Each stream holds a thread, so they have their own: they take none from inferences.
-        self.lane_threads = CallThreads(
-            settings.max_lane_streams + _MORE_LANE_THREADS, f"{name}-streams"
+        self._requests = requests
+        streams, lane_streams = settings.max_infer_streams, settings.max_lane_streams
+        # Each open stream holds a thread.
+        self.threads = CallThreads(
+            _OTHER_THREADS + streams + lane_streams, "grpc-unix" if unix else "grpc"
         )
-        self.lane_gate = Admission(0, settings.max_lane_streams, too_many_lane_streams)
+        self.lane_gate = Admission(0, lane_streams, too_many_lane_streams)
         self.gate = Admission(_INFERENCES_AT_ONCE, streams)
         self.traffic = Traffic(
             ByteBudget(limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
-            waiting=self.threads.waiting,
+            waiting=lambda: len(self.threads.waiting),
             longest_decompressed_bytes=settings.max_decompressed_bytes,
             inferences=lambda: self.gate.inside,
         )
+        refusals: dict[str, Refuses] = {_INFER: self._refusal}
+        long = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
+        refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
+            interceptors=[Doorkeeper(self.threads, refusals, rules)],
             options=channel_options(settings, unix=unix),
         )
         self.where = ""
@@ -215,36 +215,38 @@ class Side:
     def add_lanes(self, sources: LaneSources) -> None:
         servicer = LaneServicer(sources, self.lane_gate, self.traffic)
         methods = method_handlers(SERVICE, servicer, OVER_BYTES, self.traffic, self.rules)
-        for name in OVER_BYTES:
-            methods[name] = self._on_lane_threads(methods[name])
         self.server.add_registered_method_handlers(SERVICE.full_name, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
-        # Nobody pays for its descriptors who has turned it off.
-        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+        """Serve reflection, as v1 and v1alpha, whose messages are the same.
 
-        register_reflection(
-            self.server,
-            services,
-            self.lane_gate,
-            traffic=self.traffic,
-            rules=self.rules,
-            on_threads=self._on_lane_threads,
-        )
+        v1 itself cannot be described: its .proto is in no package that fits protobuf 6. A stream
+        holds a thread for as long as it is open, and ends as CANCELLED where the server closes.
+        """
+        # Imported late: descriptors cost memory.
+        from grpc_reflection.v1alpha import reflection, reflection_pb2  # noqa: PLC0415
 
-    def _on_lane_threads(self, handler: Handler) -> Handler:
-        def refusal() -> EdgeServerError | None:
-            if self.lane_threads.waiting():
-                return LimitReached("every thread of streams is taken; try again when one ends")
+        servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
+        read = parsing(reflection_pb2.ServerReflectionRequest)
+
+        def reflect(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self.lane_gate.stream(context.cancel):
+                for response in servicer.ServerReflectionInfo(map(read, requests), context):
+                    yield response.SerializeToString()
+
+        for path in REFLECTION:
+            _, service, method = path.split("/")
+            handler = streaming(reflect, path, self.traffic, self.rules)
+            self.server.add_registered_method_handlers(service, {method: handler})
+
+    def _refusal(self) -> EdgeServerError | None:
+        if not self.threads.waiting and not self.gate.is_full:
             return None
-
-        return refusable(handler, refusal, self.lane_threads)
-
-    def refusal(self) -> Unavailable | None:
-        """Return the reason to refuse an inference now; None to admit it."""
-        if self.threads.waiting():
-            return Unavailable("Exceeds maximum queue size: every thread of the server is taken")
-        return self.gate.refusal()
+        error = self.gate.refusal() or Unavailable(
+            "Exceeds maximum queue size: every thread of the server is taken"
+        )
+        self._requests.failed("grpc", status_of(error).name)
+        return error
 
 
 class Certificates:
@@ -253,11 +255,7 @@ class Certificates:
     Every new connection gets the present contents of the files, once they match each other; until
     then it gets the previous contents, and the log gives the reason. Open connections stay.
 
-    Attributes:
-        credentials: for the port of a server.
-
-    Raises:
-        SettingsError: see `check_certificates`.
+    Raises: SettingsError: see `check_certificates`.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -344,70 +342,48 @@ def _reason(error: RuntimeError) -> str:
     return str(error).splitlines()[0]
 
 
-def refusable(
-    handler: grpc.RpcMethodHandler[Any, Any],
-    refusal: Callable[[], EdgeServerError | None],
-    threads: CallThreads,
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return a handler like `handler`, whose calls end at once while `refusal` returns a reason.
+class Doorkeeper(grpc.ServerInterceptor):
+    """Refuses calls that are not allowed, or for which there is no room.
 
-    A call is refused without a thread and without its message, at half the processor time: at ten
-    times the load that can be served, the remaining time decides the throughput.
-
-    Args:
-        handler: of a method that reads its requests itself, like those of `unary` and `streaming`.
-        refusal: called on the one thread that receives all calls.
-        threads: the executor of admitted calls.
-    """
-    if handler.stream_unary is not None:
-        method = _Refusable(handler.stream_unary, refusal, threads)
-        return grpc.stream_unary_rpc_method_handler(method)
-    if handler.stream_stream is not None:
-        method = _Refusable(handler.stream_stream, refusal, threads)
-        return grpc.stream_stream_rpc_method_handler(method)
-    raise TypeError("the method reads no stream")
-
-
-class _Reason(threading.local):
-    error: EdgeServerError | None = None
-
-
-class _Refusable(ThreadPoolExecutor):
-    """A method, and the executor that grpc runs it on: refused calls on the thread that receives
-    them, the others on `threads`.
-
-    Attributes:
-        experimental_thread_pool: grpc runs the call on it; a grpc that does not know the attribute
-            uses a thread of the server's, and then only the method itself refuses calls.
+    gRPC asks it on the one thread that receives all calls. A refused call ends right there, without
+    its message and without another thread: at ten times the load that can be served, the remaining
+    processor time decides the throughput.
     """
 
     def __init__(
-        self,
-        method: Callable[[Iterator[bytes], Any], Any],
-        refusal: Callable[[], EdgeServerError | None],
-        threads: CallThreads,
+        self, threads: CallThreads, refusals: Mapping[str, Refuses], rules: AccessRules
     ) -> None:
-        super().__init__(max_workers=1)
-        self.experimental_thread_pool = self
-        self._method = method
-        self._refusal = refusal
-        self._call_threads = threads
-        self._reason = _Reason()
+        self._threads = threads
+        self._refusals = refusals
+        self._rules = rules if rules.refuse_any else None
 
-    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        error = self._reason.error
-        if error is not None:
-            context.abort(status_of(error), str(error))
-        return self._method(requests, context)
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        call: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = continuation(call)
+        method: str = call.method
+        if handler is None:
+            return None
+        if self._rules is not None:
+            metadata = call.invocation_metadata
+            if (token := self._rules.token_refusal(method, metadata)) is not None:
+                return self._refusing(status_of(token), str(token))
+            if text := self._rules.refusal(method, metadata):
+                # Triton's own status, and in our services the one that says what it is.
+                triton = method.startswith((TRITON, "/grpc."))
+                codes = grpc.StatusCode
+                return self._refusing(
+                    codes.UNAVAILABLE if triton else codes.PERMISSION_DENIED, text
+                )
+        refusal = self._refusals.get(method)
+        error = None if refusal is None else refusal()
+        return handler if error is None else self._refusing(status_of(error), str(error))
 
-    def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
-        self, call: Callable[..., object], /, *args: Any, **kwargs: Any
-    ) -> CallTask:
-        error = self._refusal()
-        if error is None:
-            return self._call_threads.submit(call, *args, **kwargs)
-        task = CallTask(call, args, kwargs)
-        self._reason.error = error
-        task.run()
-        self._reason.error = None
-        return task
+    def _refusing(self, code: grpc.StatusCode, text: str) -> Handler:
+        def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+            context.abort(code, text)
+
+        self._threads.run_next_here()
+        return grpc.stream_unary_rpc_method_handler(refuse)

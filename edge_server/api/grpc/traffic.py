@@ -11,21 +11,19 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import grpc
-
-from edge_server.api.admission import COUNTED_FROM_BYTES, MIB, ByteBudget, decompress
+from edge_server.api.admission import MIB, ByteBudget, decompress
 from edge_server.errors import Unsupported
 from edge_server.process.allocator import give_back, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.api.admission import Call
+    import grpc
 
-    _Reason = Callable[[], tuple[grpc.StatusCode, str] | None]
+    from edge_server.api.admission import Call
+    from edge_server.api.grpc.methods import UnaryCall
 
 log = logging.getLogger(__name__)
 
@@ -37,58 +35,49 @@ _CROWDED_S = 0.5
 # A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
-# Larger responses are watched, and count once they have not been sent for so long; what a smaller
-# one takes is less than gRPC keeps for its call.
-_WATCHED_FROM_BYTES = 4 * 1024
-_UNSENT_S = 1.0
+_LOOK_AT_TOKENS_S = 1.0
+# What a smaller response takes is less than gRPC keeps for its call.
+WATCHED_FROM_BYTES = 4 * 1024
 # How compressed messages begin: gzip's magic number, and the headers that zlib writes for its
 # levels. No message of the services does.
 _GZIP = b"\x1f\x8b"
 COMPRESSED = (_GZIP, b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-# After so many bytes in flight at once the allocator may hold some hundred MiB of free memory. It
-# goes back to the kernel after a quiet time, as a sequence of large requests uses it again; under
-# load from time to time, as that sequence uses some more.
+# Once the process has grown by so much, the allocator may hold that as free memory. It goes back to
+# the kernel after a quiet time, as a sequence of large requests uses it again; under load from time
+# to time, as that sequence uses some more.
 _MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
 _MOST_UNREST_S = 10.0
 
 
-@dataclass
-class _Leaving:
+class _Leaving(NamedTuple):
     """A response that gRPC has, and perhaps not the client yet."""
 
     since: float
     limit_s: float
-    size_bytes: int
-    counts: bool
-    is_over: bool = False
 
 
 class Traffic:
     """Reads the requests of one side's calls, and ends calls whose messages stall.
 
-    A call ends when its request is not complete after `within_s`, or its client has not read its
-    large response by then; when its request is not complete after half a second and other calls
-    wait for a thread; when a stream's client has not read one response after `within_s` and after
-    `SLOW_READER_S`; and when more requests arrive than `budget` has room for at their longest while
-    the process grows by as much as that: then the youngest calls end. The status is UNAVAILABLE for
-    a request, DEADLINE_EXCEEDED for a response, with the reason.
+    A call ends, as CANCELLED, when its request is not complete after `within_s`, or its client has
+    not read its response by then; when its request is not complete after half a second and other
+    calls wait for a thread; when a stream's client has not read one response after `within_s` and
+    after `SLOW_READER_S`; and when more requests arrive than `budget` has room for at their longest
+    while the process grows by as much as that: then the youngest calls end. gRPC lets no other
+    thread than the call's own, which waits for the message, choose another status.
 
     A stream's client may pause between two requests without limit, and gRPC does not show whether
     half a request has arrived: the limit on open streams bounds those bytes.
 
-    No call is watched before `start`.
-
     Args:
-        budget: counts requests until their response, and then responses until they are read;
-            None creates a private budget.
+        budget: counts requests until their response, and then responses until they are read.
         within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
         longest_decompressed_bytes: of one that its client compressed; 0 refuses those.
-        waiting: returns the number of calls that wait for a thread.
-        inferences: returns the number of inferences in flight.
-        resident: returns the resident memory of this process, in bytes.
-        give_back: returns its free memory to the kernel.
+        waiting, inferences: return the number of calls without a thread, and of inferences in
+            flight.
+        resident, give_back: return the process's memory in bytes, and its free part to the kernel.
     """
 
     def __init__(
@@ -115,14 +104,11 @@ class Traffic:
         # is being sent; streams, with what may end them. Single steps on a dict need no lock.
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, _Leaving] = {}
-        self._streams: dict[grpc.ServicerContext, _Reason] = {}
-        self._counting = threading.Lock()
+        self._streams: dict[grpc.ServicerContext, Callable[[], object]] = {}
         self._looked_at = 0.0
-        self._resident_before = resident()
-        # Whether free memory is due to go back to the kernel; resident memory when it last did,
-        # that time, and the time of the last message in flight.
-        self._is_due = False
-        self._rest_bytes = self._resident_before
+        # Resident memory without requests on their way, and when memory last went back.
+        self._resident_before = self._rest_bytes = resident()
+        # The time of the last message in flight.
         self._returned_at = self._busy_at = time.monotonic()
         self._ended = 0
         self._logged_at = float("-inf")
@@ -131,12 +117,10 @@ class Traffic:
         self._thread: threading.Thread | None = None
 
     def change(self, limit_bytes: int, within_s: float) -> None:
-        """Apply another limit to the bytes in flight, and another time limit to each message."""
         self.budget.limit_bytes = limit_bytes
         self._within_s = within_s
 
     def start(self) -> None:
-        """Start watching calls."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)
         self._thread.start()
 
@@ -147,64 +131,51 @@ class Traffic:
         if self._thread is not None:
             self._thread.join()
 
-    def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Return a call's request; a call without one ends with gRPC's own status."""
-        request = self.first(requests, context)
-        if request is None:
-            context.abort(
-                grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
-            )
-        return request
-
-    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
+    def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
         """Return a call's first request; None for a call that ends without one."""
         self._arriving[context] = time.monotonic()
         if not self._awake.is_set():
             self._awake.set()
         try:
-            request = next(requests, None)
+            return next(requests, None)
         finally:
             self._arriving.pop(context, None)
-        if request is not None and len(request) >= COUNTED_FROM_BYTES:
-            self._note(len(request))
-        return request
 
-    def send(self, response: bytes, context: grpc.ServicerContext, request_bytes: int = 0) -> bytes:
-        """Return `response`; a large one counts until the call is over, others once they wait.
+    def send(self, response: bytes, call: UnaryCall) -> None:
+        """Count a large response, which gRPC keeps twice until its client has read it, in place of
+        its request, and watch that the client reads it.
 
-        gRPC keeps each response twice until its client has read it.
-
-        Args:
-            request_bytes: of the call's request, which still counts.
-
-        Raises:
-            Unavailable: responses that no client has read yet leave no room for this one.
+        Raises: Unavailable: responses that no client has read yet leave no room for this one.
         """
-        size_bytes = len(response)
-        if size_bytes >= _WATCHED_FROM_BYTES:
-            is_large = size_bytes >= COUNTED_FROM_BYTES
-            if is_large:
-                self.budget.take_for_response(size_bytes, request_bytes)
-                self._note(0)
-            leaving = _Leaving(time.monotonic(), self._within_s, size_bytes, counts=is_large)
-            self._leaving[context] = leaving
-            self._wake()
+        size_bytes, context = len(response), call.context
+        self.budget.take(size_bytes, instead_of=call.counted_bytes)
+        call.counted_bytes = 0
+        self._leaving[context] = _Leaving(time.monotonic(), self._within_s)
+        self._awake.set()
 
-            def sent() -> None:
-                self._leaving.pop(context, None)
-                with self._counting:
-                    leaving.is_over = True
-                if leaving.counts:
-                    self.budget.give(size_bytes)
+        def over() -> None:
+            self._leaving.pop(context, None)
+            self.budget.give(size_bytes)
 
-            if not context.add_callback(sent):
-                sent()
-        return response
+        if not context.add_callback(over):
+            over()
 
-    def end_once(self, context: grpc.ServicerContext, reason: _Reason) -> None:
-        """End a stream with its status and text within two seconds after `reason` returns some."""
-        self._streams[context] = reason
-        self._wake()
+    @contextmanager
+    def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
+        """Count and watch a stream's `response` for the block, which ends when it is sent."""
+        self.budget.add(len(response))
+        self._leaving[context] = _Leaving(time.monotonic(), max(self._within_s, SLOW_READER_S))
+        self._awake.set()
+        try:
+            yield
+        finally:
+            self._leaving.pop(context, None)
+            self.budget.give(len(response))
+
+    def end_once(self, context: grpc.ServicerContext, revoked: Callable[[], object]) -> None:
+        """End a stream within two seconds after `revoked` returns something true."""
+        self._streams[context] = revoked
+        self._awake.set()
 
         def over() -> None:
             self._streams.pop(context, None)
@@ -215,142 +186,76 @@ class Traffic:
     def decompressed(self, request: bytes, call: Call) -> bytes:
         """Return a request that begins with one of `COMPRESSED` as it was before.
 
-        Raises:
-            Unsupported: the settings allow none.
-            InvalidRequest, Unavailable: see `decompress`.
+        Raises: Unsupported: the settings allow none. InvalidRequest, Unavailable: see `decompress`.
         """
         encoding = "gzip" if request.startswith(_GZIP) else "deflate"
-        if not self._longest_decompressed_bytes:
+        longest_bytes = self._longest_decompressed_bytes
+        if not longest_bytes:
             raise Unsupported(
                 f"the request is compressed with {encoding}, and this server reads none; send it "
                 "without compression, or set grpc.max_decompressed_bytes"
             )
-        return decompress(
-            request,
-            encoding,
-            self._longest_decompressed_bytes,
-            call,
-            "grpc.max_decompressed_bytes",
-        )
-
-    @contextmanager
-    def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count and watch a stream's `response` for the block, which ends when it is sent."""
-        self.budget.add(len(response))
-        self._note(0)
-        self._leaving[context] = _Leaving(
-            time.monotonic(), max(self._within_s, SLOW_READER_S), len(response), counts=True
-        )
-        self._wake()
-        try:
-            yield
-        finally:
-            self._leaving.pop(context, None)
-            self.budget.give(len(response))
+        return decompress(request, encoding, longest_bytes, call, "grpc.max_decompressed_bytes")
 
     def tick(self, now: float) -> None:
         """End calls over their time or byte limit, and return free memory to the kernel."""
         self._end_late_requests(now)
         for context, leaving in self._leaving.copy().items():
-            waits_s = now - leaving.since
-            if waits_s > leaving.limit_s:
-                text = f"the client did not read the response within {leaving.limit_s:g} s"
-                self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
-            elif waits_s > _UNSENT_S and not leaving.counts and not self._fits(leaving):
-                text = "unread responses take too much memory (grpc.max_pending_bytes)"
-                self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
-        if now - self._looked_at > _UNSENT_S:
+            if now - leaving.since > leaving.limit_s:
+                self._end(context)
+        if now - self._looked_at > _LOOK_AT_TOKENS_S:
             self._looked_at = now
-            for context, reason in self._streams.copy().items():
-                if (found := reason()) is not None:
-                    self._end(context, *found)
+            for context, revoked in self._streams.copy().items():
+                if revoked():
+                    self._end(context)
         self._return_memory(now)
         if self._ended and now - self._logged_at > _LOG_EVERY_S:
-            log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
+            log.warning(
+                "grpc: %d calls were ended: their messages got stuck (grpc.message_timeout_ms, "
+                "grpc.max_pending_bytes), or their tokens are no longer valid",
+                self._ended,
+            )
             self._ended, self._logged_at = 0, now
-
-    def _fits(self, leaving: _Leaving) -> bool:
-        """Count a response that is not sent yet; return whether there is room for it."""
-        with self._counting:
-            if leaving.is_over:
-                return True
-            self.budget.add(leaving.size_bytes)
-            leaving.counts = True
-        return self.budget.used_bytes <= self.budget.limit_bytes
-
-    def note_many(self) -> None:
-        """Note that many bytes were in flight: free memory is due once all is quiet."""
-        self._is_due = True
-        self._busy_at = time.monotonic()
-        self._wake()
-
-    def _note(self, size_bytes: int) -> None:
-        if self.budget.used_bytes + size_bytes >= _MANY_BYTES:
-            self.note_many()
-
-    def _wake(self) -> None:
-        if not self._awake.is_set():
-            self._awake.set()
 
     def _return_memory(self, now: float) -> None:
         if self._arriving or self._leaving or self._inferences() or self.budget.used_bytes:
             self._busy_at = now
-        if self._resident() - self._rest_bytes >= _MANY_BYTES:
-            self._is_due = True
         is_quiet = now - self._busy_at > _QUIET_S
         is_first = is_quiet and self._busy_at >= self._returned_at
-        if self._is_due and (is_first or now - self._returned_at > _MOST_UNREST_S):
+        is_due = is_first or now - self._returned_at > _MOST_UNREST_S
+        if is_due and self._resident() - self._rest_bytes >= _MANY_BYTES:
             self._give_back()
-            # Connections that close later free more: what is left is believed by halves.
-            left = self._resident()
-            self._rest_bytes = (self._rest_bytes + left) // 2 if is_quiet else left
             self._returned_at = now
-            self._is_due = not is_quiet  # what is in use now is free only later
+            if is_quiet:
+                # Connections that close later free more: what is left is believed by halves.
+                self._rest_bytes = (self._rest_bytes + self._resident()) // 2
 
     def _end_late_requests(self, now: float) -> None:
-        within_s, why = self._within_s, " (grpc.message_timeout_ms)"
-        if self._waiting() and within_s > _CROWDED_S:
-            within_s, why = _CROWDED_S, " while other calls waited for a thread"
-        arriving = self._arriving.copy()
-        long = [context for context, since in arriving.items() if now - since > _LONG_S]
-        late = [context for context in long if now - arriving[context] > within_s]
-        for context in late:
-            text = f"the request did not arrive within {within_s:g} s{why}"
-            self._end(context, grpc.StatusCode.UNAVAILABLE, text)
+        within_s = min(self._within_s, _CROWDED_S) if self._waiting() else self._within_s
+        long = [
+            (each, now - at) for each, at in self._arriving.copy().items() if now - at > _LONG_S
+        ]
+        late = [context for context, waits_s in long if waits_s > within_s]
         room = max(1, self.budget.room_bytes // self._longest_bytes)
         if len(long) <= room:
             self._resident_before = self._resident()
         elif self._resident() - self._resident_before > self.budget.limit_bytes:
-            text = "requests that arrive at once take too much memory (grpc.max_pending_bytes)"
-            for context in long[room:]:
-                if context not in late:
-                    self._end(context, grpc.StatusCode.UNAVAILABLE, text)
+            late += [context for context, _ in long[room:] if context not in late]
+        for context in late:
+            self._end(context)
 
-    def _end(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> None:
-        self._arriving.pop(context, None)
-        self._leaving.pop(context, None)
-        self._streams.pop(context, None)
-        end_call(context, code, text)
+    def _end(self, context: grpc.ServicerContext) -> None:
+        for watched in (self._arriving, self._leaving, self._streams):
+            watched.pop(context, None)
+        context.cancel()
         self._ended += 1
-        self._is_due = True
 
     def _watch(self) -> None:
         while not self._closed.is_set():
             # Connections without a call take memory too.
-            soon = self._streams or self._ended or self._is_due
-            self._awake.wait(_UNSENT_S if soon else _MOST_UNREST_S)
+            self._awake.wait(_LOOK_AT_TOKENS_S if self._streams or self._ended else _QUIET_S)
             self._awake.clear()
             while not self._closed.wait(_LOOK_S):
                 self.tick(time.monotonic())
                 if not (self._arriving or self._leaving):
                     break
-
-
-def end_call(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> None:
-    """End a call with this status, from any thread."""
-    call = getattr(getattr(context, "_rpc_event", None), "call", None)
-    if call is None:
-        # A later gRPC may keep it elsewhere; its `cancel` only sets the status CANCELLED.
-        context.cancel()
-    else:
-        call.cancel(code.value[0], text)

@@ -8,23 +8,21 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edge_server.api.access import BrowserRule
-from edge_server.api.admission import ByteBudget
 from edge_server.api.certificates import CertificateWatch
-from edge_server.board.listening import listener, remedy
+from edge_server.api.http.connection import Connections
+from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
 from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import uvicorn
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp
 
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.http.page.state import PageSources
@@ -32,8 +30,13 @@ if TYPE_CHECKING:
     from edge_server.api.http.sources import Sources
     from edge_server.settings import Settings
 
-# After a connection that cannot be accepted, as without a free file descriptor.
-_RETRY_S = 0.5
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+# Certificates are looked at for renewed ones.
+_RENEW_EVERY_S = 2.0
+# For handlers that use `asyncio.to_thread`.
+_THREADS = 8
 
 
 class Encryption:
@@ -66,96 +69,6 @@ def _context_of(files: CertificateFiles) -> ssl.SSLContext:
     return context
 
 
-def bound_handshakes(loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-    """Have servers of `loop` whose `ssl` is an `Encryption` be `_HandshakeServer`s, with as many
-    handshakes as their backlog has connections: uvicorn has no setting for either bound."""
-    create = loop.create_server
-
-    async def create_server(factory: Callable[[], asyncio.Protocol], **options: Any) -> Any:
-        encryption = options.get("ssl")
-        if encryption is None:
-            return await create(factory, **options)
-
-        def greet(connection: socket.socket) -> Awaitable[object]:
-            return loop.connect_accepted_socket(
-                factory, connection, ssl=encryption.context, ssl_handshake_timeout=timeout_s
-            )
-
-        return _HandshakeServer(loop, options["sock"], greet, options["backlog"])
-
-    # What uvicorn passes is all that this one takes.
-    loop.create_server = create_server  # type: ignore[method-assign, assignment]
-
-
-class _HandshakeServer:
-    """Accepts connections and waits for their handshakes: one more than `most` ends the oldest.
-
-    A server of asyncio gives a connection to its protocol after the handshake; what it waits for
-    before, nothing counts, and the file descriptors are those of the whole daemon.
-
-    Args:
-        greet: does the handshake on an accepted connection, and hands it to its protocol.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        bound: socket.socket,
-        greet: Callable[[socket.socket], Awaitable[object]],
-        most: int,
-    ) -> None:
-        self._loop = loop
-        self._bound = bound
-        self._greet = greet
-        self._most = most
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._accepting = loop.create_task(self._accept())
-
-    def close(self) -> None:
-        """Accept no more connections, and end handshakes that are not done."""
-        for task in (self._accepting, *self._handshakes):
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        await asyncio.wait({self._accepting, *self._handshakes})
-
-    async def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._bound)
-            except ConnectionError:  # it is gone already
-                await asyncio.sleep(0)
-                continue
-            except OSError:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if len(self._handshakes) >= self._most:
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                oldest.cancel()
-            task = self._loop.create_task(self._shake_hands(connection))
-            self._handshakes[task] = None
-            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
-            # The handshake begins, and other connections have their turn.
-            await asyncio.sleep(0)
-
-    async def _shake_hands(self, connection: socket.socket) -> None:
-        # What a client does wrong is not worth a line; the transport closes its connection.
-        with suppress(OSError, asyncio.TimeoutError):
-            await self._greet(connection)
-
-
-log = logging.getLogger(__name__)
-
-_TICK_S = 1.0
-# Certificates are looked at for renewed ones.
-_RENEW_EVERY_S = 2.0
-# For handlers that use `asyncio.to_thread`.
-_THREADS = 8
-# A message of a WebSocket client.
-_LONGEST_MESSAGE_BYTES = 64 * 1024
-
-
 @dataclass(frozen=True)
 class HttpListener:
     """One address, and what is served there.
@@ -165,8 +78,7 @@ class HttpListener:
         port: 0 takes a free one.
         routes: called once, on the server's thread, when the first client connects: whatever it
             imports costs no time before the daemon is ready, and no memory where nobody looks.
-        limits: of the connections; the rest of `Http` is for the routes.
-        host_names: see `BrowserRule`.
+        limits: of the connections, and `host_names`; the rest of `Http` is for the routes.
     """
 
     name: str
@@ -175,7 +87,11 @@ class HttpListener:
     routes: Callable[[], Sequence[BaseRoute]]
     tls: Tls = field(default_factory=Tls)
     limits: Http = field(default_factory=Http)
-    host_names: Sequence[str] = ()
+
+    def application(self) -> ASGIApp:
+        from edge_server.api.http.call import application  # noqa: PLC0415 - at first use
+
+        return application(self.name, self.routes(), self.limits)
 
 
 def http_listeners(
@@ -197,25 +113,20 @@ def http_listeners(
 
         return metrics_alone(sources)
 
-    listeners = []
-    if http.enabled:
-        listeners.append(
-            HttpListener("http", http.host, http.port, everything, http.tls, http, http.host_names)
-        )
-    if metrics.enabled:
-        listeners.append(
-            HttpListener(
-                "metrics", metrics.host, metrics.port, metrics_only, host_names=http.host_names
-            )
-        )
-    return listeners
+    named = Http(host_names=http.host_names)
+    return [
+        *([HttpListener("http", http.host, http.port, everything, http.tls, http)] * http.enabled),
+        *(
+            [HttpListener("metrics", metrics.host, metrics.port, metrics_only, limits=named)]
+            * metrics.enabled
+        ),
+    ]
 
 
 class HttpServer:
     """Serves `listeners`; no client delays another, or anything else in this process.
 
-    The constructor binds the ports; requests are served after `start`. uvicorn and Starlette are
-    imported when the first client connects.
+    The constructor binds the ports; requests are served after `start`.
 
     Raises:
         Unavailable: an address cannot be bound.
@@ -234,7 +145,7 @@ class HttpServer:
         except BaseException:
             self._close()
             raise
-        self._loop = _Loop(listeners, {}, self._encryption)
+        self._loop = _Loop((), {}, {})
 
     @property
     def worker(self) -> Worker:
@@ -242,9 +153,8 @@ class HttpServer:
         return self._loop.worker
 
     @property
-    def servers(self) -> Sequence[uvicorn.Server]:
-        """One for each listener, once a client has connected."""
-        return self._loop.servers
+    def open_connections(self) -> int:
+        return sum(len(each.open) for each in self._loop.connections)
 
     def port_of(self, name: str) -> int:
         """Return the port of the listener; 0 where there is no such listener."""
@@ -259,10 +169,8 @@ class HttpServer:
         self._serve()
         for each in self._listeners.values():
             scheme = "https" if each.tls.on else "http"
-            host = f"[{each.host}]" if ":" in each.host else each.host
-            log.info(
-                "%s: listening on %s://%s:%s", each.name, scheme, host, self.port_of(each.name)
-            )
+            where = host_and_port(each.host, self.port_of(each.name))
+            log.info("%s: listening on %s://%s", each.name, scheme, where)
 
     def reopen(self) -> None:
         """Serve at the same ports with a new thread. The present one, which hangs or has died, ends
@@ -297,13 +205,7 @@ class HttpServer:
 
 
 class _Loop:
-    """One thread with one event loop, which serves `listeners` at `sockets` until its end.
-
-    Attributes:
-        servers: one for each listener, once a client has connected.
-    """
-
-    servers: Sequence[uvicorn.Server] = ()
+    """One thread with one event loop, which serves `listeners` at `sockets` until its end."""
 
     def __init__(
         self,
@@ -312,7 +214,12 @@ class _Loop:
         encryption: Mapping[str, Encryption],
     ) -> None:
         self.worker = Worker("http", self._tick, on_end=self._end)
-        self._listeners = tuple(listeners)
+        self.connections = [
+            Connections(
+                sockets[each.name], each.application, encryption.get(each.name), each.limits
+            )
+            for each in listeners
+        ]
         self._sockets = sockets
         self._encryption = encryption
         self._loop: asyncio.AbstractEventLoop  # from `start` on
@@ -334,7 +241,7 @@ class _Loop:
         self.worker.ask_to_stop()
         if self.worker.alive:
             with suppress(RuntimeError):  # the loop is closed by now
-                self._loop.call_soon_threadsafe(self._ask_to_stop)
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _tick(self, now: float) -> bool:
         if now >= self._renew_at:
@@ -347,50 +254,24 @@ class _Loop:
             return False
         return True
 
-    def _ask_to_stop(self) -> None:
-        """On the server's thread."""
-        self._stopping.set()
-        for server in self.servers:
-            # The stub has whole seconds; `asyncio.wait_for` takes it.
-            server.config.timeout_graceful_shutdown = self._grace_s  # type: ignore[assignment]
-            server.should_exit = True
+    async def _serve(self) -> None:
+        """Serve until the stop; return once every connection is closed."""
+        waits = (*(each.serve() for each in self.connections), self._stopping.wait())
+        tasks = [self._loop.create_task(each) for each in waits]
+        for done in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+            done.result()
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.gather(*(each.end(self._grace_s) for each in self.connections))
 
     def _end(self) -> None:
-        self._ask_to_stop()
+        self._stopping.set()
         self._loop.run_until_complete(asyncio.wait({self._serving}))
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
         for bound in self._sockets.values():
             bound.close()
-
-    async def _serve(self) -> None:
-        """Serve until the stop; return once every connection is closed."""
-        if not await self._first_connection():
-            return
-        self.servers = [_server(each, self._encryption.get(each.name)) for each in self._listeners]
-        if self._stopping.is_set():
-            self._ask_to_stop()
-        longest_ms = max(each.limits.message_timeout_ms for each in self._listeners)
-        bound_handshakes(self._loop, longest_ms / 1e3)
-        await asyncio.gather(
-            *(
-                server.serve([bound])
-                for server, bound in zip(self.servers, self._sockets.values(), strict=True)
-            )
-        )
-
-    async def _first_connection(self) -> bool:
-        """Wait for a client at any of the sockets; return False when the server stops before."""
-        came = asyncio.Event()
-        for bound in self._sockets.values():
-            self._loop.add_reader(bound, came.set)
-        waits = [self._loop.create_task(event.wait()) for event in (came, self._stopping)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        for bound in self._sockets.values():
-            self._loop.remove_reader(bound)
-        return not self._stopping.is_set()
 
 
 def _bound(each: HttpListener) -> socket.socket:
@@ -417,54 +298,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _server(each: HttpListener, encryption: Encryption | None) -> uvicorn.Server:
-    """Return uvicorn's server of a listener; imports all that it serves."""
-    # Not needed to start, nor by an appliance that nobody asks over HTTP.
-    import uvicorn  # noqa: PLC0415
-
-    from edge_server.api.http.app import application  # noqa: PLC0415
-    from edge_server.api.http.protocol import (  # noqa: PLC0415
-        BoundedProtocol,
-        BoundedWebSocket,
-        ConnectionLimits,
-    )
-
-    limits = each.limits
-    bounds = ConnectionLimits(
-        limits.max_connections,
-        limits.message_timeout_ms / 1e3,
-        limits.max_header_bytes,
-        limits.max_body_bytes,
-        ByteBudget(
-            max(limits.max_pending_bytes, 2 * limits.max_body_bytes), "http.max_pending_bytes"
-        ),
-    )
-    config = uvicorn.Config(
-        application(each.name, each.routes(), BrowserRule(each.host_names)),
-        http=lambda **made: BoundedProtocol(limits=bounds, **made).reads,  # type: ignore[arg-type]  # is only called
-        ws=partial(BoundedWebSocket, limits=bounds),  # type: ignore[arg-type]  # likewise
-        ws_max_size=_LONGEST_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        interface="asgi3",
-        # What goes wrong in a handler, `application` logs; what clients do wrong, nobody.
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        workers=1,
-        # Nobody stands between client and server whose word on the client's address would count.
-        proxy_headers=False,
-        server_header=False,
-        backlog=limits.max_connections,
-        # uvicorn counts whole seconds.
-        timeout_keep_alive=max(1, limits.idle_timeout_ms // 1000),
-    )
-    config.load()
-    # Only `bound_handshakes` takes it.
-    config.ssl = encryption  # type: ignore[assignment]  # a context for each connection
-    return uvicorn.Server(config)
 
 
 async def _cancel_all() -> None:

@@ -2,26 +2,16 @@
 
 A process that crashes, hangs or never returns costs only the requests that it executes; the daemon
 kills the process once no client waits for these requests any more, and restarts it with growing
-delays. Meanwhile the model is not ready.
+delays. Until then the model is not ready.
 
-In control mode EXPLICIT the model may load and unload other models: in `initialize`, and from then
-on until `finalize`. A load counts towards the time limit of the `initialize` or `execute` that
-waits for the load, and continues after that limit; a load that takes minutes belongs in
-`initialize`. From its first load or unload on, a process sees the models in their current state,
-and no longer in the state pinned when its request arrived.
+In control mode EXPLICIT the model may load and unload other models from `initialize` to `finalize`.
+A load counts towards the time limit of the `initialize` or `execute` that waits for it, and
+continues after that limit; a load that takes minutes belongs in `initialize`.
 
 `settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
-Parameters in config.pbtxt that belong to this backend; all others belong to the model:
-`execution_timeout_s` (at most 3600): the daemon kills a process whose `execute` takes longer.
-Without it, the daemon kills a process whose `execute` has used no processor time for 30 s, as one
-that hangs, and one whose `execute` takes longer than 600 s. Work that only waits, e.g. for another
-machine, needs the parameter.
-`initialize_timeout_s` (default 120): likewise for `initialize` and `auto_complete_config`.
-`shared_memory_limit_mib` (default 256): limits the memory that the tensors of one instance, and the
-files with which it loads models, may take in each direction. The memory grows from zero as needed,
-and stays allocated until the process ends.
-`FORCE_CPU_ONLY_INPUT_TENSORS` is accepted without effect: tensors are always in host memory.
+`PythonParameters` are this backend's; all others belong to the model, and
+`FORCE_CPU_ONLY_INPUT_TENSORS` has no effect: tensors are always in host memory.
 """
 
 from __future__ import annotations
@@ -32,9 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from edge_server.backends.contract import Model
+from edge_server.backends.contract import Model, check_parameters, ours
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
@@ -46,8 +34,7 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, unhealthy
+from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
     DeadlineExceeded,
     EdgeServerError,
@@ -63,10 +50,9 @@ from edge_server.model_config.validation import validate
 from edge_server.process.channel import ChannelClosed
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
-from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
@@ -74,8 +60,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
-
-_LONGEST_EXECUTION_S = 3600.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -106,18 +90,13 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
-    warn_of_sandbox(directory / config.default_model_filename, config)
+    check_sandbox(directory / config.default_model_filename, config, warn=True)
     parameters = PythonParameters.of(config)
     return PythonModel(ModelContext(directory, config, parameters, context.server))
 
 
-def warn_of_sandbox(path: Path, config: ModelConfig) -> None:
-    for line in _lacking_sandbox(path, config):
-        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
-
-
-def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
-    """Return the restrictions that the kernel cannot enforce, a line for each."""
+def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
+    """Refuse the model at `path` where it needs a whole sandbox, and this kernel has none."""
     settings = config.completion.python
     lacking = sandbox.lacking(sandbox.rules_of(settings))
     if lacking and settings.sandbox == "require":
@@ -125,7 +104,8 @@ def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
             f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
             '[python] sandbox = "auto" runs models with what there is'
         )
-    return lacking
+    for line in lacking if warn else ():
+        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
 
 
 def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
@@ -134,28 +114,14 @@ def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamete
     Raises:
         ModelConfigError: a parameter's value is invalid; the text names the file.
     """
-    where = f"{files.config_path}: parameters"
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise ModelConfigError(
-            f"{where}: EXECUTION_ENV_PATH: this server runs every Python model on its own "
-            "interpreter; install what the model needs there, and remove the parameter"
+            f"{files.config_path}: parameters: EXECUTION_ENV_PATH: this server runs every Python "
+            "model on its own interpreter; install what the model needs there, and remove the "
+            "parameter"
         )
-    try:
-        parameters = PythonParameters.of(config)
-    except msgspec.ValidationError as error:
-        mistake = value_mistake(str(error), config.parameters)
-        raise ModelConfigError(f"{where}: {mistake}") from error
-    for name, most in (
-        ("execution_timeout_s", _LONGEST_EXECUTION_S),
-        ("initialize_timeout_s", 3600.0),
-        ("shared_memory_limit_mib", 1 << 16),
-    ):
-        value = getattr(parameters, name)
-        if value is not None and not 0 < value <= most:
-            raise ModelConfigError(
-                f"{where}: {name} is {value:g}; it must be above 0 and at most {most:g}"
-            )
-    return parameters
+    check_parameters(files, ours(config, PythonParameters), PythonParameters)
+    return PythonParameters.of(config)
 
 
 def run_for_completion(
@@ -166,12 +132,9 @@ def run_for_completion(
 ) -> str:
     """Return as JSON what the model makes of its configuration, in a process of its own: a user's
     model the completed one, empty where it has no function for that; a framework's its signature.
-
-    Raises:
-        ModelLoadError: the process failed; the text gives the reason.
     """
     path = directory / config.default_model_filename
-    _lacking_sandbox(path, config)
+    check_sandbox(path, config)
     within_s = parameters.initialize_timeout_s
     try:
         model_log = ModelLog(config.name)
@@ -190,10 +153,10 @@ def run_for_completion(
         start = start_message(directory, config, complete=True, program=program)
         started = process.start(start, within_s, take=refuse)
     except ChannelClosed:
-        raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
+        raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
         process.kill()
-        process.close()
+        process.ending()
     if started is None:
         raise ModelLoadError(
             f"{path}: auto_complete_config did not return within {within_s:g} s; parameter "
@@ -267,9 +230,6 @@ class PythonInstance:
 
     While the process is down, another instance of the model stands in; without another instance,
     requests are refused at once. Construct the instance, then `open` it.
-
-    Args:
-        placement: what the model learns of its device, which it chooses itself.
     """
 
     def __init__(
@@ -303,8 +263,7 @@ class PythonInstance:
         """Start the process; return when the process can execute.
 
         Raises:
-            ModelLoadError: the first start failed; the text gives the reason. The instance is
-                closed.
+            ModelLoadError: the first start failed, and the instance is closed.
             GivenUp: see `require_wanted`; likewise.
         """
         self._worker.start()
@@ -323,9 +282,14 @@ class PythonInstance:
             )
 
     @property
-    def up(self) -> bool:
+    def session(self) -> ChildSession | None:
+        """The session that can execute; None while there is none."""
         session = self._session
-        return session is not None and session.up
+        return session if session is not None and session.up else None
+
+    @property
+    def up(self) -> bool:
+        return self.session is not None
 
     @property
     def _why(self) -> str:
@@ -343,24 +307,17 @@ class PythonInstance:
             error = late if deadline <= give_up_at else None
         if lent is not None:
             try:
-                return lent.run(requests, self._progressed)
+                if (session := lent.session) is not None:
+                    return session.execute(requests, self._progressed)
             finally:
                 self._arbiter.give_back(lent)
-        self._refuse(requests, error)
-        return None
-
-    def run(
-        self, requests: Sequence[ExecuteRequest], progressed: Callable[[], None]
-    ) -> Phases | None:
-        session = self._session
-        if session is not None and session.up:
-            return session.execute(requests, progressed)
-        self._refuse(requests, None)
+        for request in requests:
+            request.respond(error or unhealthy(self._name, self._why), True)
         return None
 
     def not_ready_reason(self) -> str:
-        session = self._session
-        why = session.not_ready_reason() if session is not None and session.up else self._why
+        session = self.session
+        why = self._why if session is None else session.not_ready_reason()
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
@@ -375,10 +332,6 @@ class PythonInstance:
 
     def _progressed(self) -> None:
         self.progressed_at = time.monotonic()
-
-    def _refuse(self, requests: Sequence[ExecuteRequest], error: EdgeServerError | None) -> None:
-        for request in requests:
-            request.respond(error or unhealthy(self._name, self._why), True)
 
     def _run_session(self, now: float) -> bool | None:
         """Run one session of the process, then wait for the backoff delay."""
@@ -430,13 +383,9 @@ class PythonInstance:
 class InstanceArbiter:
     """Lends each of a model's processes to one batch at a time.
 
-    While a process is down, the others also execute its batches. Without stand-ins the instance
-    that is down would draw every request to itself, because an instance that refuses is idle again
-    at once.
-
-    Args:
-        stand_in: an instance may execute another's batch; False where a sequence has its state in
-            one process.
+    While a process is down, the others execute its batches, except where a sequence has its state
+    in one process. Otherwise the instance that is down would draw every request to itself, because
+    an instance that refuses is idle again at once.
     """
 
     def __init__(self, *, stand_in: bool) -> None:
@@ -450,14 +399,10 @@ class InstanceArbiter:
             self.instances.append(instance)
 
     def take(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
-        """Lend `own`; while `own` is down, lend the first instance that is up and free.
-
-        Returns:
-            None when no instance is up.
+        """Lend `own`; while it is down, the first instance that is up and free, or None.
 
         Raises:
-            DeadlineExceeded: no instance became free before `deadline` (`time.monotonic()`;
-                infinity waits forever).
+            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
         """
         with self._change:
             while True:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Board
     from edge_server.board.device_nodes import DeviceNode, Disk
-    from edge_server.board.power import ThermalZone
+    from edge_server.board.facts import ThermalZone
     from edge_server.settings import Settings
 
 
@@ -86,12 +86,9 @@ class Evidence:
     """The input of every check.
 
     Attributes:
-        board: the facts from the board's files.
-        configuration: the daemon's.
         disk: of the model store or its future place; None where it cannot be read.
         results: of the probes, by name.
-        python: the running Python version.
-        version: the edge-server version.
+        version: of edge-server.
     """
 
     board: Board
@@ -316,7 +313,7 @@ def heat(evidence: Evidence) -> Finding:
     facts = evidence.board.facts
     if facts is None:
         return warning(
-            "not known: a sensor's file does not let itself be read",
+            "not known: a sensor's file cannot be read",
             "sudo dmesg | grep -i i2c, and switch the board off and on",
         )
     state, hottest = facts.heat, facts.heat.hottest

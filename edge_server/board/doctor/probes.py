@@ -60,7 +60,6 @@ def driver() -> Facts:
 
 
 def cuda_runtime() -> Facts:
-    """Report the version of CUDA's runtime library, if one is found."""
     for directory in _CUDART_DIRECTORIES:
         for name in _CUDARTS:
             try:
@@ -76,7 +75,6 @@ def cuda_runtime() -> Facts:
 
 
 def tensorrt() -> Facts:
-    """Report whether TensorRT can be imported; the probe makes none of its objects."""
     return _imported("tensorrt")
 
 
@@ -96,7 +94,6 @@ def nvdla() -> Facts:
 
 
 def opencv() -> Facts:
-    """Report OpenCV's version, and whether it was built with GStreamer."""
     facts = _imported("cv2")
     if "version" in facts:
         built: str = importlib.import_module("cv2").getBuildInformation()
@@ -113,7 +110,6 @@ def gstreamer() -> Facts:
 
 
 def onnxruntime() -> Facts:
-    """Report ONNX Runtime's version and execution providers."""
     facts = _imported("onnxruntime")
     if "version" in facts:
         facts["providers"] = importlib.import_module("onnxruntime").get_available_providers()
@@ -174,7 +170,6 @@ def parse_smart_log(log: bytes) -> Facts:
 
 
 def unit() -> Facts:
-    """Report the state of the daemon's unit in systemd."""
     wanted = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
     done = subprocess.run(  # noqa: S603
         ["systemctl", "show", UNIT, f"--property={','.join(wanted)}"],  # noqa: S607
@@ -189,7 +184,6 @@ def unit() -> Facts:
 
 
 def grpc_port(host: str, port: str) -> Facts:
-    """Report whether the port is free, and if not, which server responds."""
     try:
         listener(host, int(port)).close()
     except OSError as error:
@@ -211,7 +205,6 @@ def grpc_port(host: str, port: str) -> Facts:
 
 
 def broker(host: str, port: str) -> Facts:
-    """Report whether a server accepts TCP connections on that address."""
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
     except OSError as error:
@@ -240,7 +233,6 @@ def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
 
 
 def _cuda_version(number: int) -> str:
-    """Return 12060 as 12.6."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

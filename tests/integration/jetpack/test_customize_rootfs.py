@@ -153,6 +153,12 @@ def test_what_no_image_may_have_is_refused(overlay: Overlay, tmp_path: Path) -> 
         assert done.returncode == 1
         assert fault in done.stderr
     assert "this machine's own root" in customize(Path("/")).stderr
+    library = next((root / "usr/lib").glob("*-linux-gnu")) / "libnvinfer.so.10"
+    library.write_text("no library")
+    done = customize(root)
+    assert "TensorRT does not load in the image" in done.stderr
+    assert "nvidia-l4t-dla-compiler" in done.stderr
+    library.unlink()
     with (root / "etc/shadow").open("a") as shadow:
         shadow.write("nvidia:$6$salt$hash:20000:0:99999:7:::\n")
     assert "user nvidia has a password that every board would share" in customize(root).stderr

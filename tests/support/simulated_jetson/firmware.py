@@ -1,11 +1,16 @@
 """A SIMULATION of the slots of a Jetson: its UEFI variables, its boots, and `nvbootctrl`.
 
-The rules are those of edk2-nvidia's L4TRootfsValidation (R35, R36) and of what was seen on boards:
-every boot takes a try of the slot; at 0 the slot becomes unbootable (0xFF) and the other one boots;
-with both unbootable nothing boots; writing the status 0 gives all tries back, and so does `verify`
-for the slot that runs; without redundancy `set-active-boot-slot` does nothing, without an error.
-No board has confirmed it. Variables are plain files here: efivarfs' rule of one write for each is
-what `Firmware.boot` checks (8 bytes, the right attributes).
+The rules are those of edk2-nvidia's L4TRootfsValidation.c (R36). The tries of both slots are in a
+scratch register that survives a warm reset and is lost with the power. Every boot takes a try of
+the slot; a slot without tries gets the status 0xFF, and the other one boots; where that has none
+either, the recovery kernel boots. A register that is there is never filled again from a status:
+only a boot without one gives a slot of status 0 all its tries.
+
+`nvbootctrl` is closed. That `verify` gives the slot that runs all its tries back, and that
+`dump-slots-info` prints the register's, are assumptions; so is that `set-active-boot-slot` does
+nothing, without an error, where there is no redundancy (seen on boards). No board has confirmed any
+of it. Variables are plain files here: efivarfs' rule of one write for each is what `Firmware.read`
+checks (8 bytes, the right attributes).
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ class Firmware:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._variables = root / "sys/firmware/efi/efivars"
+        # SR_RF: the slot that was booted, the tries of A, those of B.
+        self._register = root / "scratch-register"
 
     @classmethod
     def flashed(cls, root: Path, *, redundancy: int = 1) -> Firmware:
@@ -43,36 +50,40 @@ class Firmware:
         firmware.write("RootfsRedundancyLevel", redundancy)
         for slot in SLOTS:
             firmware.write(f"RootfsStatusSlot{slot}", 0)
-            firmware.write(f"RootfsRetryCount{slot}", TRIES)
         firmware.write("BootChainFwCurrent", 0)
         firmware.write("OsIndications", 0, GLOBAL)
         firmware.boot()
         firmware.nvbootctrl(["verify"])
         return firmware
 
+    def cut_power(self) -> None:
+        """The next boot is a cold one."""
+        self._register.unlink(missing_ok=True)
+
     def boot(self) -> str | None:
-        """Switch the power on; the slot that boots, None for the UEFI shell."""
+        """Reset the board; the slot that boots, None for the recovery kernel."""
         chain = self.read("BootChainFwNext")
-        if chain is None:
-            chain = self._current()
-        self._path("BootChainFwNext").unlink(missing_ok=True)
-        for slot in SLOTS:
-            # The write of 0 is what gives the tries back: a newer status than the count.
-            status, count = (self._path(f"Rootfs{n}{slot}") for n in ("StatusSlot", "RetryCount"))
-            if not self._status(slot) and status.stat().st_mtime_ns > count.stat().st_mtime_ns:
-                self.write(f"RootfsRetryCount{slot}", TRIES)
-        for number in (chain, 1 - chain):
-            slot = SLOTS[number]
-            tries = self.read(f"RootfsRetryCount{slot}")
-            if self._status(slot) == UNBOOTABLE:
-                continue
-            if not tries:
-                self.write(f"RootfsStatusSlot{slot}", UNBOOTABLE)
-                continue
-            self.write("BootChainFwCurrent", number)
-            self.write(f"RootfsRetryCount{slot}", tries - 1)
-            return slot
-        return None
+        if chain is not None:
+            self.write("BootChainFwCurrent", chain)
+            self._path("BootChainFwNext").unlink()
+        chain = self.read("BootChainFwCurrent")
+        assert chain is not None
+        unbootable = [self._status(slot) == UNBOOTABLE for slot in SLOTS]
+        tries = [self.tries(slot) for slot in SLOTS]
+        if all(unbootable):
+            self.cut_power()
+            return None
+        if not tries[chain]:
+            self.write(f"RootfsStatusSlot{SLOTS[chain]}", UNBOOTABLE)
+            chain = 1 - chain
+            if not tries[chain]:
+                self.write(f"RootfsStatusSlot{SLOTS[chain]}", UNBOOTABLE)
+                self.cut_power()
+                return None
+            self.write("BootChainFwNext", chain)
+        tries[chain] -= 1
+        self._register.write_bytes(bytes([chain, *tries]))
+        return SLOTS[chain]
 
     def nvbootctrl(self, arguments: Sequence[str]) -> str:
         """What the tool prints; the simulation knows no other calls."""
@@ -87,14 +98,22 @@ class Firmware:
             case ["verify"]:
                 slot = SLOTS[self._current()]
                 self.write(f"RootfsStatusSlot{slot}", 0)
-                self.write(f"RootfsRetryCount{slot}", TRIES)
+                self.set_tries(slot, TRIES)
                 return ""
             case ["dump-slots-info"]:
                 return self._dump("rootfs" if rootfs else "bootloader")
         raise SystemExit(f"nvbootctrl (simulated): {arguments}: unknown")
 
-    def tries(self, slot: str) -> int | None:
-        return self.read(f"RootfsRetryCount{slot}")
+    def tries(self, slot: str) -> int:
+        """The register's, or those that a boot without one would begin with."""
+        if self._register.exists():
+            return self._register.read_bytes()[1 + SLOTS.index(slot)]
+        return 0 if self._status(slot) == UNBOOTABLE else TRIES
+
+    def set_tries(self, slot: str, tries: int) -> None:
+        register = bytearray(self._register.read_bytes())
+        register[1 + SLOTS.index(slot)] = tries
+        self._register.write_bytes(register)
 
     def read(self, name: str, vendor: str = VENDOR) -> int | None:
         path = self._path(name, vendor)
@@ -117,9 +136,7 @@ class Firmware:
         return self.read(f"RootfsStatusSlot{slot}")
 
     def _current(self) -> int:
-        current = self.read("BootChainFwCurrent")
-        assert current is not None
-        return current
+        return self._register.read_bytes()[0]
 
     def _dump(self, kind: str) -> str:
         chosen = self.read("BootChainFwNext")

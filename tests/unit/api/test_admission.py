@@ -95,27 +95,31 @@ def test_open_streams_take_no_place_and_are_waited_for() -> None:
 
 def test_what_does_not_fit_is_turned_away_by_name_and_may_come_again() -> None:
     budget = ByteBudget(3 * MIB)
-    with budget.hold(2 * MIB):
-        with (
-            pytest.raises(Unavailable, match=r"of 3145728 at most \(grpc.max_pending_bytes\)"),
-            budget.hold(2 * MIB),
-        ):
-            raise AssertionError("it is let in")
-        with budget.hold(MIB):
-            pass
-    with budget.hold(2 * MIB):
-        pass
+    budget.take(2 * MIB)
+    with pytest.raises(Unavailable, match=r"of 3145728 at most \(grpc.max_pending_bytes\)"):
+        budget.take(2 * MIB)
+    budget.take(MIB)
+    budget.give(3 * MIB)
+    budget.take(2 * MIB)
 
 
-def test_one_request_alone_is_always_taken() -> None:
-    with ByteBudget(MIB).hold(2 * MIB):
-        pass
-
-
-def test_small_requests_are_not_counted() -> None:
+def test_a_message_alone_is_always_taken() -> None:
     budget = ByteBudget(MIB)
-    with budget.hold(MIB), budget.hold(1000):
-        pass
+    budget.take(2 * MIB)
+    budget.take(3 * MIB, instead_of=2 * MIB)
+    assert budget.used_bytes == 3 * MIB
+
+
+def test_a_response_takes_the_place_of_its_request_and_no_more_than_there_is() -> None:
+    budget = ByteBudget(10 * MIB)
+    budget.take(6 * MIB)
+    budget.take(4 * MIB)
+    budget.take(5 * MIB, instead_of=6 * MIB)
+    with pytest.raises(Unavailable, match=f"of {5 * MIB} bytes are in flight already, and of"):
+        budget.take(6 * MIB, instead_of=4 * MIB)
+    with pytest.raises(Unavailable, match=r"grpc\.max_pending_bytes"):
+        budget.take(2 * MIB)
+    assert budget.used_bytes == 9 * MIB
 
 
 def test_a_request_that_may_not_be_refused_waits() -> None:

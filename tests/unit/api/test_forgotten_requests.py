@@ -95,8 +95,8 @@ def test_of_http(model: Model) -> None:
         "path": "/v2/models/m/infer",
         "path_params": {"model": "m"},
         "headers": [],
+        "state": {"call": HttpCall(0, 1, ByteBudget())},
     }
-    HttpCall(0, 1, ByteBudget()).put_into(scope)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}

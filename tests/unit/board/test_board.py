@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.board.board import read_board
-from edge_server.board.jetson import JETPACKS, L4tRelease, jetpack_of
-from edge_server.board.power import PowerMode, read_power_modes
+from edge_server.board.board import JETPACKS, L4tRelease, jetpack_of, read_board
+from edge_server.board.facts import PowerMode, read_power_modes
 from edge_server.board.resources import GroupLimits
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.simulated_jetson.firmware import GLOBAL, TRIES, VENDOR, Firmware
 
-from edge_server.board.boot_slots import BootSlots
+from edge_server.board.update import BootSlots
 from edge_server.errors import EdgeServerError, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -28,22 +28,39 @@ def slots_of(firmware: Firmware) -> BootSlots:
 def test_the_primary_slot_boots_next_with_all_its_tries(firmware: Firmware) -> None:
     slots = slots_of(firmware)
     assert (slots.current(), slots.primary()) == ("A", "A")
-    firmware.write("RootfsRetryCountB", 0)
     slots.set_bad("B")
     assert not slots.is_good("B")
     slots.set_primary("B")
     assert (slots.current(), slots.primary()) == ("A", "B")
     assert slots.is_good("B")
     assert firmware.boot() == "B"
-    assert (slots.current(), firmware.tries("B")) == ("B", TRIES - 1)
+    assert (slots.current(), slots.tries("B")) == ("B", TRIES - 1)
     slots.set_good("B")
-    assert firmware.tries("B") == TRIES
+    assert slots.tries("B") == TRIES
 
 
 def test_a_slot_that_is_never_verified_falls_back_to_the_other(firmware: Firmware) -> None:
     slots_of(firmware).set_primary("B")
     assert [firmware.boot() for _ in range(TRIES + 1)] == ["B"] * TRIES + ["A"]
     assert not slots_of(firmware).is_good("B")
+
+
+def test_a_slot_that_burnt_its_tries_boots_again_only_after_the_power_was_cut(
+    firmware: Firmware,
+) -> None:
+    slots = slots_of(firmware)
+    firmware.set_tries("B", 0)
+    slots.set_primary("B")
+    assert (slots.primary(), slots.is_good("B"), slots.tries("B")) == ("B", True, 0)
+    assert firmware.boot() == "A"
+    slots.set_primary("B")
+    firmware.cut_power()
+    assert firmware.boot() == "B"
+
+
+def test_a_tool_that_prints_no_tries_is_named(firmware: Firmware) -> None:
+    with pytest.raises(Unavailable, match="has no retry_count of slot 1"):
+        BootSlots(firmware.root, lambda _: "num_slots: 2\n").tries("B")
 
 
 def test_a_board_without_slots_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -86,11 +103,15 @@ def test_the_slot_that_runs_is_never_made_unbootable_and_only_it_is_good(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(["primary A", "primary B", "bad A", "bad B", "verify", "boot"])))
+@given(
+    st.lists(
+        st.sampled_from(["primary A", "primary B", "bad A", "bad B", "verify", "boot", "cold"])
+    )
+)
 def test_no_order_of_calls_leaves_a_board_that_boots_no_more(
     tmp_path_factory: pytest.TempPathFactory, calls: list[str]
 ) -> None:
-    """As long as each boot that happens is verified, as edge-server-commit.service does."""
+    """As long as each boot that happens is verified, as edge-server-verify.service does."""
     firmware = Firmware.flashed(tmp_path_factory.mktemp("board"))
     slots = slots_of(firmware)
     for call in calls:
@@ -103,7 +124,9 @@ def test_no_order_of_calls_leaves_a_board_that_boots_no_more(
                     slots.set_bad("A" if slot == "A" else "B")
                 case "verify":
                     slots.set_good(slots.current())
-                case "boot":
+                case "boot" | "cold":
+                    if verb == "cold":
+                        firmware.cut_power()
                     assert firmware.boot() is not None
                     slots.set_good(slots.current())
         except EdgeServerError:

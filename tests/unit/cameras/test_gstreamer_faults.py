@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace, fault_of
+from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace, check_messages, fault_of
+from edge_server.cameras.live_source import StreamEnded
 from edge_server.errors import SourceError
 from edge_server.process.masking import remember_secret
 
@@ -14,7 +15,7 @@ HTTP = CameraPlace("http", "http://camera/mjpeg", probe=lambda: FOUND)
 WEBCAM = CameraPlace("v4l2", "/dev/video0", device="/dev/video0")
 CSI = CameraPlace("csi", "csi://0", device="")
 OWN = CameraPlace("gst", "gst:x ! y")
-RESOURCE, STREAM, CORE = (f"gst-{name}-error-quark" for name in ("resource", "stream", "core"))
+RESOURCE, STREAM, CORE = "resource", "stream", "core"
 
 
 def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> BusMessage:
@@ -32,9 +33,7 @@ def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> 
         (HTTP, BusMessage("status", code=401), "unauthorized", "user name or password refused"),
         (HTTP, BusMessage("status", code=404), "not_found", "check the path"),
         (HTTP, BusMessage("status", code=503), "unavailable", "HTTP status 503"),
-        (WEBCAM, error(RESOURCE, 3), "not_found", "no device /dev/video0; .* cameras list"),
         (WEBCAM, error(RESOURCE, 4), "unavailable", "another program .* fuser -v /dev/video0"),
-        (WEBCAM, error(RESOURCE, 7, debug="(13): Permission denied"), "unauthorized", "-aG video"),
         (WEBCAM, error(RESOURCE, 13), "unavailable", "bandwidth"),
         (WEBCAM, error(RESOURCE, 1), "unavailable", "dmesg"),
         (CSI, error(RESOURCE, 1, "TIMEOUT"), "lost", "restart nvargus-daemon; .* reboot"),
@@ -70,3 +69,24 @@ def test_a_password_in_gstreamers_text_is_masked() -> None:
     remember_secret("hunter2-of-a-pipeline")
     found = fault_of(OWN, error(STREAM, 1, "rtsp://u:hunter2-of-a-pipeline@camera"), running=False)
     assert "hunter2" not in str(found)
+
+
+def test_the_status_of_http_goes_before_the_error_that_it_leads_to() -> None:
+    failed = error(STREAM, 1, "Internal data stream error.")
+    with pytest.raises(SourceError, match="check the path"):
+        check_messages(HTTP, [failed, BusMessage("status", code=404)], live=True, running=False)
+    fine = [BusMessage("status", code=200)]
+    assert check_messages(HTTP, fine, live=True, running=False) == 0
+
+
+def test_the_end_of_a_live_camera_is_a_loss_and_of_a_file_the_end() -> None:
+    end = [BusMessage("end")]
+    with pytest.raises(SourceError, match="closed the stream"):
+        check_messages(RTSP, end, live=True, running=True)
+    with pytest.raises(StreamEnded):
+        check_messages(OWN, end, live=False, running=True)
+
+
+def test_parts_that_cannot_be_decoded_are_counted() -> None:
+    decode, other = (BusMessage("warning", STREAM, code) for code in (7, 1))
+    assert check_messages(RTSP, [decode, other, decode], live=True, running=True) == 2

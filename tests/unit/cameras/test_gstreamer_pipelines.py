@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from edge_server.cameras.gstreamer import pipeline_of
-from edge_server.cameras.gstreamer_pipelines import missing_elements
+from edge_server.cameras.gstreamer_pipelines import missing_elements, pipeline_of
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
+from edge_server.cameras.v4l2 import VideoMode, wanted_mode
 from edge_server.errors import SourceError
 
 DEBIAN = frozenset(
@@ -19,9 +21,9 @@ DEBIAN = frozenset(
 # NVIDIA's GStreamer plugins of JetPack 6 and 7, beside Ubuntu's.
 JETSON = DEBIAN | {"nvarguscamerasrc", "nvv4l2decoder", "nvvidconv"}
 WEBCAM = (
-    "video/x-raw, format=(string)YUY2, width=(int)640, height=(int)480, "
-    "framerate=(fraction){ 30/1, 15/1 }; "
-    "image/jpeg, width=(int)1280, height=(int)720, framerate=(fraction)30/1"
+    VideoMode("YUY2", (640, 480), Fraction(30)),
+    VideoMode("YUY2", (640, 480), Fraction(15)),
+    VideoMode("JPEG", (1280, 720), Fraction(30)),
 )
 SINK = "appsink name=frames max-buffers=1 drop=true sync=false"
 ANY_FORMAT = "videoconvert ! video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
@@ -31,9 +33,11 @@ HIDDEN = "hunter2-secret"
 def pipeline(
     uri: str,
     elements: frozenset[str] = JETSON,
-    caps: str = WEBCAM,
 ) -> str:
-    made = pipeline_of(parse_source_uri(uri), NO_OPTIONS, elements.__contains__, lambda _: caps)
+    has = elements.__contains__
+    made = pipeline_of(
+        parse_source_uri(uri), NO_OPTIONS, has, lambda parsed: wanted_mode(parsed, WEBCAM)
+    )
     return made.whole()
 
 
@@ -97,16 +101,6 @@ def test_a_webcam_is_flipped_where_the_machine_can() -> None:
     uri = "v4l2:///dev/video0?flip=rotate-90"
     assert f"{ANY_FORMAT} ! videoflip method=clockwise ! {SINK}" in pipeline(uri, DEBIAN)
     assert "nvvidconv flip-method=3 !" in pipeline(uri)
-
-
-def test_the_mode_of_a_device_that_is_opened_again_and_again_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    for _ in range(3):
-        pipeline("v4l2:///dev/video77")
-    (line,) = caplog.messages
-    assert line.startswith("v4l2:///dev/video77: takes ")
 
 
 def test_rtsp_and_http_are_decoded_on_the_cpu() -> None:

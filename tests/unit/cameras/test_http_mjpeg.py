@@ -1,184 +1,183 @@
-"""A stream of JPEGs with a clock of its own: newest first, stalls, damage."""
+"""JPEGs over HTTP: the newest of those that have come, and redirects that lead nowhere else."""
 
 from __future__ import annotations
 
+import http.client
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.http_mjpeg import HttpMjpegSource, MultipartParser
+from edge_server.cameras import http_mjpeg
+from edge_server.cameras.http_mjpeg import (
+    MjpegStream,
+    MultipartParser,
+    _get,
+    _redirected,
+    open_response,
+)
 from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
-S = 1_000_000_000
-MS = 1_000_000
+URI = parse_source_uri("http://127.0.0.1:8081/stream")
+WAIT_S = 5.0
 
 
-def part(level: int, width: int = 64, *, damage: bool = False) -> bytes:
-    image = np.full((48, width, 3), level, np.uint8)
-    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
-    jpeg = jpeg[:-8] if damage else jpeg
+def part(width: int) -> bytes:
+    """A picture of noise, so that it has some kilobytes."""
+    pixels = np.random.default_rng(1).integers(0, 255, (480, width, 3), np.uint8)
+    jpeg = cv2.imencode(".jpg", pixels)[1].tobytes()
     return b"--b\r\nContent-Length: %d\r\n\r\n%s\r\n" % (len(jpeg), jpeg)
 
 
-class ScriptedStream:
-    """Each step is (ms until its bytes come, the bytes, whether more are here already)."""
+class Camera:
+    """Sends what the test says, in chunks or plainly."""
 
-    def __init__(self, steps: Iterable[tuple[int, bytes, bool]]) -> None:
-        self._steps = list(steps)
-        self.now_ns = 1000 * S
-        self.closed = 0
+    def __init__(self, chunked: bool) -> None:
+        ours, self._socket = socket.socketpair()
+        self._chunked = chunked
+        coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+        self._socket.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n" % coding)
+        response = http.client.HTTPResponse(ours, method="GET")
+        response.begin()
+        parser, decoder = MultipartParser(b"b"), JpegDecoder("cam")
+        self.stream = MjpegStream(response, ours, parser, "cam", decoder)
 
-    def receive(self, timeout_s: float) -> bytes:
-        waits_ms, data, _ = self._steps[0]
-        if waits_ms * MS > timeout_s * S:
-            self.now_ns += int(timeout_s * S)
-            raise TimeoutError
-        self.now_ns += waits_ms * MS
-        self._last = self._steps.pop(0)
-        return data
-
-    def ready(self) -> bool:
-        return self._last[2]
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(b"%X\r\n%s\r\n" % (len(data), data) if self._chunked else data)
 
     def close(self) -> None:
-        self.closed += 1
+        self._socket.close()
+
+    def width(self) -> int:
+        assert self.stream.grab(WAIT_S)
+        return self.stream.retrieve().image.width
 
 
-def source_of(stream: ScriptedStream) -> HttpMjpegSource:
-    return HttpMjpegSource(
-        stream,
-        MultipartParser(b"b"),
-        "http://cam/x",
-        JpegDecoder("http://cam/x"),
-        monotonic_ns=lambda: stream.now_ns,
-        epoch_ns=lambda: stream.now_ns + 5 * S,
-    )
+@pytest.fixture(params=[False, True], ids=["plain", "chunked"])
+def camera(request: pytest.FixtureRequest) -> Iterator[Camera]:
+    made = Camera(request.param)
+    yield made
+    made.stream.close()
+    made.close()
 
 
-def level(source: HttpMjpegSource) -> int:
-    frame = source.read()
-    assert frame is not None
-    return int(frame.image.planes[0].mean().round())
+def test_of_images_that_wait_only_the_newest_is_given(camera: Camera) -> None:
+    camera.send(part(10))
+    assert camera.width() == 10
+    for width in (30, 40, 50):
+        camera.send(part(width))
+    assert camera.width() == 50
 
 
-def steady(*levels: int, every_ms: int = 40) -> list[tuple[int, bytes, bool]]:
-    return [(every_ms, part(each), False) for each in levels]
+def test_an_image_that_has_come_is_not_kept_until_the_next_one_has(camera: Camera) -> None:
+    camera.send(part(10) + part(20)[:100])
+    began = time.monotonic()
+    assert camera.width() == 10
+    assert time.monotonic() - began < WAIT_S / 2
+    assert not camera.stream.grab(0.01)
 
 
-def test_frames_have_the_time_of_their_arrival() -> None:
-    source = source_of(ScriptedStream(steady(10, 20)))
-    first, second = source.read(), source.read()
-    assert first is not None
-    assert second is not None
-    assert (first.id, second.id) == (0, 1)
-    assert first.clock == "arrival"
-    assert second.capture_mono_ns - first.capture_mono_ns == 40 * MS
-    assert first.capture_epoch_ns - first.capture_mono_ns == 5 * S
-
-
-def test_of_images_that_wait_only_the_newest_is_decoded() -> None:
-    waiting = [(0, part(each), True) for each in (30, 40, 50)]
-    source = source_of(ScriptedStream([*steady(10), *waiting, *steady(60, 70)]))
-    assert level(source) == 10
-    # 60 comes after those that wait; whether it is here as well, the socket says.
-    assert level(source) == 60
-    assert source.skipped == 3
-
-
-def test_damaged_images_are_counted_and_not_delivered() -> None:
-    broken = (40, part(0, damage=True), False)
-    source = source_of(ScriptedStream([*steady(10), broken, *steady(20), *[broken] * 10]))
-    assert level(source) == 10
-    assert level(source) == 20
-    assert source.corrupt == 1
-    with pytest.raises(
-        SourceError, match=r"the last 10 images are all damaged .its end is missing"
-    ) as caught:
-        source.read()
-    assert caught.value.reason == "corrupt"
-
-
-@pytest.mark.parametrize("every_ms", [500, 1700])
-def test_damaged_images_of_a_slow_camera_do_not_hold_its_reader(every_ms: int) -> None:
-    broken = (every_ms, part(0, damage=True), False)
-    stream = ScriptedStream([*steady(10, 20, 30, 40, every_ms=every_ms), *[broken] * 20])
-    source = source_of(stream)
-    for _ in range(4):
-        source.read()
-    before_ns = stream.now_ns
+def test_a_closed_stream_is_lost(camera: Camera) -> None:
+    camera.send(part(10))
+    assert camera.width() == 10
+    camera.close()
     with pytest.raises(SourceError) as caught:
-        source.read()
-    assert caught.value.reason == "corrupt"
-    assert stream.now_ns - before_ns < max(2.0, 6 * every_ms / 1000) * S
-    stream = ScriptedStream([broken] * 20)
-    with pytest.raises(SourceError, match="all damaged"):
-        source_of(stream)
-    assert stream.now_ns - 1000 * S < 6 * S
-
-
-def test_a_camera_that_never_pauses_gives_frames_all_the_same() -> None:
-    drops = [(1, bytes([each]), True) for level in range(9) for each in part(20 * level)]
-    stream = ScriptedStream([*steady(10), *drops])
-    source = source_of(stream)
-    source.read()
-    before_ns = stream.now_ns
-    source.read()
-    assert stream.now_ns - before_ns < 1 * S
-
-
-def test_a_silent_camera_has_stalled_after_half_a_second() -> None:
-    stream = ScriptedStream([*steady(10, 20, 30, 40, 50), (9000, b"", False)])
-    source = source_of(stream)
-    for _ in range(5):
-        source.read()
-    before_ns = stream.now_ns
-    with pytest.raises(SourceError, match=r"no frame for 0\.5 s") as caught:
-        source.read()
-    assert caught.value.reason == "stalled"
-    assert stream.now_ns - before_ns == 500 * MS
-
-
-def test_bytes_that_make_no_image_do_not_delay_that() -> None:
-    drops = [(100, b"x", False)] * 99
-    stream = ScriptedStream([*steady(10, 20, 30, 40), *drops])
-    source = source_of(stream)
-    for _ in range(4):
-        source.read()
-    with pytest.raises(SourceError) as caught:
-        source.read()
-    assert caught.value.reason == "stalled"
-
-
-def test_a_camera_of_one_frame_a_second_is_read() -> None:
-    source = source_of(ScriptedStream(steady(*range(10, 90, 10), every_ms=1000)))
-    assert [level(source) for _ in range(8)] == list(range(10, 90, 10))
-
-
-def test_a_closed_stream_is_lost() -> None:
-    source = source_of(ScriptedStream([*steady(10), (0, b"", False)]))
-    source.read()
-    with pytest.raises(SourceError, match="closed the stream") as caught:
-        source.read()
+        camera.stream.grab(WAIT_S)
     assert caught.value.reason == "lost"
 
 
-def test_a_camera_without_a_first_frame_is_closed() -> None:
-    stream = ScriptedStream([(9000, b"", False)])
-    with pytest.raises(SourceError, match="no image within 4 s") as caught:
-        source_of(stream)
-    assert caught.value.reason == "unavailable"
-    assert stream.closed == 1
+def test_what_is_no_chunk_breaks_the_connection() -> None:
+    camera = Camera(chunked=True)
+    camera._socket.sendall(b"zz\r\n")
+    with pytest.raises(SourceError, match="the connection broke") as caught:
+        camera.stream.grab(WAIT_S)
+    assert caught.value.reason == "lost"
+    camera.stream.close()
+    camera.close()
 
 
-def test_a_new_size_is_delivered_as_it_is() -> None:
-    source = source_of(ScriptedStream([*steady(10), (40, part(20, 128), False)]))
-    source.read()
-    frame = source.read()
-    assert frame is not None
-    assert frame.size == (128, 48)
+@pytest.mark.parametrize(
+    ("uri", "target", "host"),
+    [
+        ("http://[fe80::abcd]/x", b"/x", b"[fe80::abcd]:80"),
+        ("http://camera:8080/käm era?a=1%202", b"/k%C3%A4m%20era?a=1%202", b"camera:8080"),
+        ("http://камера/", b"/", "камера:80".encode()),
+    ],
+)
+def test_any_address_makes_a_request(uri: str, target: bytes, host: bytes) -> None:
+    ours, camera = socket.socketpair()
+    with ours, camera:
+        camera.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        response = _get(ours, parse_source_uri(uri), "Basic é", time.monotonic() + WAIT_S)
+        assert response.status == 204
+        request = camera.recv(4096).split(b"\r\n")
+    assert request[0] == b"GET %s HTTP/1.1" % target
+    assert b"Host: " + host in request
+    assert "Authorization: Basic é".encode() in request
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "http://other/\x1b[2J",
+        "file:///etc/passwd",
+        "rtsp://other/stream",
+        "http://user:word@other/",
+        "gst:videotestsrc",
+    ],
+)
+def test_a_redirect_leads_to_http_alone_and_brings_no_password(place: str) -> None:
+    with pytest.raises(SourceError, match="redirects to what is no"):
+        _redirected(URI, URI, place, None)
+
+
+def test_a_redirect_to_a_path_stays_at_the_camera() -> None:
+    assert _redirected(URI, URI, "/dev/video0", None)[0].target == "/dev/video0"
+
+
+class Connection:
+    """A connection whose other end redirects every request."""
+
+    def __init__(self, own: str, peer: str) -> None:
+        self.own, self.peer = own, peer
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 40_000
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.peer, 80
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("own", "peer"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.9"),
+        ("10.0.0.5", "10.0.0.5"),
+        ("::1", "::1"),
+    ],
+)
+def test_a_camera_cannot_send_its_reader_to_this_device(
+    monkeypatch: pytest.MonkeyPatch, own: str, peer: str
+) -> None:
+    ours, camera = socket.socketpair()
+    with ours, camera:
+        camera.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://inside:8000/\r\n\r\n")
+        redirect = http.client.HTTPResponse(ours)
+        redirect.begin()
+        connections = [Connection("10.0.0.5", "10.0.0.9"), Connection(own, peer)]
+        monkeypatch.setattr(http_mjpeg, "connect", lambda *_: connections.pop(0))
+        monkeypatch.setattr(http_mjpeg, "_get", lambda *_: redirect)
+        with pytest.raises(SourceError, match="the camera redirects to this device itself"):
+            open_response(parse_source_uri("http://camera/x"), None, time.monotonic() + 5.0)

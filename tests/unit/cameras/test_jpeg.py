@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+import zlib
 
 import cv2
 import numpy as np
 import pytest
 
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg, size_of_jpeg
+from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg, size_of_jpeg, size_of_png
 from edge_server.errors import SourceError
 from edge_server.pixels import Image, PixelFormat
 
@@ -44,9 +45,8 @@ def test_a_header_says_the_size(progressive: int) -> None:
 def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         size_of_jpeg(data)
-    decoder = JpegDecoder("usb")
-    assert decoder.decode(data) is None
-    assert word in decoder.damage
+    with pytest.raises(ValueError, match=word):
+        JpegDecoder("usb").decode(data)
 
 
 @pytest.mark.parametrize("filler", [b"\xff", b"\xff\xfe\x00\x02"])
@@ -73,8 +73,8 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 def test_no_more_is_decoded_than_the_work_of_a_camera_s_picture() -> None:
     decoder = JpegDecoder("http://cam/x")
     # 33 megapixels, each of them 49 times, in 200 kB.
-    assert decoder.decode(with_scans(7680, 4368, 49)) is None
-    assert decoder.damage.startswith("it has 49 scans of 7680 x 4368, more work")
+    with pytest.raises(ValueError, match="it has 49 scans of 7680 x 4368, more work"):
+        decoder.decode(with_scans(7680, 4368, 49))
     # Progressive encoders write ten; a small picture may have any number of them.
     assert decoder.decode(jpeg_of_size(6000, 4000)) is not None
     assert decoder.decode(with_scans(640, 360, 49)) is not None
@@ -117,21 +117,17 @@ def test_no_more_is_decoded_than_the_model_needs(
 ) -> None:
     size = UsefulSize()
     size.size = useful
-    decoded = JpegDecoder("usb", size).decode(WHOLE)
-    assert decoded is not None
-    pixels, whole = decoded
-    assert pixels.shape[:2] == shape
-    assert whole == (330, 242)
+    image, whole = JpegDecoder("usb", size).decode(WHOLE)
+    assert (image.height, image.width) == shape
+    assert whole == (None if shape == (242, 330) else (330, 242))
 
 
 def test_a_smaller_picture_shows_the_same() -> None:
     size = UsefulSize()
     decoder = JpegDecoder("usb", size)
-    whole, _ = decoder.decode(jpeg(640, 480)) or (None, None)
+    whole = decoder.decode(jpeg(640, 480))[0].planes[0]
     size.size = (160, 120)
-    small, _ = decoder.decode(jpeg(640, 480)) or (None, None)
-    assert whole is not None
-    assert small is not None
+    small = decoder.decode(jpeg(640, 480))[0].planes[0]
     means = cv2.resize(whole, (160, 120), interpolation=cv2.INTER_AREA)
     differences = np.abs(means.astype(int) - small)
     # The most at the edge between two colours, where chroma has half the resolution.
@@ -160,3 +156,33 @@ def test_a_picture_too_large_for_the_memory_is_not_decoded() -> None:
     huge = WHOLE[: at + 5] + (60000).to_bytes(2, "big") * 2 + WHOLE[at + 9 :]
     with pytest.raises(SourceError, match="60000 x 60000, more than 32 megapixels"):
         JpegDecoder("usb").decode(huge)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+PNG = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))[1].tobytes()
+# libpng unpacks each of these to 8 MB.
+PACKED_TEXT = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(8 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (PNG[:33] + 900 * PACKED_TEXT + PNG[33:], "more than 16 packed texts"),
+        (PNG[:33] + 200_000 * chunk(b"tEXt", b"") + PNG[33:], "more than 100000 chunks"),
+        (PNG[:-12], "its end is missing"),
+        (PNG[:20], "its end is missing"),
+        (PNG[:16] + 2 * (9000).to_bytes(4, "big") + PNG[24:], "9000 x 9000, more than"),
+    ],
+)
+def test_a_png_that_is_cut_off_or_too_much_work_is_refused_at_once(data: bytes, word: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match=word):
+        size_of_png(data)
+    assert time.process_time() - began < 1.0
+
+
+def test_a_png_says_its_size() -> None:
+    assert size_of_png(PNG[:33] + 9 * PACKED_TEXT + PNG[33:] + b"more") == (6, 4)

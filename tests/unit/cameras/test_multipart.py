@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.http_mjpeg import LONGEST_PART_BYTES, MultipartError, MultipartParser
+from edge_server.cameras.http_mjpeg import MultipartError, MultipartParser
+from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES
 
 
 def stream(bodies: list[bytes], *, length: bool, prefix: bytes = b"--") -> bytes:
@@ -46,7 +47,7 @@ def test_a_length_is_believed_where_the_body_has_the_boundary() -> None:
 def test_an_image_that_never_ends_is_refused() -> None:
     parser = MultipartParser(b"cam")
     parser.feed(b"--cam\r\n\r\n")
-    for _ in range(LONGEST_PART_BYTES // 2**20):
+    for _ in range(LONGEST_JPEG_BYTES // 2**20):
         parser.feed(bytes(2**20))
         assert parser.pop() is None
     parser.feed(bytes(2**20))

@@ -13,8 +13,8 @@ class Clock:
         self.slept: list[float] = []
         self._oversleep_s = oversleep_s
 
-    def __call__(self) -> float:
-        return self.now
+    def __call__(self) -> int:
+        return round(self.now * 1e9)
 
     def sleep(self, seconds: float) -> None:
         assert seconds > 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras import readers
-from edge_server.cameras.readers import choose_reader, open_live
+from edge_server.cameras import gstreamer, opencv_live
+from edge_server.cameras.gstreamer import choose_reader, open_live
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -43,9 +43,9 @@ def test_a_csi_camera_without_gstreamer_names_what_a_laptop_can_use() -> None:
 def test_who_reads_and_what_is_lost_by_it_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readers, "gstreamer_missing", lambda _: MISSING)
-    monkeypatch.setattr(readers, "open_opencv", lambda *_: None)
-    monkeypatch.setattr(readers, "open_gstreamer", lambda *_: None)
+    monkeypatch.setattr(gstreamer, "gstreamer_missing", lambda _: MISSING)
+    monkeypatch.setattr(opencv_live, "open_opencv", lambda *_: None)
+    monkeypatch.setattr(gstreamer, "open_gstreamer", lambda *_: None)
     uri = parse_source_uri("rtsp://eve:q8Zr@once/x")
     caplog.set_level("INFO")
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_who_reads_and_what_is_lost_by_it_is_logged_once(
     (line,) = caplog.messages
     assert line.startswith("camera source rtsp://once/x: read by OpenCV, as PyGObject is missing: ")
     assert "without: decoding in hardware" in line
-    monkeypatch.setattr(readers, "gstreamer_missing", lambda _: "")
+    monkeypatch.setattr(gstreamer, "gstreamer_missing", lambda _: "")
     open_live(uri, NO_OPTIONS)
     open_live(uri, SourceOptions(reader="opencv"))
     assert caplog.messages[1] == "camera source rtsp://once/x: read by GStreamer"

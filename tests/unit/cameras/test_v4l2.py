@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cameras.gstreamer_pipelines import VideoMode
-from edge_server.cameras.opencv_live import wanted_mode
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.cameras.v4l2 import (
     VIDIOC_ENUM_FMT,
@@ -25,9 +23,12 @@ from edge_server.cameras.v4l2 import (
     VIDIOC_QUERYCAP,
     VIDIOC_S_FMT,
     VideoDevice,
+    VideoMode,
+    best_mode,
     check_free,
     read_device,
     video_devices,
+    wanted_mode,
 )
 from edge_server.errors import SourceError
 
@@ -41,6 +42,13 @@ WEBCAM = {
     "YUYV": {(1280, 720): (10,), (640, 480): (30, 15)},
     "H264": {(1920, 1080): (30,)},
 }
+OFFERED = [
+    VideoMode("YUY2", (1280, 720), Fraction(10)),
+    VideoMode("YUY2", (640, 480), Fraction(30)),
+    VideoMode("YUY2", (640, 480), Fraction(24)),
+    VideoMode("JPEG", (1920, 1080), Fraction(30)),
+    VideoMode("JPEG", (3840, 2160), Fraction(30)),
+]
 
 
 @dataclass
@@ -180,3 +188,41 @@ def test_devices_are_listed_by_number_and_a_fault_of_one_hides_no_other(tmp_path
     ]
     assert names == ["video0", "video2", "video10"]
     assert len([each for each in video_devices(tmp_path) if isinstance(each, SourceError)]) == 3
+
+
+def test_the_largest_image_up_to_full_hd_that_is_quick_enough_is_the_best() -> None:
+    assert str(best_mode(OFFERED)) == "JPEG 1920 x 1080, 30 fps"
+
+
+def test_raw_goes_before_jpeg_at_the_same_size_and_rate() -> None:
+    both = [VideoMode(name, (1280, 720), Fraction(30)) for name in ("UYVY", "JPEG", "YUY2")]
+    assert best_mode(both).format == "YUY2"
+    assert best_mode(both[:2]).format == "JPEG"
+
+
+def test_a_device_that_is_only_slow_or_only_large_is_read_all_the_same() -> None:
+    slow = [
+        VideoMode("YUY2", (1280, 720), Fraction(10)),
+        VideoMode("YUY2", (640, 480), Fraction(5)),
+    ]
+    assert best_mode(slow).size == (1280, 720)
+    large = [VideoMode("JPEG", size, Fraction(30)) for size in ((3840, 2160), (2592, 1944))]
+    assert best_mode(large).size == (2592, 1944)
+
+
+def test_the_options_of_a_uri_are_obeyed_exactly() -> None:
+    assert best_mode(OFFERED, 1280, 720).fps == 10
+    assert best_mode(OFFERED, fps=Fraction(24)).size == (640, 480)
+    assert best_mode(OFFERED, name="YUY2").size == (640, 480)
+    with pytest.raises(SourceError, match=r"no YUY2 1920 x 1080; it has: JPEG 1920 x 1080, 30"):
+        best_mode(OFFERED, 1920, 1080, name="YUY2")
+
+
+def test_the_caps_of_a_mode_are_those_of_gst_launch() -> None:
+    mode = VideoMode("NV12", (640, 360), Fraction(30000, 1001))
+    assert mode.caps == "video/x-raw,format=NV12,width=640,height=360,framerate=30000/1001"
+
+
+def test_a_device_without_any_mode_says_so() -> None:
+    with pytest.raises(SourceError, match="no mode; it has: no format that can be read"):
+        best_mode([])

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.simulated_jetson.firmware import GLOBAL, TRIES, Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile
 from edge_server.cli.main import run_command
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable, Unsupported
@@ -108,13 +107,27 @@ def test_choosing_the_present_slot_again_cancels_the_update(board: Board) -> Non
     assert board.boot() == "A"
 
 
-def test_an_unhealthy_system_that_nobody_updated_stays_and_is_not_verified(board: Board) -> None:
+def test_a_system_that_is_not_on_trial_is_kept_whatever_its_health(board: Board) -> None:
     board.faults["A"] = "mqtt: no connection to the broker"
-    board.boot()
-    with pytest.raises(Unavailable, match="slot A is not healthy"):
-        board.commit()
-    assert board.record == ("none", "", "")
-    assert board.device().slots.primary() == "A"
+    for _ in range(3 * TRIES):
+        board.boot()
+        assert board.commit() == "slot A is not on trial, and is kept"
+    assert (board.firmware.tries("A"), board.device().slots.primary()) == (TRIES, "A")
+
+
+def test_a_slot_without_tries_is_said_to_need_a_power_cycle(board: Board) -> None:
+    board.firmware.set_tries("B", 0)
+    board.device().switch("B", "rauc")
+    assert "power-cycle needed" in RecordFile(board.state).read().result
+    assert board.boot() == "A"
+    board.commit()
+    assert board.record == ("rolled_back", "A", "1.0")
+    assert "no tries left when it was chosen" in RecordFile(board.state).read().result
+    board.device().switch("B", "rauc")
+    board.firmware.cut_power()
+    assert board.boot() == "B"
+    board.commit()
+    assert board.record == ("committed", "B", "2.0")
 
 
 def test_a_second_update_after_a_rollback_works(board: Board) -> None:
@@ -132,18 +145,16 @@ def test_a_second_update_after_a_rollback_works(board: Board) -> None:
     assert board.record == ("committed", "B", "2.0")
 
 
-def test_an_update_installed_during_the_wait_for_health_is_still_on_trial(board: Board) -> None:
-    board.boot()
-    device = board.device()
+def test_a_slot_chosen_by_hand_during_the_wait_for_health_is_left_chosen(board: Board) -> None:
+    board.device().switch("B", "rauc")
+    assert board.boot() == "B"
 
-    def installs() -> str:
-        board.device().switch("B", "rauc")
+    def goes_back() -> str:
+        board.device().switch("A")
         return ""
 
-    device.commit(installs)
-    assert board.record == ("pending", "A", "1.0")
-    assert board.boot() == "B"
-    assert RecordFile(board.state).read().is_trial("B")
+    assert board.device().commit(goes_back) == "slot B is no longer on trial"
+    assert (board.record[0], board.boot()) == ("pending", "A")
 
 
 def test_a_system_on_trial_keeps_the_one_to_go_back_to(board: Board) -> None:

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
+from edge_server.api.calls import http_status
 from edge_server.api.control_calls import loading
-from edge_server.api.http.call import QUESTION_BYTES, HttpCall, Refused
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.table import PATHS, Path
-from edge_server.api.statuses import http_status
 from edge_server.errors import EdgeServerError, Unavailable, forget_frames
 from edge_server.process.utf8 import as_utf8
 
@@ -263,8 +263,6 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
         connection = HttpCall.of(request.scope)
         if path.is_question:
             connection.limit(QUESTION_BYTES)
-            if connection.refusal is not None:
-                raise Refused
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect

@@ -6,18 +6,21 @@ import gzip
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
-import grpc
 import pytest
 from support.waiting import wait_until
 
 from edge_server.api.admission import MIB, ByteBudget
+from edge_server.api.grpc.methods import unary
 from edge_server.api.grpc.traffic import COMPRESSED, SLOW_READER_S, Traffic
 from edge_server.errors import InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import grpc
 
 TIMEOUT_S = 20.0
 
@@ -53,11 +56,16 @@ class Reader:
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.refused = ""
         self._when_over: list[Callable[[], None]] = []
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         self._when_over.append(callback)
         return True
+
+    def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
+        self.refused = f"{code.name}: {text}"
+        raise RuntimeError
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -113,25 +121,6 @@ def traffic(memory: Memory, waiting: Waiting) -> Traffic:
     )
 
 
-def test_a_response_takes_the_place_of_its_request_and_no_more_than_there_is() -> None:
-    budget = ByteBudget(10 * MIB)
-    budget.take(6 * MIB)
-    budget.take(4 * MIB)
-    budget.take_for_response(6 * MIB, 6 * MIB)
-    budget.give(6 * MIB)
-    with pytest.raises(Unavailable, match=f"of {6 * MIB} bytes are in flight already, and of"):
-        budget.take_for_response(5 * MIB, 4 * MIB)
-    with pytest.raises(Unavailable, match=r"grpc\.max_pending_bytes"):
-        budget.take_for_response(MIB, 0)
-    assert budget.used_bytes == 10 * MIB
-
-
-def test_a_response_that_is_alone_may_be_of_any_size() -> None:
-    budget = ByteBudget(MIB)
-    budget.take_for_response(3 * MIB, 1)
-    assert budget.used_bytes == 3 * MIB
-
-
 def test_a_message_that_does_not_come_in_time_ends_its_call(traffic: Traffic) -> None:
     call = Call(traffic)
     now = time.monotonic()
@@ -155,18 +144,38 @@ def test_it_has_less_time_while_calls_wait_for_its_thread(
     call.close()
 
 
-def test_a_large_response_counts_until_it_is_read_within_its_time(traffic: Traffic) -> None:
+def answered(traffic: Traffic, reader: Reader, size_bytes: int) -> bytes:
+    """The response of a call with such a response, which `reader` does not take yet."""
+    handler = unary(lambda _request, _call: bytes(size_bytes), "/s/m", traffic)
+    assert handler.stream_unary is not None
+    response: bytes = handler.stream_unary(iter([b""]), reader)
+    return response
+
+
+@pytest.mark.parametrize("size_bytes", [4 * MIB, 60_000])
+def test_a_response_counts_until_it_is_read_within_its_time(
+    traffic: Traffic, size_bytes: int
+) -> None:
     calls = [Reader(), Reader()]
     for call in calls:
-        assert traffic.send(bytes(4 * MIB), call) == bytes(4 * MIB)  # type: ignore[arg-type]
-    assert traffic.budget.room_bytes == 0
+        assert answered(traffic, call, size_bytes) == bytes(size_bytes)
+    assert traffic.budget.used_bytes == 2 * size_bytes
     calls[0].cancel()  # its client took it
-    assert traffic.budget.room_bytes == 4 * MIB
+    assert traffic.budget.used_bytes == size_bytes
     traffic.tick(time.monotonic() + 1)
     assert not calls[1].cancelled
     traffic.tick(time.monotonic() + 3.1)
     assert calls[1].cancelled
-    assert traffic.budget.room_bytes == 8 * MIB
+    assert traffic.budget.used_bytes == 0
+
+
+def test_responses_for_which_there_is_no_room_are_refused(traffic: Traffic) -> None:
+    readers = [Reader() for _ in range(200)]
+    for reader in readers:
+        with suppress(RuntimeError):
+            answered(traffic, reader, 60_000)
+    assert sum(not reader.refused for reader in readers) == 8 * MIB // 60_000
+    assert traffic.budget.used_bytes <= 8 * MIB
 
 
 def test_a_streams_response_counts_while_it_is_written_and_has_to_be_read(
@@ -190,8 +199,8 @@ def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory
     now = time.monotonic() + 0.1
     traffic.tick(now - 0.1)
     memory.bytes += 9 * MIB
-    with traffic.budget.hold(4 * MIB):
-        traffic.tick(now)
+    traffic.budget.take(4 * MIB)
+    traffic.tick(now)
     assert [call.cancelled.is_set() for call in calls] == [False, True]
     for call in calls:
         call.close()
@@ -233,7 +242,8 @@ def test_many_calls_are_logged_in_one_line(
         for call in calls:
             call.close()
     assert [record.message for record in caplog.records] == [
-        "grpc: 3 calls were cut off, their messages got stuck"
+        "grpc: 3 calls were ended: their messages got stuck (grpc.message_timeout_ms, "
+        "grpc.max_pending_bytes), or their tokens are no longer valid"
     ]
 
 
@@ -248,45 +258,28 @@ def given_back_at(traffic: Traffic, memory: Memory, seconds: range) -> list[int]
     return at
 
 
-def test_memory_goes_back_once_when_it_has_been_quiet_after_large_messages(
-    traffic: Traffic, memory: Memory
-) -> None:
-    reader = Reader()
-    traffic.read(iter([bytes(7 * MIB)]), reader)  # type: ignore[arg-type]
-    assert given_back_at(traffic, memory, range(10)) == []
-    with traffic.budget.hold(2 * MIB):
-        traffic.read(iter([bytes(7 * MIB)]), reader)  # type: ignore[arg-type]
-        assert given_back_at(traffic, memory, range(5)) == []
-    assert given_back_at(traffic, memory, range(5, 20)) == [6]
-
-
-def test_memory_goes_back_when_a_stream_has_ended(traffic: Traffic, memory: Memory) -> None:
-    traffic.note_many()
-    assert given_back_at(traffic, memory, range(20)) == [2]
-
-
-def test_memory_goes_back_when_the_process_has_grown(traffic: Traffic, memory: Memory) -> None:
+def test_memory_goes_back_once_all_is_quiet(traffic: Traffic, memory: Memory) -> None:
     memory.bytes += 30 * MIB
-    assert given_back_at(traffic, memory, range(10, 20)) == [10]
+    traffic.budget.take(MIB)
+    assert given_back_at(traffic, memory, range(5)) == []
+    traffic.budget.give(MIB)
+    # 20 MiB go back; of the 10 that are left one half counts as in use.
+    assert given_back_at(traffic, memory, range(5, 40)) == [6]
     memory.bytes += 2 * MIB
-    assert given_back_at(traffic, memory, range(20, 30)) == []
+    assert given_back_at(traffic, memory, range(40, 60)) == []
 
 
 def test_memory_goes_back_again_where_much_was_still_in_use(
     traffic: Traffic, memory: Memory
 ) -> None:
     memory.bytes += 100 * MIB
-    assert given_back_at(traffic, memory, range(10, 120)) == [10, 21, 32]
+    assert given_back_at(traffic, memory, range(3, 120)) == [3, 14, 25]
 
 
-def test_memory_goes_back_now_and_then_under_load_and_after_it(
-    traffic: Traffic, memory: Memory
-) -> None:
-    with traffic.budget.hold(MIB):
-        traffic.note_many()
-        assert given_back_at(traffic, memory, range(25)) == [10, 21]
-    # What lay in use then is free only now.
-    assert given_back_at(traffic, memory, range(25, 40)) == [26]
+def test_memory_goes_back_now_and_then_under_load(traffic: Traffic, memory: Memory) -> None:
+    memory.bytes += 100 * MIB
+    traffic.budget.take(MIB)
+    assert given_back_at(traffic, memory, range(25)) == [10, 21]
 
 
 def test_other_limits_apply_at_once(traffic: Traffic) -> None:
@@ -299,48 +292,22 @@ def test_other_limits_apply_at_once(traffic: Traffic) -> None:
     traffic.tick(now + 8)
     assert call.cancelled.is_set()
     call.close()
-    with traffic.budget.hold(MIB), pytest.raises(Unavailable, match=f"and of {MIB} at most"):
+    traffic.budget.take(MIB)
+    with pytest.raises(Unavailable, match=f"and of {MIB} at most"):
         traffic.budget.take(MIB)
-
-
-def test_a_small_response_counts_once_it_is_unsent_for_a_second(traffic: Traffic) -> None:
-    reader, gone = Reader(), Reader()
-    for call in (reader, gone):
-        traffic.send(bytes(60_000), call)  # type: ignore[arg-type]
-    gone.cancel()  # its client took it
-    now = time.monotonic()
-    traffic.tick(now + 0.9)
-    assert traffic.budget.used_bytes == 0
-    traffic.tick(now + 1.1)
-    traffic.tick(now + 1.2)
-    assert traffic.budget.used_bytes == 60_000
-    traffic.tick(now + 3.1)
-    assert reader.cancelled
-    assert traffic.budget.used_bytes == 0
-
-
-def test_unsent_small_responses_for_which_there_is_no_room_end_their_calls(
-    traffic: Traffic,
-) -> None:
-    readers = [Reader() for _ in range(200)]
-    for reader in readers:
-        traffic.send(bytes(60_000), reader)  # type: ignore[arg-type]
-    traffic.tick(time.monotonic() + 1.1)
-    assert sum(not reader.cancelled for reader in readers) == 8 * MIB // 60_000
-    assert traffic.budget.used_bytes <= 8 * MIB
 
 
 def test_a_stream_ends_once_its_token_is_revoked(traffic: Traffic) -> None:
     stream, over = Reader(), Reader()
-    reason: list[tuple[grpc.StatusCode, str]] = []
+    reason: list[str] = []
     for each in (stream, over):
-        traffic.end_once(each, lambda: reason[0] if reason else None)  # type: ignore[arg-type]
+        traffic.end_once(each, lambda: reason)  # type: ignore[arg-type]
     over.cancel()
     over.cancelled = False
     now = time.monotonic()
     traffic.tick(now + 2)
     assert not stream.cancelled
-    reason.append((grpc.StatusCode.UNAUTHENTICATED, "the token is not valid"))
+    reason.append("the token is not valid")
     traffic.tick(now + 4)
     assert (stream.cancelled, over.cancelled) == (True, False)
 

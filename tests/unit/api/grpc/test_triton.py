@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.admission import Admission
-from edge_server.api.grpc.methods import STATUS
+from edge_server.api.admission import Admission, ByteBudget
+from edge_server.api.grpc.methods import STATUS, UnaryCall
 from edge_server.api.grpc.triton import TritonServicer
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.backends.contract import TensorModel
@@ -139,7 +139,7 @@ def test_any_request_gets_a_response_or_a_listed_status(
     servicer: TritonServicer, data: bytes
 ) -> None:
     try:
-        written = servicer.ModelInfer(data, Context())
+        written = servicer.ModelInfer(data, UnaryCall(Context(), ByteBudget()))
     except tuple(STATUS) as error:
         # The request is at fault: what the server would not have foreseen is another status.
         assert STATUS[type(error)] in {  # noqa: PT017 - most examples are refused, some are not
@@ -197,7 +197,9 @@ def test_a_request_runs_on_the_version_whose_configuration_it_was_read_with(
         (written,) = servicer.ModelStreamInfer(iter([data]), Swaps())
         response = pb.ModelStreamInferResponse.FromString(written).infer_response
     else:
-        response = pb.ModelInferResponse.FromString(servicer.ModelInfer(data, Swaps()))
+        response = pb.ModelInferResponse.FromString(
+            servicer.ModelInfer(data, UnaryCall(Swaps(), ByteBudget()))
+        )
     assert response.model_version == "1"
     assert registry.snapshot.ready_versions("m") == [2]
     assert registry.wait_closed(30.0)

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads
-from edge_server.api.http.call import QUESTION_BYTES, HttpCall
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall, Refused
 from edge_server.api.http.rest import generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
@@ -146,24 +146,34 @@ def test_tensors_are_compressed_only_for_clients_that_accept_nothing_else() -> N
     assert len(compressed(Answer(200, JSON, (b"x" * 100,)), "gzip, br").parts[0]) < 100
 
 
+def _read(call: HttpCall, *parts: bytes) -> bytes:
+    """Return what `call` reads of a client that sends these parts of a body."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        message = {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+        call.is_complete = not left
+        return message
+
+    return bytes(asyncio.run(call.read(receive))["body"])
+
+
 def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
     budget = ByteBudget(2 * MIB, "http.max_pending_bytes")
     one = HttpCall(MIB, 2 * MIB, budget)
-    assert (budget.used_bytes, len(one.missing)) == (MIB, MIB)
-    other = HttpCall(2 * MIB, 2 * MIB, budget)
-    assert other.refusal is not None
-    assert (other.refusal.status, other.left) == (503, 0)
-    assert "http.max_pending_bytes" in other.refusal.text
+    assert _read(one, b"a" * MIB) == b"a" * MIB
+    assert budget.used_bytes == MIB
+    with pytest.raises(Refused, match=r"http\.max_pending_bytes") as refused:
+        _read(HttpCall(2 * MIB, 2 * MIB, budget))  # nothing of it has come
+    assert refused.value.status == 503
     one.release()
     assert budget.used_bytes == 0
-    too_long = HttpCall(2 * MIB + 1, 2 * MIB, budget)
-    assert too_long.refusal is not None
-    assert too_long.refusal.status == 413
-    chunked = HttpCall(None, 2 * MIB, budget)
-    for _ in range(33):
-        chunked.add(bytes(64 * 1024))
-    assert chunked.refusal is not None
-    chunked.release()
+    with pytest.raises(Refused) as refused:
+        _read(HttpCall(2 * MIB + 1, 2 * MIB, budget))
+    assert refused.value.status == 413
+    with pytest.raises(Refused) as refused:
+        _read(HttpCall(None, 2 * MIB, budget), *[bytes(64 * 1024)] * 33)
+    assert refused.value.status == 413
     assert budget.used_bytes == 0
 
 
@@ -296,18 +306,15 @@ def test_what_becomes_of_json_counts_before_it_is_parsed(item: bytes) -> None:
 
 def test_a_question_is_short_whether_it_says_its_length_or_not() -> None:
     budget = ByteBudget(64 * MIB)
-    declared = HttpCall(MIB, 64 * MIB, budget)
-    declared.limit(QUESTION_BYTES)
+    with pytest.raises(Refused, match="65536 at most"):
+        HttpCall(MIB, 64 * MIB, budget).limit(QUESTION_BYTES)
     chunked = HttpCall(None, 64 * MIB, budget)
     chunked.limit(QUESTION_BYTES)
-    chunked.add(bytes(QUESTION_BYTES))
-    assert chunked.refusal is None
-    chunked.add(b"1")
-    for call in (declared, chunked):
-        assert call.refusal is not None
-        assert call.refusal.status == 413
-        assert call.refusal.text.endswith("it has 65536 at most")
-    assert budget.used_bytes == 0
+    assert len(_read(chunked, bytes(QUESTION_BYTES))) == QUESTION_BYTES
+    chunked = HttpCall(None, 64 * MIB, budget)
+    chunked.limit(QUESTION_BYTES)
+    with pytest.raises(Refused, match="65536 at most"):
+        _read(chunked, bytes(QUESTION_BYTES), b"1")
 
 
 def test_only_tensors_and_files_make_a_body_long() -> None:

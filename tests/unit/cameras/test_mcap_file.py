@@ -19,9 +19,8 @@ from support.mcap_drive import HEIGHT, PERIOD_NS, WIDTH, Drive, camera_jpeg
 
 from edge_server.cameras.calibration import Calibration, calibration_id
 from edge_server.cameras.frame import UsefulSize
-from edge_server.cameras.jpeg import MOST_DAMAGED, JpegDecoder
-from edge_server.cameras.mcap_file import Records, cameras_in, size_of
-from edge_server.cameras.mcap_source import McapSource
+from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.mcap_file import MOST_DAMAGED, McapSource, Records, cameras_in, size_of
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.cameras.source_uri import SourceOptions
 from edge_server.errors import SourceError, SourceUriError
@@ -84,7 +83,7 @@ def test_a_replay_has_the_pictures_of_the_camera_in_their_order(tmp_path: Path) 
     assert [frame.id for frame in frames] == list(range(12))
     for number, frame in enumerate(frames):
         assert frame.jpeg == camera_jpeg(number)
-        pixels, _ = JpegDecoder("camera").decode(camera_jpeg(number))  # type: ignore[misc]
+        pixels = JpegDecoder("camera").decode(camera_jpeg(number))[0].planes[0]
         np.testing.assert_array_equal(frame.image.planes[0], pixels)
         assert frame.size == (WIDTH, HEIGHT)
 

@@ -1,0 +1,279 @@
+"""One loop for every live camera: its first frame, its silence, its damage and its capture times.
+
+A reader opens a camera as a `Stream`, which waits for an image and decodes it. `LiveSource` makes
+frames of that, and raises where they stop: the camera is opened again then, as what waits in
+decoders and sockets would come in a burst and look fresh.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from edge_server.cameras.frame import Frame, TimestampMapper
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.pixels import Image
+
+# The rate is that of so many intervals, so that the bursts of a network even out, and is known from
+# so many on.
+RATE_INTERVALS = 30
+_FEWEST_INTERVALS = 5
+# A source is silent for too long after so many periods.
+PERIODS = 3
+# A camera has stalled after this, or `PERIODS`; before its rate is known it has longer, which is
+# less than a call of its reader may take (`Limits` in camera.py). So has one whose images are all
+# damaged: a lost packet damages them up to the next key frame.
+_GAP_S = 0.5
+_UNKNOWN_GAP_S = 1.8
+_DAMAGED_NS = 1_500_000_000
+
+
+class StallWatch:
+    """Measures the rate of frames; says how long their source may be silent. Not thread-safe.
+
+    Attributes:
+        last: when the last frame arrived, monotonic, in seconds; None before the first.
+        period_s: the mean of the last intervals; None before it is known.
+        is_full: it is the mean of `RATE_INTERVALS`.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.period_s: float | None = None
+        self.is_full = False
+        self._arrivals: deque[float] = deque(maxlen=RATE_INTERVALS + 1)
+
+    def arrive(self, now: float) -> None:
+        """Note that a frame arrives."""
+        self.last = now
+        self._arrivals.append(now)
+        if (intervals := len(self._arrivals) - 1) >= _FEWEST_INTERVALS:
+            self.period_s = (now - self._arrivals[0]) / intervals
+            self.is_full = intervals == RATE_INTERVALS
+
+    def measure_anew(self) -> None:
+        """Let the period be that of the frames from the last one on."""
+        self.period_s, self.is_full = None, False
+        while len(self._arrivals) > 1:
+            self._arrivals.popleft()
+
+    def limit_s(self, shortest_s: float, unknown_s: float, stated_s: float = 0.0) -> float:
+        """Return how long the source may be silent: three periods, and `shortest_s` at least;
+        `unknown_s` before the period is known, for which `stated_s` stands where it is not 0."""
+        period_s = self.period_s or stated_s
+        return max(PERIODS * period_s, shortest_s) if period_s else unknown_s
+
+
+class Picture(NamedTuple):
+    """An image of a stream.
+
+    Attributes:
+        image: valid until the caller drops it and all views of it.
+        stamp_ns: its timestamp, see `TimestampMapper`; None where it has none.
+        ntp_ns: the camera's NTP time of it as CLOCK_MONOTONIC; None where the camera gave none.
+        size: see `Frame.picture_size`.
+        jpeg: see `Frame.jpeg`.
+    """
+
+    image: Image
+    stamp_ns: int | None = None
+    ntp_ns: int | None = None
+    size: tuple[int, int] | None = None
+    jpeg: bytes | None = None
+
+
+class StreamEnded(Exception):
+    """A recording has come to its end."""
+
+
+class Stream(Protocol):
+    """A camera that is open; used by one thread.
+
+    Attributes:
+        seen: number of images that came, whether they can be decoded or not.
+    """
+
+    seen: int
+
+    @property
+    def damaged(self) -> int:
+        """Number of images that were dropped, and are not told by `retrieve`."""
+        ...
+
+    @property
+    def period_s(self) -> float:
+        """The period of the images, as the camera states it; 0 where it does not."""
+        ...
+
+    def grab(self, timeout_s: float) -> bool:
+        """Wait for an image, the newest where several have come; return whether there is one.
+
+        Returns within `timeout_s`, or as soon after it as a library allows; perhaps sooner.
+
+        Raises:
+            SourceError: the camera is lost, or says why it gives nothing.
+            StreamEnded: there is none any more.
+        """
+        ...
+
+    def retrieve(self) -> Picture:
+        """Return the image that was grabbed.
+
+        Raises:
+            ValueError: it is damaged; the text says how.
+            SourceError: no image of this camera can be used.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the camera; called once. Images that were retrieved stay valid."""
+        ...
+
+
+class LiveSource:
+    """Reads a stream; a FrameSource.
+
+    The first frame is read by the constructor, so that a camera that gives none raises there.
+    Damaged images are counted and not delivered.
+
+    Args:
+        stream: closed by `close`, and by the constructor where it raises.
+        label: names the camera in errors.
+        clock: the meaning of the stream's timestamps, see `TimestampMapper`.
+        first_frame_s: how long the first frame may take.
+        late_periods: a timestamp of the driver may be late by so many periods.
+
+    Raises:
+        SourceError: no frame came.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        label: str,
+        clock: Literal["sensor", "rtp", "arrival"],
+        *,
+        first_frame_s: float = 4.0,
+        late_periods: int = 0,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        epoch_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.stream = stream
+        self._label = label
+        self._first_frame_s = first_frame_s
+        self._late_periods = late_periods
+        self._clock_ns = monotonic_ns
+        self._epoch_ns = epoch_ns
+        self._stamps = TimestampMapper(clock)
+        self._is_exempt = clock == "sensor"  # the driver's time tells the age of a backlog
+        self._watch = StallWatch()
+        self._count = 0
+        self._damaged = 0
+        self._damage = "no decoder takes them"
+        self._closed = False
+        try:
+            self._first = self._next()
+        except BaseException:
+            self.close()
+            raise
+        if self._first is None:
+            self.close()
+            raise self._error("the pipeline ends without a frame", "unavailable")
+
+    @property
+    def corrupt(self) -> int:
+        """Number of images that were damaged."""
+        return self._damaged + self.stream.damaged
+
+    def read(self) -> Frame | None:
+        first, self._first = self._first, None
+        return self._next() if first is None else first
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.stream.close()
+
+    def _next(self) -> Frame | None:
+        if self._closed:
+            raise self._error("the camera is closed", "lost")
+        stream = self.stream
+        # A caller that comes late is no silence of the camera.
+        now_ns = began_ns = heard_ns = self._clock_ns()
+        seen, before = stream.seen, (stream.seen, self.corrupt)
+        while True:
+            silent_ns = round(1e9 * self._silence_s())
+            left_ns = heard_ns + silent_ns - now_ns
+            if (stream.seen, self.corrupt) != before:
+                unusable_ns = began_ns + max(silent_ns, _DAMAGED_NS) - now_ns
+                if unusable_ns <= 0:
+                    raise self._all_damaged((now_ns - began_ns) / 1e9)
+                left_ns = min(left_ns, unusable_ns)
+            if left_ns <= 0:
+                raise self._silence((now_ns - heard_ns) / 1e9)
+            try:
+                grabbed = stream.grab(left_ns / 1e9)
+            except StreamEnded:
+                return None
+            now_ns = self._clock_ns()
+            if self._count and not self._is_exempt and now_ns - heard_ns >= silent_ns:
+                continue  # what comes after a silence is a backlog
+            if grabbed or stream.seen > seen:
+                seen, heard_ns = stream.seen, now_ns
+            if grabbed:
+                self._watch.arrive(now_ns / 1e9)
+                try:
+                    return self._frame(stream.retrieve(), now_ns)
+                except ValueError as error:
+                    self._damaged += 1
+                    self._damage = str(error)
+
+    def _silence_s(self) -> float:
+        if not self._count:
+            return self._first_frame_s
+        # A camera may state any rate.
+        stated_s = min(self.stream.period_s, _UNKNOWN_GAP_S / PERIODS)
+        return self._watch.limit_s(_GAP_S, _UNKNOWN_GAP_S, stated_s)
+
+    def _frame(self, picture: Picture, now_ns: int) -> Frame:
+        capture = self._stamps.map(now_ns, picture.stamp_ns, picture.ntp_ns)
+        late_ns = 0
+        if self._late_periods and capture.clock == "sensor":
+            period_s = self.stream.period_s or self._watch.period_s or 0.0
+            late_ns = int(1e9 * self._late_periods * period_s)
+        self._count += 1
+        return Frame(
+            self._count - 1,
+            picture.image,
+            capture.mono_ns,
+            self._epoch_ns() - (self._clock_ns() - capture.mono_ns),
+            capture.clock,
+            late_ns,
+            picture_size=picture.size,
+            jpeg=picture.jpeg,
+        )
+
+    def _silence(self, waited_s: float) -> SourceError:
+        if self._count:
+            text = f"no frame for {waited_s:.1f} s; the camera is opened again"
+            return self._error(text, "stalled")
+        return self._error(
+            f"no frame within {self._first_frame_s:g} s, though the camera was opened; restart the "
+            "camera, or look at it with another player",
+            "unavailable",
+        )
+
+    def _all_damaged(self, waited_s: float) -> SourceError:
+        return self._error(
+            f"images came for {waited_s:.1f} s, all of them damaged ({self._damage}); check cable "
+            "and network for lost packets, and the camera's bit rate",
+            "corrupt",
+        )
+
+    def _error(self, text: str, reason: str) -> SourceError:
+        return SourceError(f"{self._label}: {text}", reason=reason)

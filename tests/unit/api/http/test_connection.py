@@ -1,0 +1,90 @@
+"""Connection: how much of a client one round of the loop parses. The rest of its rules hold real
+clients, in tests/integration/test_http_server.py."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+from edge_server.api.http.connection import Connection, Connections
+from edge_server.settings import Http
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+TIMEOUT_S = 10.0
+
+
+class Parser(asyncio.Protocol):
+    """Stands where uvicorn's protocols do; takes `most` parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[int] = []
+        self.most = 10**9
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(len(data))
+        if len(self.parts) >= self.most:
+            self.transport.pause_reading()
+
+
+def scene(play: Callable[[Parser, Connection, socket.socket], Awaitable[None]]) -> None:
+    async def run() -> None:
+        limits = Http(max_header_bytes=1024 * 1024)
+        parser, (accepted, client) = Parser(), socket.socketpair()
+        others = Connections(accepted, lambda: None, None, limits)  # type: ignore[arg-type, return-value]
+        others.protocol = lambda _: parser
+        with client:
+            accepted.setblocking(False)
+            connection = Connection(others, accepted, None)
+            await asyncio.wait_for(play(parser, connection, client), TIMEOUT_S)
+            connection.abort()
+            await until(lambda: accepted.fileno() < 0)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_small_requests_are_parsed_a_kilobyte_in_each_round() -> None:
+    async def play(parser: Parser, _: Connection, client: socket.socket) -> None:
+        client.sendall(bytes(50_000))
+        await until(lambda: sum(parser.parts) == 50_000)
+        assert max(parser.parts) == 1024
+
+    scene(play)
+
+
+def test_what_the_parser_does_not_take_stays_in_the_connection() -> None:
+    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+        parser.most = 3
+        client.sendall(bytes(50_000))
+        await until(lambda: len(parser.parts) == 3)
+        await asyncio.sleep(0.05)
+        assert len(parser.parts) == 3
+        parser.most = 10**9
+        connection.resume_reading()
+        await until(lambda: sum(parser.parts) == 50_000)
+
+    scene(play)
+
+
+def test_a_body_is_parsed_as_it_comes() -> None:
+    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+        client.sendall(b"header")
+        await until(lambda: parser.parts == [6])
+        connection.begin(body_bytes=1_000_000)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(client, bytes(1_000_000))
+        await until(lambda: sum(parser.parts) == 1_000_006)
+        assert max(parser.parts) > 16 * 1024
+
+    scene(play)
