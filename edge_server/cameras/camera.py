@@ -188,10 +188,9 @@ class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
-    frames stop, the state says so within `Limits`, and the source is opened again after delays that
-    double, or as soon as it is there again where that can be seen; frame ids continue. A reader
-    that hangs in a driver is abandoned and replaced. While `MOST_ABANDONED` of them hang, the
-    camera is out of service: it is opened again once one of them returns.
+    frames stop, the state says so within `Limits`, and the source is opened again, see `Reopening`;
+    frame ids continue. A reader that hangs in a driver is abandoned and replaced. While
+    `MOST_ABANDONED` of them hang, the camera is out of service until one of them returns.
 
     Attributes:
         captured: number of frames that the source has delivered, dropped ones included.
@@ -257,9 +256,8 @@ class Camera:
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
 
-        A recording is opened on the caller's thread. A live camera may be absent now: its reader
-        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. A
-        further call opens nothing; it waits for the first reader of a live camera.
+        A live camera may be absent now: its reader gets `wait_s` for the first frame or to find a
+        mistake in the URI, and continues later. A further call opens nothing.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -320,8 +318,7 @@ class Camera:
 
     @property
     def is_live(self) -> bool:
-        """The source is a device, whose pixel format is not known before it is there; False where
-        the URI is wrong, which `open` reports."""
+        """The source is a device; False where the URI is wrong, which `open` reports."""
         try:
             return is_live(self.source_uri, self._kinds)
         except SourceUriError:
@@ -349,8 +346,7 @@ class Camera:
         return self.state is CameraState.ENDED and self._newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
-        """Return the seconds from the last capture to `now` (`time.monotonic()`); None before the
-        first frame."""
+        """Return the seconds from the last capture to `now`; None before the first frame."""
         if self._last_mono_ns is None:
             return None
         return now - self._last_mono_ns / 1e9

@@ -38,8 +38,8 @@ class FrameVerdict(NamedTuple):
 
     Attributes:
         use: the frame may be delivered.
-        fault: what is wrong with the camera's frames at present; None where it is nothing.
-        reopen: why the source has to be opened again; None where it goes on.
+        fault: what is wrong with the camera's frames at present.
+        reopen: why the source has to be opened again.
         note: what else is worth a line in the log, and a count under the reason `changed`.
     """
 

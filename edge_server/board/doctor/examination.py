@@ -43,7 +43,6 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "cuda_runtime": hardware.cuda_runtime,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
-        "nvdla_compiler": software.nvdla_compiler,
         "onnxruntime": software.onnxruntime,
         "opencv": software.opencv,
         "cameras": software.cameras,
@@ -82,7 +81,7 @@ _TIMEOUT_S = 30.0
 @dataclass(frozen=True)
 class Probe:
     """A function that may crash or hang (drivers, third-party libraries, networks): it runs in a
-    process of its own, which costs only its result, and at most its time limit.
+    new process, which costs only its result, and at most its time limit.
 
     Attributes:
         function: as `package.module:name`; it returns a dict that JSON can encode.
