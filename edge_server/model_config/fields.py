@@ -229,7 +229,8 @@ def without_effect(message: Any) -> dict[str, str]:
                 f"only the buckets of {FIRST_RESPONSE} can be set"
             )
     for memory in ("input_pinned_memory", "output_pinned_memory"):
-        if message.platform != "ensemble" and not getattr(message.optimization, memory).enable:
+        policy = message.optimization
+        if policy.HasField(memory) and not getattr(policy, memory).enable:
             found[f"optimization.{memory}"] = "copies to and from a GPU always use pinned memory"
     batching = message.dynamic_batching
     if not batching.priority_levels and (
