@@ -57,8 +57,8 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
             'backend: "identity" model_metrics { metric_control { metric_identifier '
             '{ family: "f" } '
             "histogram_options { buckets: [ " + ", ".join(map(str, range(257))) + " ] } } }",
-            "field 'model_metrics.metric_control[0].histogram_options.buckets' has 257 entries; at most "
-            "256 can be",
+            "field 'model_metrics.metric_control[0].histogram_options.buckets' has 257 entries; at "
+            "most 256 can be",
         ),
         ('name: "other" backend: "identity"', "unexpected directory name 'm' for model 'other'"),
         (
