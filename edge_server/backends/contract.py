@@ -57,7 +57,6 @@ def no_progress(text: str) -> None:
 
 
 def all_on_host(tensors: Tensors, copied: Copied) -> Tensors:
-    """Return `tensors` on the host; see `on_host`."""
     for tensor in tensors.values():
         if not isinstance(tensor.array, np.ndarray):
             return {name: on_host(tensor, copied) for name, tensor in tensors.items()}

@@ -427,7 +427,6 @@ class RaggedInstance(TensorInstance):
 
 
 def _sized(name: str, shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` with its free sizes taken from the same places of `source`."""
     if any(size == -1 for size in shape[len(source) :]):
         raise InternalError(
             f"output '{name}' has more dimensions than its source input has: {shape_text(source)}"

@@ -48,7 +48,6 @@ class Buffer:
         return self._ready
 
     def written(self, stream: Stream) -> None:
-        """Record that the work which `stream` holds now writes the buffer."""
         self._ready.record(stream)
         self._written = True
 
@@ -117,8 +116,6 @@ class CudaArray:
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
-        """Record that the work which `stream` holds now writes the array; readers wait for that
-        work."""
         self.buffer.written(stream)
 
     def read_by(self, event: GpuEvent) -> None:
@@ -253,7 +250,6 @@ class BufferPool:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory allocated by the pool, in use or idle."""
         return self._held_bytes
 
     def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:

@@ -151,7 +151,6 @@ class FrameLayout:
 
     @classmethod
     def packed(cls, pixel_format: PixelFormat, width: int, height: int) -> FrameLayout:
-        """Return the layout with rows without gaps."""
         chroma = _chroma_row_bytes(pixel_format, width)
         return cls(pixel_format, width, height, _row_bytes(pixel_format, width), chroma)
 
@@ -186,7 +185,6 @@ def size_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
 
 
 def kernel_name(pixel_format: PixelFormat, *, undistorted: bool) -> str:
-    """Return the name of the kernel in preprocess.cu for such a launch."""
     return f"{pixel_format.value}_to_nchw" + ("_undistorted" if undistorted else "")
 
 

@@ -62,7 +62,6 @@ class GpuEvent:
         self.device.call("wait for an event", "cuEventSynchronize", self.handle)
 
     def reached(self) -> bool:
-        """Return whether the event is reached; never waits."""
         return self.device.ready(self.handle)
 
 

@@ -79,7 +79,6 @@ def _accepted(
     old_shape: tuple[int, ...],
     new_shape: tuple[int, ...],
 ) -> bool:
-    """Whether callers of `old` can send, or take, the new shape."""
     if len(old_shape) != len(new_shape):
         return False
     pairs = list(zip(old_shape, new_shape, strict=True))
@@ -120,7 +119,7 @@ _ACTED_ON = {
     "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
     "cpu_execution_accelerator.parameters",
     "optimization.cuda": "graphs busy_wait_events",
-    _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
+    _GRAPH: "batch_size input.dim graph_lower_bound.batch_size",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
     "priority_levels default_priority_level",
     "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
@@ -158,6 +157,7 @@ ACCEPTED = {
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
     "give it a second instance, which prepares its own meanwhile",
+    f"{_GRAPH}.graph_lower_bound.input": "a graph serves smaller batches, not smaller tensors",
     "optimization.cuda.output_copy_stream": "outputs are copied before the next batch runs",
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
@@ -177,6 +177,9 @@ _MOST_ENTRIES_OF = {
     "instance_group.rate_limiter.resources": 64,
     _GRAPH: 64,
     "model_warmup": 64,
+    # Each is on every line of the model's metrics, or a line of every scrape.
+    "metric_tags": 32,
+    "model_metrics.metric_control.histogram_options.buckets": 256,
 }
 
 _ENSEMBLE_HANDS_ON = "an ensemble hands tensors from model to model as they are"
@@ -248,7 +251,6 @@ def list_faults(message: Any) -> Iterator[str]:
 
 
 def field_faults(message: Any) -> Iterator[str]:
-    """Yield the fields that this server refuses, and unknown enum values."""
     for path, shown, descriptor, value in _fields(message):
         if path in REFUSED:
             yield f"field '{shown}' is not supported by this server: {REFUSED[path]}"
@@ -288,7 +290,6 @@ def _fields(message: Any, path: str = "", shown: str = "") -> Iterator[tuple[str
 
 
 def is_map(descriptor: Any) -> bool:
-    """Whether a field is a map: the protocol encodes it as a list of entries."""
     return descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
 
 

@@ -81,7 +81,6 @@ class Engine:
         return self.io.is_fixed or version_here() >= (10, 0)
 
     def context(self) -> Any:
-        """Return a new execution context, with its own device memory."""
         engine: trt.ICudaEngine | None = self._engine
         if engine is None:
             raise InternalError(f"model '{self._model}': its engine is closed")
@@ -104,7 +103,6 @@ class Engine:
 
 @cache
 def _register_plugins() -> None:
-    """Register TensorRT's plugins, which plans may use, once per process."""
     # The lean bindings lack this function.
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(trt_log().logger, "")
@@ -201,7 +199,6 @@ class TrtLog:
 
     @property
     def mark(self) -> int:
-        """Return the current position, for `since`."""
         return self._errors[-1][0] + 1 if self._errors else 0
 
     def since(self, mark: int, shown: int = _SHOWN) -> str:

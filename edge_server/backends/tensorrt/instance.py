@@ -45,24 +45,22 @@ _USUAL_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True)
 class GraphShapes:
-    """The shapes that one graph is captured for, and the smallest that it may serve.
+    """The shapes that one graph is captured for.
 
     Attributes:
         shapes: every input, batch dimension included.
-        least: the lower bounds, likewise; `shapes` without a lower bound.
+        least_rows: the smallest batch that it may serve, with the rest of its rows 0; of another
+            shape it serves this one only.
     """
 
     shapes: Shapes
-    least: Shapes
+    least_rows: int
     profile: int
 
     def serves(self, shapes: Shapes) -> bool:
         return shapes == self.shapes or all(
-            len(shape) == len(self.shapes[name])
-            and all(
-                low <= size <= high
-                for low, size, high in zip(self.least[name], shape, self.shapes[name], strict=True)
-            )
+            shape[1:] == self.shapes[name][1:]
+            and self.least_rows <= shape[0] <= self.shapes[name][0]
             for name, shape in shapes.items()
         )
 
@@ -200,7 +198,7 @@ def _usual(io: PlanIO, batch_size: int, profile: int) -> GraphShapes:
     shapes = {t.name: io.bounds(t, profile).opt for t in io.inputs}
     if batch_size:
         shapes = {name: (batch_size, *shape[1:]) for name, shape in shapes.items()}
-    return GraphShapes(shapes, shapes, profile)
+    return GraphShapes(shapes, batch_size, profile)
 
 
 def _spec(
@@ -213,7 +211,7 @@ def _spec(
         raise _fault(config, f"graph spec expects 'batch_size' to be >= 1 and <= {most}")
     for profile in profiles:
         shapes = _shapes(config, io, spec, profile)
-        found = GraphShapes(shapes, _least(config, io, spec, shapes), profile)
+        found = GraphShapes(shapes, _least_rows(config, io, spec, shapes), profile)
         if _fits(io, found):
             return found
     return None
@@ -233,40 +231,40 @@ def _shapes(config: ModelConfig, io: PlanIO, spec: Any, profile: int) -> Shapes:
     return shapes
 
 
-def _least(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> Shapes:
+def _least_rows(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> int:
+    """Return the lower bound of the batch, 0 without; the bounds of other sizes are checked only.
+
+    Raises:
+        ModelConfigError: a bound is invalid; with Triton's text.
+    """
+    rows: int = spec.batch_size
     if not spec.HasField("graph_lower_bound"):
-        return shapes
+        return rows
     bound = spec.graph_lower_bound
-    if bound.batch_size > spec.batch_size:
+    if bound.batch_size > rows:
         raise _fault(
             config,
             "graph lower bound spec expects 'batch_size' to be <= graph spec 'batch_size'",
         )
-    least: dict[str, Shape] = {}
-    for tensor in io.inputs:
-        name, whole = tensor.name, shapes[tensor.name]
-        rest = whole[1:] if spec.batch_size else whole
+    for name in (tensor.name for tensor in io.inputs):
+        rest = shapes[name][1:] if rows else shapes[name]
         if name in spec.input and name not in bound.input:
             raise _fault(config, f"graph lower bound spec expects shape for input '{name}'")
-        if name in bound.input:
-            dims = tuple(bound.input[name].dim)
-            if len(dims) != len(rest):
-                # The unclosed quote is Triton's.
-                raise _fault(
-                    config,
-                    f"graph lower bound spec expects to have '{len(rest)} dimensions, got "
-                    f"{len(dims)}",
-                )
-            for low, high in zip(dims, rest, strict=True):
-                if low > high:
-                    raise _fault(
-                        config,
-                        f"graph lower bound spec expects input '{name}' to have dimension <= "
-                        f"{high}",
-                    )
-            rest = dims
-        least[name] = (max(1, bound.batch_size), *rest) if spec.batch_size else rest
-    return least
+        if name not in bound.input:
+            continue
+        dims = tuple(bound.input[name].dim)
+        if len(dims) != len(rest):
+            # The unclosed quote is Triton's.
+            raise _fault(
+                config,
+                f"graph lower bound spec expects to have '{len(rest)} dimensions, got {len(dims)}",
+            )
+        if high := next((high for low, high in zip(dims, rest, strict=True) if low > high), None):
+            raise _fault(
+                config,
+                f"graph lower bound spec expects input '{name}' to have dimension <= {high}",
+            )
+    return max(1, bound.batch_size) if rows else 0
 
 
 def _fits(io: PlanIO, graph: GraphShapes) -> bool:
@@ -374,8 +372,8 @@ class PlanInstance:
         return enqueued_ns, time.monotonic_ns()
 
     def _launch(self, run: Run, recorded: RecordedRun) -> int:
-        for name, slot in self._buffers.inputs.items():
-            run.read += slot.gather(run.requests, self._stream, recorded.wanted.shapes[name])
+        for slot in self._buffers.inputs.values():
+            run.read += slot.gather(run.requests, self._stream)
         enqueued_ns = time.monotonic_ns()
         try:
             recorded.graph.launch(self._stream)
@@ -447,7 +445,6 @@ class PlanInstance:
         return run.device_outputs.get(name)
 
     def _copy_to_host(self, run: Run) -> None:
-        """Copy the other requested outputs to the host, and wait for the copies."""
         for array in run.device_outputs.values():
             array.written(self._stream)
         names = [name for name in run.wanted if name not in run.device_outputs]

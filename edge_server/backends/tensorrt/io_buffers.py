@@ -100,7 +100,6 @@ class InputSlot:
         return self._staging.pointer
 
     def begin(self) -> None:
-        """Release the arrays of the last run, which is done."""
         self._held.clear()
 
     def clear(self, stream: Stream) -> None:
@@ -121,23 +120,14 @@ class InputSlot:
         self._held.append(array)
         return array
 
-    def gather(
-        self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
-    ) -> list[CudaArray]:
+    def gather(self, requests: Sequence[ExecuteRequest], stream: Stream) -> list[CudaArray]:
         """Copy all parts, one behind the other, to `pointer`.
-
-        Args:
-            into: a larger shape, in whose first corner the only part or the rows are put; the rest
-                is 0.
 
         Returns:
             The arrays that are read on the device: mark them read by this run.
         """
         staging = self._staging
         read: list[CudaArray] = []
-        if into is not None and self._is_inside(requests, into):
-            self._put_inside(requests, stream, into)
-            return read
         begin = copied_to = 0
         for request in requests:
             array = self._on_device(request)
@@ -157,23 +147,6 @@ class InputSlot:
             begin = end
         self._flush(stream, copied_to, begin)
         return read
-
-    def _is_inside(self, requests: Sequence[ExecuteRequest], into: Shape) -> bool:
-        """Return whether `into` differs by more than additional rows at the end."""
-        return any(request.inputs[self.name].shape[1:] != into[1:] for request in requests)
-
-    def _put_inside(self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape) -> None:
-        whole = np.zeros(into, self.dtype)
-        row = 0
-        for request in requests:
-            array = request.inputs[self.name]
-            part = array.array if array.on_device is None else array.on_device.on_host()
-            corner = [slice(row, row + len(part)), *(slice(0, size) for size in part.shape[1:])]
-            whole[tuple(corner)] = part
-            row += len(part)
-            self._count(request, part.nbytes)
-        self._staging.host[: whole.nbytes] = as_bytes(whole)
-        self._flush(stream, 0, whole.nbytes)
 
     def _part(self, request: ExecuteRequest) -> NDArray[np.uint8]:
         tensor = request.inputs[self.name]
@@ -383,7 +356,6 @@ class Context:
         )
 
     def _do_not_go_together(self, mark: int) -> InvalidRequest:
-        """Return the error for inputs whose shapes are valid alone, but not together."""
         return InvalidRequest(
             f"request specifies invalid shapes for {self._name}: they do not go together: "
             f"{trt_log().since(mark)}"
@@ -446,7 +418,6 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self.shape = tuple(shape)
 
     def copy_to(self, array: NDArray[Any], stream: Stream) -> None:
-        """Copy the last output to `array`, of its shape; the copy is done once `stream` is."""
         if self.memory is not None and array.nbytes:
             stream.to_host(array, ByteSpan(self.memory.pointer, array.nbytes))
 
@@ -475,7 +446,6 @@ class IoBuffers:
 
     @property
     def mapped_outputs(self) -> frozenset[str]:
-        """Names of the outputs that the host reads in place, without a copy."""
         mapped = {name for name, slot in self.outputs.items() if slot.is_mapped}
         return frozenset(mapped - self.allocators.keys())
 
@@ -490,7 +460,6 @@ class IoBuffers:
 def allocate_io(
     engine: Engine, context: Context, profiles: Sequence[int], options: Options, name: str
 ) -> IoBuffers:
-    """Allocate buffers for the largest inputs and outputs of `profiles`."""
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
     sizes = _output_bytes(io, context, profiles)
@@ -543,7 +512,6 @@ class HostTensors:
         return {name: held.ctypes.data for name, held in self._values.items()}
 
     def read(self, request: ExecuteRequest) -> Shapes:
-        """Store the shape inputs of `request`; return their values by input."""
         inputs = request.host_inputs() if self._values else {}
         for name, held in self._values.items():
             array = inputs[name].array

@@ -319,7 +319,6 @@ _TYPED_HINT = (
 
 
 def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
-    """Return whether every tensor has the type that the ONNX file gives it."""
     return version >= (11, 0) or options.strongly_typed
 
 

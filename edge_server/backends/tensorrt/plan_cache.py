@@ -98,7 +98,6 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """Return the path of that plan; None if the cache has no complete plan that fits."""
         plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
@@ -117,7 +116,6 @@ class PlanCache:
         return plan
 
     def forget(self, plan: Path) -> None:
-        """Remove the plan, if it belongs to this cache."""
         if plan.parent.parent == self._folder:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
@@ -374,7 +372,6 @@ class _Failed(msgspec.Struct, frozen=True):
 
 
 def note_failure(plan: Path, error: EdgeServerError) -> None:
-    """Note that the build of `plan` failed; a disk that takes no note costs another build."""
     failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
     with suppress(OSError):
         atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))

@@ -130,7 +130,6 @@ class PlanIO:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every input, and therefore every output, has a single shape."""
         return not any(-1 in t.shape or t.holds_shape for t in self.tensors)
 
     def ranges(self, profile: int) -> Mapping[str, Range]:
@@ -146,7 +145,6 @@ class PlanIO:
 
 
 def datatype_of(tensor: PlanTensor) -> DataType | None:
-    """Return the tensor's type; None if the protocol lacks it."""
     try:
         return DataType(tensor.datatype)
     except ValueError:
@@ -203,7 +201,6 @@ def _distance(ranges: Mapping[str, Range], sizes: Shapes) -> int:
 
 
 def _misfit(ranges: Mapping[str, Range], sizes: Shapes) -> tuple[str, str] | None:
-    """Return the first input that does not fit, and the reason; None where all fit."""
     for name, found in ranges.items():
         shape = sizes.get(name, found.opt)
         if len(shape) != len(found.opt):
@@ -411,7 +408,6 @@ def _spec(tensor: PlanTensor) -> TensorSpec:
 
 
 def _marked(config: ModelConfig, io: PlanIO) -> ModelConfig:
-    """Return `config` with the tensors that hold shapes marked as shape tensors."""
     names = {tensor.name for tensor in io.tensors if tensor.holds_shape}
     if not names:
         return config

@@ -116,7 +116,6 @@ class PhaseTree:
         self._phases[name] = _Phase(parent if parent in self._phases else "", max(1, steps))
 
     def step(self, name: str, step: int) -> None:
-        """Mark `step`, counted from 0, as done."""
         if name in self._phases:
             phase = self._phases[name]
             phase.done = min(max(phase.done, step + 1), phase.steps)

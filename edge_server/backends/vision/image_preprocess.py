@@ -245,7 +245,6 @@ class GpuPreprocess:
         self._map = None
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
-        """Return the request's frames, on this GPU or on the host."""
         tensor = request.inputs[self._wanted.image]
         array = tensor.on_device
         if isinstance(array, CudaArray) and array.device is self._device:
@@ -401,7 +400,6 @@ class _Slot:
         self._host = np.empty(0, np.uint8)
 
     def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
-        """Return the first `nbytes` of the slot; a smaller slot grows."""
         if self._host.nbytes < nbytes:
             if mapped:
                 memory = MappedMemory(self._device, (nbytes,), np.uint8)
