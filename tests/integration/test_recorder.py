@@ -135,26 +135,24 @@ def camera_of_jpegs(road: Road) -> Iterator[Frame]:
     decoder = JpegDecoder("camera", road.camera.useful)
     for number, pixels in enumerate(pictures()):
         jpeg = encode_jpeg(Image.of_bgr(pixels), 80)
-        decoded = decoder.decode(jpeg)
-        assert decoded is not None
-        image, size = decoded
+        image, size = decoder.decode(jpeg)
         yield frame_of(number, image, jpeg, size)
 
 
 def camera_of_pixels(road: Road) -> Iterator[Frame]:
     for number, pixels in enumerate(pictures()):
-        yield frame_of(number, pixels, None, (1280, 720))
+        yield frame_of(number, Image.of_bgr(pixels), None, None)
 
 
-def frame_of(number: int, pixels: np.ndarray, jpeg: bytes | None, size: tuple[int, int]) -> Frame:
+def frame_of(number: int, image: Image, jpeg: bytes | None, size: tuple[int, int] | None) -> Frame:
     moment_ns = 10**12 + number * PERIOD_NS
     return Frame(
         number,
-        Image.of_bgr(pixels),
+        image,
         moment_ns,
         1_790_000_000 * 10**9 + moment_ns,
         calibration_id=CALIBRATION.id,
-        picture_size=None if size == pixels.shape[1::-1] else size,
+        picture_size=size,
         jpeg=jpeg,
     )
 
