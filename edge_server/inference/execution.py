@@ -59,30 +59,6 @@ class Job:
         over: the caller has the last response.
     """
 
-    __slots__ = (
-        "_again",
-        "_forget",
-        "batch_size",
-        "began_ns",
-        "ended",
-        "executor",
-        "inputs",
-        "iterative",
-        "last_ns",
-        "made",
-        "on_outputs",
-        "outputs",
-        "over",
-        "padding",
-        "parameters",
-        "queued_at_ns",
-        "request",
-        "respond",
-        "responses",
-        "snapshot",
-        "turn_ns",
-    )
-
     def __init__(
         self,
         executor: Executor,
