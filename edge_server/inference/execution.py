@@ -43,8 +43,7 @@ class Job:
     each of a decoupled model goes to the caller at once.
 
     Attributes:
-        inputs: of the model; a scheduler may add its own tensors to the request's.
-        outputs: names of those wanted from the model; a scheduler may add its own.
+        inputs, outputs: of the model; a scheduler may add its own to the request's.
         batch_size: 0 where the model does not batch.
         on_outputs: called with all outputs of the model before the caller gets its response; an
             `EdgeServerError` that it raises becomes the response.
@@ -52,9 +51,7 @@ class Job:
         iterative: the model may have the job run again.
         turn_ns: when the job queued for its next run.
         began_ns: when its first run began; 0 before.
-        made: what the model responded, with `parameters`.
-        responses, last_ns: the number of a decoupled model's responses so far, and when the last
-            one came.
+        responses, last_ns: the number of a decoupled model's responses, and when the last one came.
         ended: the model may not respond any more.
         over: the caller has the last response.
     """
@@ -119,8 +116,7 @@ class Job:
             forget()
 
     def death(self) -> EdgeServerError | None:
-        """Why the job need not run: it is over, its model failed between two runs, or see `gone`;
-        None while it shall run."""
+        """Why the job need not run: it is over, failed between two runs, or is `gone`."""
         if self.over:
             return Cancelled("")
         return self.made if isinstance(self.made, EdgeServerError) else self.gone()
@@ -152,8 +148,9 @@ def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> 
 
 
 def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
-    """`tensor` with a batch dimension of 1 added, or taken off, where `full_shape` has one
-    dimension more or less; any other tensor as it is."""
+    """`tensor` with a batch dimension of 1 added, or taken off, where that gives it the rank of
+    `full_shape`.
+    """
     shape, rank = tensor.shape, len(full_shape)
     if len(shape) == rank - 1 and full_shape[0] == -1:
         return Tensor(tensor.array.reshape((1, *shape)))
@@ -254,10 +251,8 @@ class Executor:
     def _result(
         self, job: Job, failure: InternalError | None, phases: Phases, alone: int = 0
     ) -> InferResponse | EdgeServerError:
-        """Trace and count an ended job, and return its response.
-
-        Args:
-            alone: the batch size of a run that was the job's alone and is still to be counted.
+        """Trace and count an ended job, and return its response; `alone` is the batch size of a run
+        that was the job's alone and is still to be counted.
         """
         if (trace := job.request.trace) is not None:
             # As in the statistics: phases that the instance did not measure count as inference.
@@ -320,8 +315,9 @@ class Executor:
         self.respond(job, response, final=final)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """Respond with `error` to a job that will not run or has failed, and count it; without
-        effect where the job has its last response."""
+        """Respond with `error` to a job that will not run or has failed, unless it has its last
+        response.
+        """
         if job.over:
             return
         job.abandon()
@@ -344,8 +340,8 @@ class Executor:
     def _response(
         self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
     ) -> InferResponse | EdgeServerError:
-        """The caller's response for the model's outputs, of which it may omit some; or the error:
-        the model's own, or that of an output that cannot be used."""
+        """The caller's response for the model's outputs, of which it may omit some; or the
+        error."""
         if isinstance(made, EdgeServerError):
             return made
         request = job.request

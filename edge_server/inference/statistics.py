@@ -242,8 +242,8 @@ class ModelStatistics:
         self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
 
     def p99_ns(self, least: int) -> int:
-        """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
-        `least` requests."""
+        """An upper bound of 99 % of the model's response times; 0 with fewer than `least`
+        requests."""
         with self._lock:
             bounds_ns, at_most, _ = self._latencies.now()
         if at_most[-1] < max(1, least):
@@ -280,10 +280,8 @@ class ModelStatistics:
             counts.batches[batch_size].add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases, alone: int = 0) -> None:
-        """Count a request that got its last response.
-
-        Args:
-            alone: the batch size of the request's run, where that is to be counted here, too.
+        """Count a request that got its last response, and its run, if `alone` is that run's batch
+        size.
         """
         with self._lock:
             counts = self._counts
