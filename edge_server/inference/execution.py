@@ -224,29 +224,31 @@ class Executor:
             if not job.began_ns:
                 job.began_ns = job.last_ns = began_ns
         try:
-            phases = instance.execute([self._request(job) for job in jobs])
+            requests = [
+                ExecuteRequest(
+                    self._shaped(job) if self._model_shapes else job.inputs,
+                    job.outputs,
+                    job,
+                    job.request,
+                    job.snapshot,
+                    self.statistics.copied,
+                    job.reschedule if job.iterative else None,
+                )
+                for job in jobs
+            ]
+            phases = instance.execute(requests)
         except Exception as error:
             log.exception("model %s: an instance raised", self.config.name)
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
             return failure, Phases(0, time.monotonic_ns() - began_ns, 0)
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
-    def _request(self, job: Job) -> ExecuteRequest:
-        inputs = job.inputs
-        if shapes := self._model_shapes:
-            inputs = {
-                name: in_shape(tensor, shapes.get(name), job.batch_size)
-                for name, tensor in inputs.items()
-            }
-        return ExecuteRequest(
-            inputs,
-            job.outputs,
-            job,
-            job.request,
-            job.snapshot,
-            self.statistics.copied,
-            job.reschedule if job.iterative else None,
-        )
+    def _shaped(self, job: Job) -> Tensors:
+        shapes = self._model_shapes
+        return {
+            name: in_shape(tensor, shapes.get(name), job.batch_size)
+            for name, tensor in job.inputs.items()
+        }
 
     def _result(
         self, job: Job, failure: InternalError | None, phases: Phases, alone: int = 0
