@@ -1,4 +1,4 @@
-"""How edge_server was installed, which decides how a person mends a library that is missing, and
+"""How edge_server was installed, which decides how to get a library that is missing, and
 the models that came with it."""
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ def shipped_models() -> Path:
 def remedy(module: str, *, how: Installation | None = None, machine: str = "") -> str:
     """Return what makes a module of Python importable that is missing, or does not import.
 
-    Args:
-        module: its name; of one that edge_server does not know, the remedy is that of a damaged
-            installation.
-        how: by default as the running edge_server was installed.
-        machine: as the kernel names the processor; by default this machine's.
+    A module that edge_server does not know has the remedy of a damaged installation. `machine` is
+    as the kernel names the processor.
     """
     how = how or installation()
     is_board = (machine or platform.machine()) == "aarch64"

@@ -44,7 +44,6 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
-        "nvdla_compiler": software.nvdla_compiler,
         "onnxruntime": software.onnxruntime,
         "opencv": software.opencv,
         "cameras": software.cameras,
@@ -84,7 +83,7 @@ _TIMEOUT_S = 30.0
 @dataclass(frozen=True)
 class Probe:
     """A function that may crash or hang (drivers, third-party libraries, networks): it runs in a
-    process of its own, which costs only its result, and at most its time limit.
+    new process, which costs only its result, and at most its time limit.
 
     Attributes:
         function: as `package.module:name`; it returns a dict that JSON can encode.
