@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.contract import own_parameters
+from edge_server.backends.contract import parameters_of
 from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import probe_device
@@ -163,7 +163,7 @@ def _plans(
 ) -> Iterator[tuple[Path, bool]]:
     """Yield a plan for each device of the version, and whether it was built now."""
     config = spec.config
-    parameters = own_parameters(config, TensorRtParameters)
+    parameters = parameters_of(config, TensorRtParameters)
     if parameters.auto_build:
         # As the daemon does before it loads: the shapes decide which cached plan is the model's.
         config = backend.complete(spec.files, version, config)
