@@ -301,14 +301,15 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self._await_frame(timeout_s)
+            self.wait_for_frame(timeout_s)
             frame, self._newest = self._newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            self._await_frame(timeout_s)
+            if timeout_s > 0 and self._newest is None:
+                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
             return self._newest is not None
 
     @property
@@ -423,10 +424,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _await_frame(self, timeout_s: float) -> None:
-        if timeout_s > 0 and self._newest is None and not self._closed:
-            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
 
     def _inspect(self, reader: Reader, frame: Frame) -> bool:
         """Set the state that `frame` shows; return whether the frame is used."""

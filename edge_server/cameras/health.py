@@ -317,7 +317,7 @@ class PictureHealth:
         thumbnail = Thumbnail.of(image)
         if thumbnail is None:
             return None
-        if (size := image.luma().shape) != self._size:
+        if (size := image.planes[0].shape) != self._size:
             # A decoder that makes pictures smaller makes them less sharp.
             self._size = size
             self._usual.clear()
