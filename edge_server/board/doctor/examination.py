@@ -41,7 +41,6 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "gpu_nodes": hardware.gpu_nodes,
         "driver": hardware.driver,
         "cuda_runtime": hardware.cuda_runtime,
-        "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
         "onnxruntime": software.onnxruntime,
@@ -64,7 +63,6 @@ _PROBES = "edge_server.board.doctor.probes:"
 _ALWAYS = (
     "driver",
     "cuda_runtime",
-    "pycuda",
     "tensorrt",
     "nvdla",
     "opencv",
