@@ -168,10 +168,7 @@ def load_files(
     files: Mapping[str, bytes],
     cancellation: Cancellation | None = None,
 ) -> None:
-    """Load a model, from the repository or from `files`; returns after the load.
-
-    Raises: EdgeServerError: see `ModelControl.load`, or the name is invalid (Triton's texts).
-    """
+    """Load a model, from the repository or from `files`; raise as `load_model`."""
     name = name.strip()
     if not name:
         raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -284,9 +281,7 @@ def _number(name: str, value: str, least: int) -> int:
 def update_log_settings(switches: LogSwitches, request: Any) -> Any:
     """Apply a `LogSettingsRequest`, all of it or nothing; return the settings then in force.
 
-    Raises:
-        InvalidRequest: an unknown setting, or an invalid value (Triton's texts).
-        Unsupported: a request cannot change the log's destination.
+    Raises: InvalidRequest, Unsupported: Triton's texts.
     """
     changes: dict[str, Any] = {}
     for name, value in request.settings.items():

@@ -171,7 +171,7 @@ def to_infer_request(
                 )
             array = from_raw(declared, data)
         inputs[name] = Tensor(array)
-    if config is not None:
+    if config is not None and config.max_batch_size:
         check_batch_sizes(config, request_id, batch_sizes)
     request = InferRequest(
         model_name=model,

@@ -153,9 +153,8 @@ class SharedMemory:
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register the object `key` of the clients as the region `name`.
 
-        Raises:
-            AlreadyExists, InvalidRequest, InternalError: Triton's texts.
-            Unavailable: the limit of regions is reached.
+        Raises: AlreadyExists, InvalidRequest, InternalError, Unavailable: Triton's texts, or too
+        many.
         """
         if key.lstrip("/").startswith(_RESERVED):
             raise InvalidRequest(

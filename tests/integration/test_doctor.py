@@ -63,7 +63,6 @@ def test_libraries_that_crash_cost_their_lines_and_the_exit_code_tells(tmp_path:
     for name, code in (
         ("cv2", "import os; os.abort()"),
         ("tensorrt", "import ctypes; ctypes.string_at(0)"),
-        ("pycuda", "raise SystemExit(3)"),
     ):
         (tmp_path / f"{name}.py").write_text(code)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
@@ -72,7 +71,6 @@ def test_libraries_that_crash_cost_their_lines_and_the_exit_code_tells(tmp_path:
     assert done.returncode == 1
     assert "SIGABRT" in found["opencv"]["found"]
     assert "SIGSEGV" in found["tensorrt"]["found"]
-    assert "ended with" in found["pycuda"]["found"]
     assert found["onnxruntime"]["level"] == "ok"
 
 
@@ -84,7 +82,7 @@ def test_a_wrong_configuration_is_a_fault_with_its_remedy(tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("fault   settings"))
     assert 'did you mean "host"?' in lines[place]
-    assert f"-> mend it; then edge-server check --config {config}" in lines[place + 1]
+    assert f"-> fix it; then edge-server check --config {config}" in lines[place + 1]
     assert done.stdout.isascii()
 
 

@@ -369,7 +369,6 @@ def not_ready_reason(settings: Grpc) -> str:
 
     A TCP side with TLS, which this process cannot call, is ready once it answers a ClientHello.
     """
-    metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
     if settings.tls.on and settings.socket is None:
         host = client_host(settings.host)
         call = SelfCall(
@@ -379,15 +378,13 @@ def not_ready_reason(settings: Grpc) -> str:
             speaks_tls=True,
         )
         return call.fault()
-    target = target_of(settings)
-    with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        check = HealthStub(channel).Check
+    with DaemonClient(settings) as client:
         try:
-            response = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=metadata)
-        except grpc.RpcError as error:
-            return f"{target}: {error.code().name}: {error.details()}"
-    ready = response.status == health_pb2.HealthCheckResponse.SERVING
-    return "" if ready else f"{target}: live, not ready: models are loading, or one has failed"
+            ready = client.is_ready()
+        except EdgeServerError as error:
+            return f"{client.target}: {error}"
+    reason = f"{client.target}: live, not ready: models are loading, or one has failed"
+    return "" if ready else reason
 
 
 def server_name(settings: Grpc) -> str:
