@@ -328,7 +328,6 @@ class _SignatureCheck:
         ]
 
     def _check_sequence_tensors(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
-        """Check the controls and states against the model's tensors; return their names."""
         batching = self._config.sequence_batching
         if batching is None:
             return set()
@@ -352,7 +351,6 @@ class _SignatureCheck:
         return set(datatypes)
 
     def _check_batch_inputs(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
-        """Check the batch inputs against the model's tensors; return their names."""
         ragged = self._config.ragged
         types = ragged.batch_input_types if ragged is not None and kind == "input" else {}
         for name, datatype in types.items():

@@ -57,7 +57,6 @@ class ModelFiles:
 
     @property
     def shown_config_path(self) -> Path:
-        """The path of the configuration in the repository, for texts."""
         return (self.shown or self.directory) / self.config_name
 
     def with_custom_config(self, name: str) -> ModelFiles:

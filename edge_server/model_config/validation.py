@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.files import ModelFiles
 
-# A scrape writes them all, in the daemon's own time.
-_MOST_BUCKETS = 256
-_MOST_METRIC_TAGS = 32
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 # Readable at once; the text goes to every client that reads the index.
 _MOST_FAULTS = 32
@@ -149,21 +146,11 @@ def _batching_faults(message: Any) -> Iterator[str]:
 
 
 def _metric_faults(message: Any) -> Iterator[str]:
-    if len(message.metric_tags) > _MOST_METRIC_TAGS:
-        yield (
-            f"{len(message.metric_tags)} metric tags; each is on every line of the model's "
-            f"metrics: use {_MOST_METRIC_TAGS} at most for {message.name}"
-        )
     for tag in message.metric_tags:
         if not _LABEL.fullmatch(tag):
             yield f"metric tag '{tag}' is no label: use letters, digits and _ for {message.name}"
     for control in message.model_metrics.metric_control:
         bounds = control.histogram_options.buckets
-        if len(bounds) > _MOST_BUCKETS:
-            yield (
-                f"{len(bounds)} buckets of {control.metric_identifier.family}; each is a line of "
-                f"every scrape: use {_MOST_BUCKETS} at most for {message.name}"
-            )
         if list(bounds) != sorted(set(bounds)) or not all(map(math.isfinite, bounds)):
             yield (
                 f"buckets of {control.metric_identifier.family} must be finite and ascending for "

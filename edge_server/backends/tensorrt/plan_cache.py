@@ -98,7 +98,6 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """Return the path of that plan; None if the cache has no complete plan that fits."""
         plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
@@ -117,7 +116,6 @@ class PlanCache:
         return plan
 
     def forget(self, plan: Path) -> None:
-        """Remove the plan, if it belongs to this cache."""
         if plan.parent.parent == self._folder:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
@@ -201,9 +199,16 @@ def ensure_plan(
             plan.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-        noted = _noting(plan, build)
-        side_car = make_plan(onnx, plan, options, noted, on_event, timing_cache=cache.timing_cache)
-        forget_failure(plan)
+        timings = cache.timing_cache
+        try:
+            side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=timings)
+        except Cancelled:
+            raise
+        except EdgeServerError as error:
+            note_failure(plan, error)
+            raise
+        with suppress(OSError):
+            plan.with_name(_NAME).unlink()
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
@@ -211,21 +216,6 @@ def ensure_plan(
             )
         cache.prune(keep=plan)
     return plan, True
-
-
-def _noting(plan: Path, build: Build) -> Build:
-    """Return `build`, which also notes its failure beside `plan`; one that was stopped is none."""
-
-    def noting(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-        try:
-            return build(job, on_event)
-        except Cancelled:
-            raise
-        except EdgeServerError as error:
-            note_failure(plan, error)
-            raise
-
-    return noting
 
 
 def _free_bytes(folder: Path) -> int:
@@ -382,15 +372,9 @@ class _Failed(msgspec.Struct, frozen=True):
 
 
 def note_failure(plan: Path, error: EdgeServerError) -> None:
-    """Note that the build of `plan` failed; a disk that takes no note costs another build."""
     failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
     with suppress(OSError):
         atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))
-
-
-def forget_failure(plan: Path) -> None:
-    with suppress(OSError):
-        plan.with_name(_NAME).unlink()
 
 
 def check_not_failed(plan: Path, model: str) -> None:

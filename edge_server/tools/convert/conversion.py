@@ -18,8 +18,8 @@ from edge_server.tools.convert.formats import (
     ONNX,
     OPENVINO,
     SOURCES,
-    Interpreters,
     SourceModel,
+    interpreter_having,
     paddle_program,
     write_model,
 )
@@ -235,7 +235,7 @@ class Conversion:
         self._result.parent.mkdir()
 
     def find_interpreters(self) -> None:
-        """Find what every stage needs before the first begins, which may take minutes.
+        """Find what every stage needs before the first begins.
 
         Raises:
             InvalidRequest: the source does not become what is wanted.
@@ -243,13 +243,12 @@ class Conversion:
         """
         arguments = self._arguments
         self._first_function()
-        interpreters = Interpreters(arguments.python, arguments.isolated, self._show)
         needed = [self._format.framework, self._destination.framework]
         if arguments.to != "graphdef":
             needed.append(ONNX)
         for framework in needed:
             if framework.name not in self._pythons:
-                self._pythons[framework.name] = interpreters.having(framework)
+                self._pythons[framework.name] = interpreter_having(framework, arguments.python)
 
     def make(self) -> Converted:
         """Run the stages, and the result on the inputs of the source."""
@@ -345,11 +344,11 @@ class Conversion:
         elif self._format is SOURCES["graphdef"]:
             found["outputs"] = outputs
         elif self._format.module == "torch_models":
-            found |= {"inputs": arguments.shapes or source.inputs, "outputs": outputs}
+            found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
         if self._format is SOURCES["torch-module"]:
-            found["module_path"] = arguments.module_path
+            found["module_path"] = arguments.module_path or ""
         if self._format is SOURCES["torch-weights"]:
-            found["module"] = arguments.module
+            found["module"] = arguments.module or ""
         return found
 
     def _sampling(self) -> dict[str, Any]:
@@ -359,7 +358,7 @@ class Conversion:
             "count": arguments.samples,
             "seed": arguments.seed,
             "recorded": self.recorded,
-            "sizes": {name: shape for name, _, shape in arguments.shapes if name},
+            "sizes": {name: shape for name, _, shape in arguments.input if name},
         }
 
     def _step(
