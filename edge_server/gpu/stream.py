@@ -102,10 +102,7 @@ class Stream:
     def synchronize(self) -> None:
         """Return when all queued work is done; the thread sleeps until then."""
         # Wait by an event: a thread that waits for a stream busy-waits.
-        fence, doing = self._fence.handle, "synchronize"
-        with self.device:
-            self.device.call(doing, "cuEventRecord", fence, self.handle)
-            self.device.call(doing, "cuEventSynchronize", fence)
+        self._fence.record(self).wait()
 
     def to_device(self, destination: OnDevice, source: NDArray[Any]) -> None:
         """Copy the whole of `source` to the front of `destination`.

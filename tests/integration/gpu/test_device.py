@@ -148,7 +148,9 @@ def test_a_sticky_error_is_a_lost_device(simulated_gpu: SimulatedGpu, code: int)
     stream = Stream(device)
     simulated_gpu.set(f"fail=kernel:{code}:0")
     stream.launch(Module(device, b"").kernel("k"), (1, 1, 1), (1, 1, 1), b"")
-    with pytest.raises(DeviceLost, match=rf"synchronize: .*CUDA error {code}\): the process must"):
+    with pytest.raises(
+        DeviceLost, match=rf"wait for an event: .*CUDA error {code}\): the process must"
+    ):
         stream.synchronize()
     assert str(code) in str(lost[0])
     # So it stays.
