@@ -147,14 +147,17 @@ class Libcuda:
 
     def __init__(self) -> None:
         try:
-            self._waiting, self._quick = ctypes.CDLL(_LIBRARY), ctypes.PyDLL(_LIBRARY)
+            waiting, quick = ctypes.CDLL(_LIBRARY), ctypes.PyDLL(_LIBRARY)
         except OSError:
             raise Unavailable(
                 f"no CUDA driver: {_LIBRARY} is not on this machine; install NVIDIA's driver "
                 "(on a Jetson: apt install nvidia-l4t-cuda)"
             ) from None
-        # Looked up when first called: too old a driver lacks some.
         self._functions: dict[str, Any] = {}
+        for name, letters in PROTOTYPES.items():
+            function = getattr(quick if name in _QUICK else waiting, name)
+            function.argtypes = [_TYPES[letter] for letter in letters]
+            self._functions[name] = function
         if code := self.result("cuInit", 0):
             remedy = _INIT_REMEDIES.get(code, "see the kernel's log for the driver's messages")
             raise Unavailable(
@@ -169,12 +172,7 @@ class Libcuda:
 
     def result(self, name: str, *arguments: object) -> int:
         """Call the driver's function `name` and return its CUresult."""
-        function = self._functions.get(name)
-        if function is None:
-            function = getattr(self._quick if name in _QUICK else self._waiting, name)
-            function.argtypes = [_TYPES[letter] for letter in PROTOTYPES[name]]
-            self._functions[name] = function
-        code: int = function(*arguments)
+        code: int = self._functions[name](*arguments)
         return code
 
     def call(self, name: str, *arguments: object) -> None:
@@ -183,7 +181,7 @@ class Libcuda:
         Raises:
             CudaError: the driver refused.
         """
-        if code := self.result(name, *arguments):
+        if code := self._functions[name](*arguments):
             raise self.error(name, code)
 
     def made(self, name: str, *arguments: object, kind: Any = ctypes.c_void_p) -> int:

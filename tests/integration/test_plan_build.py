@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +29,6 @@ from edge_server.backends.tensorrt.plan_process import BuildJob, Progressed, Ste
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from support.simulated_gpu import SimulatedGpu
-
     from edge_server.backends.tensorrt.plan_process import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
@@ -39,17 +38,27 @@ UP_TO_10 = VERSIONS[:-1]
 BATCH = BuildOptions(max_batch_size=4, dims={"x": (-1, 3, 4)})
 
 
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the simulated libcuda.so.1."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the simulated driver; apt install gcc")
+    folder = tmp_path_factory.mktemp("driver")
+    source, library = SIMULATED / "libcuda.c", folder / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return folder
+
+
 @pytest.fixture
-def tensorrt(
-    monkeypatch: pytest.MonkeyPatch, simulated_libcuda: SimulatedGpu
-) -> Callable[..., None]:
+def tensorrt(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Callable[..., None]:
     """Puts a version of the simulated TensorRT, and a driver or none, before the next process."""
 
     def choose(version: str, *, dla: int = 2, gpu: bool = True) -> None:
         monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{SIMULATED}")
         monkeypatch.setenv("SIMULATED_TENSORRT", version)
         monkeypatch.setenv("SIMULATED_DLA", str(dla))
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(simulated_libcuda.folder) if gpu else "/nowhere")
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(driver) if gpu else "/nowhere")
 
     return choose
 
@@ -100,7 +109,7 @@ def test_every_version_builds_a_batching_network(
     assert built.placed == Placed((), ("conv1",), 0)
     facts = built.facts
     assert facts.tensorrt == f"{version}.0.30"
-    assert (facts.sm, facts.gpu, facts.multiprocessors) == ("sm_87", "Simulated GPU 0", 16)
+    assert (facts.sm, facts.gpu, facts.multiprocessors) == ("sm_87", "Orin", 16)
     assert facts.dla_cores == 2
     assert not facts.reason
 

@@ -319,7 +319,6 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     ENTER(0);
     switch (attribute) {
-        case 16: *value = 16; break;               // MULTIPROCESSOR_COUNT
         case 18: *value = integrated; break;       // INTEGRATED
         case 19: case 41: *value = 1; break;       // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING
         case 75: *value = compute / 10; break;     // COMPUTE_CAPABILITY_MAJOR

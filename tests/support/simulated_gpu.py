@@ -24,7 +24,7 @@ class SimulatedGpu:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
         # Whoever loads libcuda.so.1 in this process from now on gets this one.
         self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         self._library.simulated_device_bytes.restype = ctypes.c_size_t
@@ -93,7 +93,7 @@ class SimulatedGpu:
         path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))
         return {
             **os.environ,
-            "LD_LIBRARY_PATH": str(self.folder),
+            "LD_LIBRARY_PATH": str(self._folder),
             "PYTHONPATH": path,
             "EDGE_SIMULATED_CUDA": words,
         }
