@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -158,12 +160,20 @@ def kernels_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.fixture
+# Where the real pycuda is installed, it runs over the simulated driver, too.
+@pytest.fixture(params=["simulated"] + ["real"] * bool(importlib.util.find_spec("pycuda")))
 def simulated_gpu(
-    simulated_libcuda: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    simulated_libcuda: SimulatedGpu,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[SimulatedGpu]:
     """A GPU that is simulated, in this process, until the test ends."""
     simulated_libcuda.reset()
-    monkeypatch.syspath_prepend(SIMULATED_GPU)
+    if request.param == "simulated":
+        monkeypatch.syspath_prepend(SIMULATED_GPU)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
+        del sys.modules[name]
     yield simulated_libcuda
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
+        del sys.modules[name]
     simulated_libcuda.set("init=100")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -174,33 +175,15 @@ class DeviceMemory:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.nbytes = nbytes
-        doing = f"allocate {nbytes} bytes"
-        self.pointer, _ = device.make(self, doing, "cuMemAlloc_v2", "cuMemFree_v2", nbytes)
-
-
-class _Pinned:
-    """The owner of pinned memory; numpy keeps it alive with every view."""
-
-    def __init__(self, device: Device, nbytes: int, flags: int) -> None:
-        doing = f"pin {nbytes} bytes of host memory"
-        address, _ = device.make(
-            self, doing, "cuMemHostAlloc", "cuMemFreeHost", max(nbytes, 1), _PORTABLE | flags
+        address = ctypes.c_uint64()
+        device.allocate(
+            f"allocate {nbytes} bytes",
+            "cuMemAlloc_v2",
+            ctypes.byref(address),
+            ctypes.c_size_t(nbytes),
         )
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
-def pinned_array(
-    device: Device, shape: Sequence[int], dtype: DTypeLike, flags: int = 0
-) -> NDArray[Any]:
-    """Return a host array that the GPU copies asynchronously; it must live, and stay unchanged,
-    until the copy is done."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.asarray(_Pinned(device, nbytes, flags)).view(dtype).reshape(tuple(shape))
+        self.pointer = address.value
+        weakref.finalize(self, device.free, "cuMemFree_v2", address).atexit = False
 
 
 class MappedMemory:
@@ -215,15 +198,55 @@ class MappedMemory:
     """
 
     def __init__(self, device: Device, shape: Sequence[int], dtype: DTypeLike) -> None:
-        self.array = pinned_array(device, shape, dtype, _DEVICE_MAP)
-        self.nbytes = self.array.nbytes
-        pointer = ctypes.c_uint64()
-        device.call(
-            "map host memory",
-            "cuMemHostGetDevicePointer_v2",
-            *(ctypes.byref(pointer), self.array.ctypes.data, 0),
+        owner = _PinnedMemory(device, shape, dtype, mapped=True)
+        self.array = owner.array(shape, dtype)
+        self.pointer = owner.pointer
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+
+def pinned_array(device: Device, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """Return a host array that the GPU copies asynchronously; it must live, and stay unchanged,
+    until the copy is done."""
+    return _PinnedMemory(device, shape, dtype, mapped=False).array(shape, dtype)
+
+
+class _PinnedMemory:
+    """The owner of pinned memory; numpy keeps it alive with every view."""
+
+    def __init__(
+        self, device: Device, shape: Sequence[int], dtype: DTypeLike, *, mapped: bool
+    ) -> None:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        address, on_device = ctypes.c_void_p(), ctypes.c_uint64()
+        device.allocate(
+            f"pin {nbytes} bytes of host memory",
+            "cuMemHostAlloc",
+            ctypes.byref(address),
+            ctypes.c_size_t(max(nbytes, 1)),
+            ctypes.c_uint(_PORTABLE | (_DEVICE_MAP if mapped else 0)),
         )
-        self.pointer = pointer.value
+        weakref.finalize(self, device.free, "cuMemFreeHost", address).atexit = False
+        if mapped:
+            device.call(
+                "map host memory",
+                "cuMemHostGetDevicePointer_v2",
+                ctypes.byref(on_device),
+                address,
+                ctypes.c_uint(0),
+            )
+        self.pointer = on_device.value
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address.value, False),
+            "version": 3,
+        }
+
+    def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        return np.asarray(self).view(dtype).reshape(tuple(shape))
 
 
 class BufferPool:

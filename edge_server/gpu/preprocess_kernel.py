@@ -20,6 +20,7 @@ from edge_server.pixels import Colour, CropRegion, PixelFormat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_OLDEST = (7, 5)
 # Compute capability → image, and the oldest driver that loads the image; the last entry not newer
 # than the GPU applies. scripts/build_kernels gives the reasons. Code for 8.0 also runs on 8.6 and
 # 8.9.
@@ -37,10 +38,16 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
     """Return the file in this directory that a driver can load for its GPU.
 
     Args:
-        compute_capability: of the GPU, (8, 7) for an Orin; `OLDEST_CAPABILITY` or newer.
+        compute_capability: of the GPU, (8, 7) for an Orin.
         driver_version: the newest CUDA version that the driver supports, as cuDriverGetVersion
             returns it: 12060 for 12.6.
     """
+    major, minor = compute_capability
+    if compute_capability < _OLDEST:
+        raise Unavailable(
+            f"the preprocessing kernels are compiled for compute capability 7.5 and newer, this "
+            f"GPU has {major}.{minor}; preprocess on the CPU (instance_group KIND_CPU)"
+        )
     name, needed = _IMAGES[max(known for known in _IMAGES if known <= compute_capability)]
     if driver_version < needed:
         raise Unavailable(

@@ -118,7 +118,7 @@ _ACTED_ON = {
     "optimization.execution_accelerators": "gpu_execution_accelerator.name "
     "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
     "cpu_execution_accelerator.parameters",
-    "optimization.cuda": "graphs busy_wait_events",
+    "optimization.cuda": "graphs busy_wait_events output_copy_stream",
     _GRAPH: "batch_size input.dim graph_lower_bound.batch_size",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
     "priority_levels default_priority_level",
@@ -158,7 +158,6 @@ ACCEPTED = {
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
     "give it a second instance, which prepares its own meanwhile",
     f"{_GRAPH}.graph_lower_bound.input": "a graph serves smaller batches, not smaller tensors",
-    "optimization.cuda.output_copy_stream": "outputs are copied before the next batch runs",
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
     "ensemble_scheduling.step.model_namespace": "there are no model namespaces here",
@@ -228,10 +227,6 @@ def without_effect(message: Any) -> dict[str, str]:
             found[f"model_metrics.metric_control[{index}]"] = (
                 f"only the buckets of {FIRST_RESPONSE} can be set"
             )
-    for memory in ("input_pinned_memory", "output_pinned_memory"):
-        policy = message.optimization
-        if policy.HasField(memory) and not getattr(policy, memory).enable:
-            found[f"optimization.{memory}"] = "copies to and from a GPU always use pinned memory"
     batching = message.dynamic_batching
     if not batching.priority_levels and (
         batching.default_priority_level or batching.priority_queue_policy

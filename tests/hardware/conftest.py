@@ -2,7 +2,8 @@
 
     python -m pytest -m hardware tests/hardware
 
-Only numpy, OpenCV, msgspec, tritonclient, pytest and pytest-timeout are needed beside the driver.
+Only numpy, OpenCV, msgspec, tritonclient, pytest and pytest-timeout are needed beside driver and
+pycuda.
 """
 
 from __future__ import annotations

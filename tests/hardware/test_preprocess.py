@@ -6,6 +6,7 @@ board.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
+    PreprocessArgs,
     kernel_image,
 )
 from edge_server.gpu.stream import Module, Stream
@@ -167,7 +169,7 @@ def run(
         stream.to_device(memory, frame.bytes)
     out = DeviceMemory(device, like.nbytes)
     launch = geometry.launch([frame.at(memory.pointer)], out.pointer)
-    kernel = module.kernel(launch.kernel)
+    kernel = module.kernel(launch.kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
     stream.launch(kernel, launch.grid, launch.block, launch.args)
     made = np.empty_like(like)
     stream.to_host(made, out)

@@ -67,6 +67,7 @@ def test_libraries_that_crash_cost_their_lines_and_the_exit_code_tells(tmp_path:
     for name, code in (
         ("cv2", "import os; os.abort()"),
         ("tensorrt", "import ctypes; ctypes.string_at(0)"),
+        ("pycuda", "raise SystemExit(3)"),
     ):
         (tmp_path / f"{name}.py").write_text(code)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
@@ -75,6 +76,7 @@ def test_libraries_that_crash_cost_their_lines_and_the_exit_code_tells(tmp_path:
     assert done.returncode == 1
     assert "SIGABRT" in found["opencv"]["found"]
     assert "SIGSEGV" in found["tensorrt"]["found"]
+    assert "ended with" in found["pycuda"]["found"]
     assert found["onnxruntime"]["level"] == "ok"
 
 

@@ -133,6 +133,15 @@ def test_a_library_is_missing_broken_or_there(write_module: Callable[[str, str],
     ).facts == {"missing": True}
 
 
+def test_pycuda_without_a_driver_is_there_and_cannot_be_used(
+    write_module: Callable[[str, str], None],
+) -> None:
+    write_module("pycuda", "VERSION_TEXT = '2026.1'")
+    says = run_probe(Probe("edge_server.board.doctor.probes:pycuda")).facts
+    assert says["version"] == "2026.1"
+    assert says["error"].startswith("ModuleNotFoundError")
+
+
 def test_opencv_is_asked_for_gstreamer(write_module: Callable[[str, str], None]) -> None:
     for word, has in (("YES (1.20.3)", True), ("NO", False)):
         built = f"  Video I/O:\\n    GStreamer:                   {word}\\n"

@@ -22,6 +22,7 @@ import contextlib, sys, threading
 import edge_server.daemon.daemon
 from edge_server.cli.main import run_command
 from edge_server.errors import DeviceLost
+from edge_server.gpu.memory import DeviceMemory
 from edge_server.gpu.stream import Module, Stream
 
 class Daemon(edge_server.daemon.daemon.Daemon):
@@ -31,11 +32,11 @@ class Daemon(edge_server.daemon.daemon.Daemon):
 
     def request(self):
         device = self.devices.gpu(0)
-        stream = Stream(device)
-        kernel = Module(device, b"").kernel("resize")
+        stream, memory = Stream(device), DeviceMemory(device, 64)
+        kernel = Module(device, b"").kernel("resize", "P")
         with contextlib.suppress(DeviceLost):
             while True:
-                stream.launch(kernel, (1, 1, 1), (1, 1, 1), b"")
+                stream.launch(kernel, (1,), (1,), memory)
                 stream.synchronize()
 
 edge_server.daemon.daemon.Daemon = Daemon

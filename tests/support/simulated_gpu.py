@@ -83,11 +83,6 @@ class SimulatedGpu:
         """How often the driver was called."""
         return self._library.simulated_calls()
 
-    @property
-    def streams(self) -> int:
-        """How many streams there are."""
-        return self._library.simulated_streams()
-
     def environment(self, words: str = "") -> dict[str, str]:
         """For a process of its own that shall find this GPU."""
         path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))

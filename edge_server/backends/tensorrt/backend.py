@@ -32,7 +32,7 @@ from edge_server.backends.tensorrt.plan_config import (
 )
 from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
-from edge_server.gpu.device import Gpu
+from edge_server.gpu.device import BareGpu
 from edge_server.model_config.files import require_path
 from edge_server.process.child import ChildFailed, run_in_child
 
@@ -53,7 +53,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     check_parameters(files, ours(config, TensorRtParameters), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]
-    capability = _capability() if config.message.cc_model_filenames else ""
+    capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
     plan = directory / plan_name(config, capability)
     side_car = read_side_car(plan)
     if side_car is not None:
@@ -71,10 +71,6 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             raise
         io = _read_plan(on_gpu_alone(plan), group.gpus[0], None)
     return agreed(files, config, io)
-
-
-def _capability() -> str:
-    return ".".join(map(str, Gpu().compute_capability))
 
 
 def load(context: LoadContext) -> PlanModel:

@@ -20,7 +20,7 @@ from edge_server.backends.tensorrt.plan_options import (
     version_of,
 )
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
-from edge_server.gpu.device import Devices
+from edge_server.gpu.device import BareGpu, Devices
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def read_plan_io(plan: str, gpu: int, dla_core: int | None) -> PlanIO:
 
 def facts_of(device: Device) -> DeviceFacts:
     """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
-    with device:
+    with device.current("count NVDLA cores"):
         cores = dla_cores()
-    return device_facts(device, trt.__version__, cores, "")
+    return device_facts(BareGpu(device.index), trt.__version__, cores, "")
 
 
 class Engine:
@@ -68,7 +68,7 @@ class Engine:
         self.device = device
         self.dla_core = dla_core
         self._model = model
-        with _one_load(device.index), device:
+        with _one_load(device.index), device.current(f"load model '{model}'"):
             _register_plugins()
             self._runtime: trt.Runtime | None = open_runtime(dla_core)
             self._engine: trt.ICudaEngine | None = _deserialized(self._runtime, plan, model)
@@ -95,7 +95,7 @@ class Engine:
 
     def close(self) -> None:
         """Release the engine; every context of it must be closed."""
-        with self.device:
+        with self.device.current(f"close model '{self._model}'"):
             # The engine lives in memory of the runtime, so the engine goes first.
             self._engine = None
             self._runtime = None

@@ -21,7 +21,7 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.gpu.stream import GpuEvent, Graph, Stream
+from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream, record_graph
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.memory import CudaArray
+    from edge_server.gpu.stream import Graph
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -153,9 +154,9 @@ def _recorded(
         context.bind(name, output.pointer(shapes[name]))
     # TensorRT defers the work of a change of shapes to the next run, and that work cannot be
     # recorded.
-    context.enqueue()
+    context.enqueue_here()
     stream.synchronize()
-    return shapes, Graph(stream, context.enqueue)
+    return shapes, record_graph(stream, context.enqueue_here)
 
 
 def graph_shapes(
@@ -299,11 +300,13 @@ class PlanInstance:
         self._batched = options.batched
         self._owns_engine = owns_engine
         self._profiles = ProfileChoice(engine.io, profiles, name)
-        with self._device:
-            self._stream = Stream(self._device, options.priority)
+        with self._device.current(f"make instance {name}"):
+            self._stream = Stream(self._device)
+            self._copies = Stream(self._device) if options.copy_stream else self._stream
             self._through = GpuEvent(self._device, spin=options.busy_wait)
             self._copied = GpuEvent(self._device, spin=options.busy_wait)
-            self._context = Context(engine, self._stream, name)
+            ahead = PriorityStream(self._device, options.priority) if options.priority else None
+            self._context = Context(engine, self._stream, name, ahead)
             self._graphs = Graphs()
             try:
                 self._buffers = allocate_io(engine, self._context, profiles, options, name)
@@ -319,7 +322,7 @@ class PlanInstance:
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
         began_ns = time.monotonic_ns()
         try:
-            with self._device:
+            with self._device.current(f"run {self._name}"):
                 run = Run(requests, batched=self._batched)
                 enqueued_ns, ready_ns = self._run(run)
             responses = run.responses(self._buffers.mapped_outputs)
@@ -334,7 +337,7 @@ class PlanInstance:
         )
 
     def close(self) -> None:
-        with self._device:
+        with self._device.current(f"close {self._name}"):
             try:
                 self._stream.synchronize()
             finally:
@@ -440,22 +443,23 @@ class PlanInstance:
         names = [name for name in run.wanted if name not in run.device_outputs]
         if not names:
             return
+        if self._copies is not self._stream:
+            self._copies.wait(self._stream.record())
         buffers = self._buffers
         for name in names:
             if name in buffers.allocators:
                 shape, dtype = run.output_shapes[name], buffers.outputs[name].dtype
                 run.host_outputs[name] = np.empty(shape, dtype)
-                buffers.allocators[name].copy_to(run.host_outputs[name], self._stream)
+                buffers.allocators[name].copy_to(run.host_outputs[name], self._copies)
             elif name not in buffers.host:
                 slot = buffers.outputs[name]
-                run.host_outputs[name] = slot.begin_to_host(run.output_shapes[name], self._stream)
-        self._copied.record(self._stream).wait()
+                run.host_outputs[name] = slot.begin_to_host(run.output_shapes[name], self._copies)
+        self._copied.record(self._copies).wait()
         for name in names:
             if name in buffers.host:
                 run.host_outputs[name] = buffers.host.output(name)
             elif name not in buffers.allocators:
-                # The next run writes to the pinned memory.
-                run.host_outputs[name] = run.host_outputs[name].copy()
+                run.host_outputs[name] = buffers.outputs[name].owned(run.host_outputs[name])
 
 
 class Run:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.device import Device
-    from edge_server.gpu.stream import Stream
+    from edge_server.gpu.stream import PriorityStream, Stream
 
 # The alignment of every address that TensorRT gets.
 ALIGNMENT_BYTES = 256
@@ -44,29 +44,34 @@ class StagingBuffer:
     Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
     is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies.
 
+    Args:
+        pinned: False copies directly from and to the caller's array.
+
     Attributes:
-        host: the host's view.
+        host: the host's view; None without host memory of its own.
     """
 
-    def __init__(self, device: Device, nbytes: int, *, mapped: bool) -> None:
+    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
         self._device = device
+        self._pinned = pinned
         self.nbytes = max(1, nbytes)
         self.is_mapped = mapped
+        self.host: NDArray[np.uint8] | None = None
         self._memory: DeviceMemory | MappedMemory
-        self.host: NDArray[np.uint8]
         if mapped:
             self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
             self.host = self._memory.array
         else:
             self._memory = DeviceMemory(device, self.nbytes)
-            self.host = pinned_array(device, (self.nbytes,), np.uint8)
+            if pinned:
+                self.host = pinned_array(device, (self.nbytes,), np.uint8)
 
     @property
     def pointer(self) -> int:
         return self._memory.pointer
 
     def larger(self, nbytes: int) -> StagingBuffer:
-        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped)
+        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
 
     def span(self, begin: int, nbytes: int) -> ByteSpan:
         return ByteSpan(self.pointer + begin, nbytes)
@@ -142,7 +147,11 @@ class InputSlot:
                 continue
             part = self._part(request)
             end = begin + part.nbytes
-            staging.host[begin:end] = part
+            if staging.host is not None:
+                staging.host[begin:end] = part
+            elif part.nbytes:
+                stream.to_device(staging.span(begin, part.nbytes), part)
+                copied_to = end
             self._count(request, part.nbytes)
             begin = end
         self._flush(stream, copied_to, begin)
@@ -164,7 +173,7 @@ class InputSlot:
 
     def _flush(self, stream: Stream, begin: int, end: int) -> None:
         staging = self._staging
-        if begin < end and not staging.is_mapped:
+        if begin < end and staging.host is not None and not staging.is_mapped:
             stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
 
     def _count(self, request: ExecuteRequest, nbytes: int) -> None:
@@ -221,10 +230,15 @@ class OutputSlot:
         so far."""
         nbytes = self._bytes(shape)
         staging = self._written
-        host = staging.host[:nbytes]
+        # Without pinned memory the copy is done when this returns.
+        host = np.empty(nbytes, np.uint8) if staging.host is None else staging.host[:nbytes]
         if nbytes and not staging.is_mapped:
             stream.to_host(host, staging.span(0, nbytes))
         return host.view(self.dtype).reshape(shape)
+
+    def owned(self, host: NDArray[Any]) -> NDArray[Any]:
+        """Return a copy of the result of `begin_to_host` that the next run does not overwrite."""
+        return host if self._written.host is None else host.copy()
 
     def _bytes(self, shape: Shape) -> int:
         return element_count(shape) * self.dtype.itemsize
@@ -234,13 +248,19 @@ class Context:
     """Runs a plan on one stream, one batch after the other; for one thread at a time.
 
     Its settings persist: a model of fixed shapes is set once.
+
+    Args:
+        ahead: for runs of another priority than that of `stream`, in whose order they stay.
     """
 
-    def __init__(self, engine: Engine, stream: Stream, name: str) -> None:
+    def __init__(
+        self, engine: Engine, stream: Stream, name: str, ahead: PriorityStream | None = None
+    ) -> None:
         self._device = engine.device
         self._io = engine.io
         self._stream = stream
         self._name = name
+        self._ahead = ahead
         self._context: trt.IExecutionContext = engine.context()
         self._profile = 0
         # An input with a fixed shape is never set.
@@ -304,8 +324,20 @@ class Context:
             DeviceLost: the GPU fails every call.
             InternalError: TensorRT refused; with TensorRT's text.
         """
+        if self._ahead is None:
+            self.enqueue_here()
+            return
+        self._ahead.begin(self._stream)
+        self._enqueue_on(self._ahead.handle)
+        self._ahead.end(self._stream)
+
+    def enqueue_here(self) -> None:
+        """Enqueue on the stream itself, for a recording."""
+        self._enqueue_on(self._stream.handle)
+
+    def _enqueue_on(self, handle: int) -> None:
         mark = trt_log().mark
-        if not self._context.execute_async_v3(self._stream.handle):
+        if not self._context.execute_async_v3(handle):
             self._check_device()
             raise InternalError(
                 f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
@@ -454,6 +486,10 @@ def allocate_io(
 ) -> IoBuffers:
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
+
+    def staging(nbytes: int, *, pinned: bool) -> StagingBuffer:
+        return StagingBuffer(device, nbytes, mapped=mapped, pinned=pinned)
+
     sizes = _output_bytes(io, context, profiles)
     pool_bytes = max(_LEAST_POOL_BYTES, RESPONSES_ON_DEVICE * sum(sizes.values()))
     pool = BufferPool(device, pool_bytes, f"instance {name}")
@@ -464,10 +500,10 @@ def allocate_io(
         dtype = numpy_of(tensor)
         if tensor.is_input:
             most = max(element_count(io.bounds(tensor, p).max) for p in profiles)
-            memory = StagingBuffer(device, most * dtype.itemsize, mapped=mapped)
+            memory = staging(most * dtype.itemsize, pinned=options.pinned_inputs)
             inputs[tensor.name] = InputSlot(tensor.name, device, dtype, memory)
         else:
-            memory = StagingBuffer(device, sizes[tensor.name], mapped=mapped)
+            memory = staging(sizes[tensor.name], pinned=options.pinned_outputs)
             outputs[tensor.name] = OutputSlot(dtype, memory, pool)
     return IoBuffers(inputs, outputs, HostTensors(io, name), pool)
 

@@ -34,9 +34,6 @@ from edge_server.backends.tensorrt.plan_options import (
 from edge_server.backends.tensorrt.plan_process import PhaseTree, PlanBuilt, Progressed, Step
 from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
-from edge_server.gpu.device import Device
-from edge_server.gpu.memory import DeviceMemory
-from edge_server.gpu.stream import Stream
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.plan_options import BuildOptions, Profile, Shape
     from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent
-    from edge_server.gpu.device import Gpu
+    from edge_server.gpu.device import BareGpu
 
 _REPORT_EVERY_S = 0.1
 
@@ -54,7 +51,7 @@ _REPORT_EVERY_S = 0.1
 def build_plan(
     job: BuildJob,
     facts: DeviceFacts,
-    gpu: Gpu | None,
+    gpu: BareGpu | None,
     on_event: OnEvent,
 ) -> PlanBuilt:
     """Write the plan of `job` to its `out`; return the data of its side-car.
@@ -365,7 +362,7 @@ def set_calibrator(
     samples: Path,
     ranges: Profile,
     *,
-    gpu: Gpu | None,
+    gpu: BareGpu | None,
 ) -> Any:
     """Let TensorRT derive the ranges from `samples`; hold the returned object until the plan is
     built."""
@@ -377,8 +374,9 @@ def set_calibrator(
         # The minimum, whose batch size is 1: one sample per file.
         shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
         wanted[tensor.name] = shape, _numpy_type(tensor)
-    calibrator = make_calibrator(Samples(samples, wanted), Device(gpu.index))
+    calibrator = make_calibrator(Samples(samples, wanted), gpu)
     if calibrator is not None and hasattr(config, "int8_calibrator"):
+        gpu.enter()
         if ranges:
             config.set_calibration_profile(_fixed(builder, wanted))
         config.int8_calibrator = calibrator
@@ -463,7 +461,7 @@ class Samples:
         return np.ascontiguousarray(array, dtype)
 
 
-def make_calibrator(samples: Samples, device: Device) -> Any:
+def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
     """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
 
     The builder configuration does not own the calibrator: hold it until the plan is built. Its
@@ -478,8 +476,6 @@ def make_calibrator(samples: Samples, device: Device) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._left = iter(samples)
-            self._stream = Stream(device)
-            self._memory: dict[str, DeviceMemory] = {}
             self.failure: Exception | None = None
 
         def get_batch_size(self) -> int:
@@ -490,17 +486,10 @@ def make_calibrator(samples: Samples, device: Device) -> Any:
                 sample = next(self._left, None)
                 if sample is None:
                     return None
-                return [self._put(name, sample[name]) for name in names]
+                return [gpu.put(name, sample[name]) for name in names]
             except Exception as error:  # noqa: BLE001 - raised after the build
                 self.failure = error
                 return None
-
-        def _put(self, name: str, array: NDArray[Any]) -> int:
-            if name not in self._memory:
-                self._memory[name] = DeviceMemory(device, array.nbytes)
-            self._stream.to_device(self._memory[name], array)
-            self._stream.synchronize()
-            return self._memory[name].pointer
 
         def read_calibration_cache(self) -> None:
             """Return no cache: every build runs the samples."""

@@ -76,16 +76,22 @@ class Options:
 
     Attributes:
         mapped: inputs and outputs lie in host memory that the GPU accesses, where it can.
+        pinned_inputs, pinned_outputs: copies go through pinned memory.
         graphs: batches run as CUDA graphs, where possible.
         busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
-        priority: of the runs among all work of the GPU; empty is the default.
+        priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
+            have the default.
+        copy_stream: outputs are copied to the host on a separate stream.
         batched: tensors have a leading batch dimension.
     """
 
     mapped: bool = True
+    pinned_inputs: bool = True
+    pinned_outputs: bool = True
     graphs: bool = False
     busy_wait: bool = False
     priority: Literal["", "max", "min"] = ""
+    copy_stream: bool = False
     batched: bool = False
 
     @staticmethod
@@ -93,9 +99,12 @@ class Options:
         optimization = config.message.optimization
         return Options(
             mapped=parameters.mapped_memory,
+            pinned_inputs=optimization.input_pinned_memory.enable,
+            pinned_outputs=optimization.output_pinned_memory.enable,
             graphs=optimization.cuda.graphs,
             busy_wait=optimization.cuda.busy_wait_events,
             priority=_PRIORITIES.get(optimization.priority, ""),
+            copy_stream=optimization.cuda.output_copy_stream,
             batched=config.max_batch_size > 0,
         )
 

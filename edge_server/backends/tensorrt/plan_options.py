@@ -28,7 +28,7 @@ from edge_server.tensors import shape_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from edge_server.gpu.device import Gpu
+    from edge_server.gpu.device import BareGpu
     from edge_server.model_config.config import ModelConfig
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -435,10 +435,11 @@ def version_of(text: str) -> tuple[int, int]:
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
 
-def device_facts(gpu: Gpu | None, tensorrt: str, dla_cores: int, reason: str) -> DeviceFacts:
+def device_facts(gpu: BareGpu | None, tensorrt: str, dla_cores: int, reason: str) -> DeviceFacts:
+    """Return the facts of this device, with TensorRT's version as its bindings report it."""
     return DeviceFacts(
         tensorrt=full_version(tensorrt),
-        compute_capability=".".join(map(str, gpu.compute_capability)) if gpu else "",
+        compute_capability=gpu.compute_capability if gpu else "",
         gpu=gpu.name if gpu else "",
         multiprocessors=gpu.multiprocessors if gpu else 0,
         l4t=str(read_l4t(Path("/")) or ""),

@@ -22,7 +22,7 @@ from edge_server.backends.tensorrt.plan_options import (
 )
 from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
-from edge_server.gpu.device import Gpu
+from edge_server.gpu.device import BareGpu
 from edge_server.process.child import (
     ChildFailed,
     ChildOptions,
@@ -287,10 +287,10 @@ def layers_in_child(plan: str, dla_core: int | None) -> str:
     return information(Path(plan).read_bytes(), dla_core)
 
 
-def _device() -> tuple[Gpu | None, DeviceFacts]:
+def _device() -> tuple[BareGpu | None, DeviceFacts]:
     gpu, reason = None, ""
     try:
-        gpu = Gpu()
+        gpu = BareGpu()
     except Unavailable as error:
         reason = str(error)
     try:

@@ -36,6 +36,7 @@ GPU returns the same bits as one on the CPU, and leaves the planes on the GPU.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -58,6 +59,7 @@ from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
+    PreprocessArgs,
     kernel_image,
     kernel_name,
 )
@@ -179,7 +181,9 @@ class GpuPreprocess:
         only = wanted.frame.pixel_format
         undistorted = wanted.undistortion is not None
         self._kernels = {
-            each: module.kernel(kernel_name(each, undistorted=undistorted))
+            each: module.kernel(
+                kernel_name(each, undistorted=undistorted), f"{ctypes.sizeof(PreprocessArgs)}s"
+            )
             for each in ([only] if only else PixelFormat)
         }
         self._staging = FrameStaging(device, self._stream)
@@ -213,7 +217,7 @@ class GpuPreprocess:
         try:
             if any(wanted.planes.name in request.outputs for request, _ in taken):
                 # One context switch for all driver calls.
-                with self._device:
+                with self._device.current("preprocess"):
                     images = [self._image(request) for request, _ in taken]
                     launches = self._launches(images, [frames for _, frames in taken])
                     staged_ns = time.monotonic_ns()

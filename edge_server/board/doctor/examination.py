@@ -39,6 +39,7 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "gpu_nodes": hardware.gpu_nodes,
         "driver": hardware.driver,
         "cuda_runtime": hardware.cuda_runtime,
+        "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
         "onnxruntime": software.onnxruntime,
@@ -61,6 +62,7 @@ _PROBES = "edge_server.board.doctor.probes:"
 _ALWAYS = (
     "driver",
     "cuda_runtime",
+    "pycuda",
     "tensorrt",
     "nvdla",
     "opencv",
