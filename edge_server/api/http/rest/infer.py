@@ -39,7 +39,7 @@ WRITTEN_APART = msgspec.Raw(_MARK)
 
 
 def infer(api: RestApi, call: RestCall) -> Answer:
-    """Run the request in the body on the model.
+    """Run a model: the request is in the body.
 
     Raises:
         EdgeServerError: it is refused, or the model failed.
