@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from edge_server.api.calls import RequestMetrics
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
+    from edge_server.inference.otlp import SpanSender
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
+    from edge_server.lifecycle.control import PollControl
     from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.histogram import Distribution
 
 
@@ -67,40 +70,6 @@ class SettingsState(Protocol):
     def restart_needed(self) -> Sequence[str]: ...
 
 
-class RecorderState(Protocol):
-    """What the recorder does."""
-
-    @property
-    def failure(self) -> str: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-    @property
-    def lost(self) -> int: ...
-
-    @property
-    def written_bytes(self) -> int: ...
-
-
-class Spans(Protocol):
-    """What became of the spans of traces."""
-
-    @property
-    def sent(self) -> int: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-
-class FollowedRepository(Protocol):
-    """The state of the repository poll."""
-
-    def poll_age_s(self, now: float) -> float: ...
-
-    def outcomes(self) -> Mapping[str, int]: ...
-
-
 @dataclass(frozen=True)
 class Sources:
     """The parts of the daemon that the metrics read at each scrape.
@@ -129,16 +98,16 @@ class Sources:
     latency: LaneLatency
     broker: Broker | None = None
     processors: ProcessorUse | None = None
-    repository: FollowedRepository | None = None
+    repository: PollControl | None = None
     board: BoardWatch | None = None
     free_bytes: Callable[[], Mapping[str, int]] = dict
     gpu: bool = True
     settings: SettingsState | None = None
-    recorder: RecorderState | None = None
+    recorder: Recorder | None = None
     requests: RequestMetrics | None = None
     events: Callable[[], Mapping[tuple[str, str], int]] = dict
     ready: Callable[[], bool] | None = None
-    spans: Spans | None = None
+    spans: SpanSender | None = None
     started_s: float = field(default_factory=time.monotonic)
 
 
