@@ -358,6 +358,19 @@ def test_a_refused_websocket_makes_room_for_others(serve: Callable[..., HttpServ
         assert _call(server, "POST", "/length", b"abc") == (200, b"3")
 
 
+def test_a_refused_websocket_whose_client_sends_on_is_cut_off(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve()
+    with _open(server, b"/talk?once") as connection:
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"\x82\x80\0\0\0\0" * 1000)
+        _wait_until_none_is_open(server)
+        assert time.monotonic() - began < connections.READ_S / 2
+
+
 def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
     taken = serve().port_of("http")
     listener = HttpListener("http", "127.0.0.1", taken, _routes)

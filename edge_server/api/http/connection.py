@@ -221,6 +221,8 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         if self in self._others.open:
             self._others.waiting[self] = None
         if self._is_web_socket:
+            # Its client is to say that it closes, too; what it had sent before is parsed for that.
+            self._unconfirmed_bytes = 0
             self._sends_by = self._loop.time() + READ_S
         elif self._unconfirmed_bytes:
             self._await_client()
@@ -337,7 +339,7 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
                 return
             many = len(self._left) if self._has_body else _PART_BYTES
             part, self._left = bytes(self._left[:many]), self._left[many:]
-            if not self._is_web_socket:
+            if not (self._is_web_socket and self._is_served):
                 self._unconfirmed_bytes += len(part)
             self._protocol.data_received(part)
         self._read_on(pause=pause)

@@ -34,7 +34,7 @@ _ONLY_BINARY = frozenset({DataType.FP16, DataType.BF16})
 _INTEGER = frozenset({int})
 _NUMBER = frozenset({int, float})
 _DEEPEST = 100
-_ELEMENTS_AT_ONCE = 2**14
+_ELEMENTS_AT_ONCE = 2**12
 
 
 def to_raw_contents(name: str, datatype: DataType, count: int, data: Any) -> bytes | memoryview:
