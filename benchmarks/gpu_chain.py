@@ -25,6 +25,8 @@ from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
@@ -122,7 +124,9 @@ def world(devices: Devices, network: Network, gpus: int) -> Snapshot:
     registry = ModelRegistry()
     completion = Completion(gpus=gpus, no_gpu="it is not asked for")
     loader = RepositoryLoader(
-        ModelTable(registry), Repositories([MODELS]), completion=completion, devices=devices
+        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
+        Repositories([MODELS]),
+        completion=completion,
     )
     for failed in loader.load_all():
         raise Unavailable(failed.reason)

@@ -39,6 +39,8 @@ from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion, ModelConfig
@@ -340,7 +342,9 @@ def serving(devices: Devices, repository: Path, *, gpus: int | None = None) -> I
         gpus=devices.count if gpus is None else gpus, no_gpu=devices.reason or "none is asked for"
     )
     loader = RepositoryLoader(
-        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
+        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
+        Repositories([repository]),
+        completion=completion,
     )
     try:
         for failed in loader.load_all():

@@ -6,14 +6,15 @@ Both servers answer an identity model, in turn within one run, to clients that s
 (so that the client's cost is the same and small). Figures are medians over the rounds; the last
 columns are the ratios ours / bare of throughput and of server CPU per request. The bare server of
 gRPC parses with protobuf, that of HTTP is a Starlette application on uvicorn, httptools and uvloop;
-HTTP carries the tensors as binary data. Then the lane network and the ensemble, which the bare
-servers do not have.
+HTTP carries the tensors as binary data; in shared memory lies the input alone. Then the lane
+network and the ensemble, which the bare servers do not have.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -23,17 +24,24 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPConnection
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHM = Path("/dev/shm")  # noqa: S108 - that is POSIX's place
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = [("grpc.max_receive_message_length", 2**26), ("grpc.max_send_message_length", 2**26)]
 MODELS = Path(__file__).parent.parent / "models"
@@ -61,11 +69,22 @@ class BareServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelInfer(  # noqa: N802 - the protocol names it
         self, request: pb.ModelInferRequest, _context: object
     ) -> pb.ModelInferResponse:
-        array = np.frombuffer(request.raw_input_contents[0], np.uint8)
+        tensor = request.inputs[0]
+        if "shared_memory_region" in tensor.parameters:
+            array = region(tensor.parameters["shared_memory_region"].string_param)
+        else:
+            array = np.frombuffer(request.raw_input_contents[0], np.uint8)
         response = pb.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.outputs.add(name="y", datatype="UINT8", shape=array.shape)
         response.raw_output_contents.append(array.tobytes())
         return response
+
+
+@cache
+def region(name: str) -> np.ndarray:
+    """The object in shared memory as a mapping: a client that shortens it ends this process."""
+    with (SHM / name).open("r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
 
 
 def serve_bare(port: int) -> None:
@@ -144,6 +163,30 @@ def request_bytes(model: str, **inputs: np.ndarray) -> bytes:
         request.inputs.add(name=name, datatype=types[array.dtype], shape=array.shape)
         request.raw_input_contents.append(array.tobytes())
     return request.SerializeToString()
+
+
+def region_request(model: str, name: str, key: str, size_bytes: int) -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    tensor = request.inputs.add(name=name, datatype="UINT8", shape=[size_bytes])
+    tensor.parameters["shared_memory_region"].string_param = key
+    tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
+    return request.SerializeToString()
+
+
+@contextmanager
+def registered(port: int, array: np.ndarray) -> Iterator[str]:
+    """Register an object in shared memory with `array` as a region of the same name, its key."""
+    key = f"edge-benchmark-{os.getpid()}"
+    (SHM / key).write_bytes(array.tobytes())
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).SystemSharedMemoryRegister(
+                pb.SystemSharedMemoryRegisterRequest(name=key, key=key, byte_size=array.nbytes),
+                wait_for_ready=True,
+            )
+        yield key
+    finally:
+        (SHM / key).unlink()
 
 
 def ask(port: int, data: bytes, seconds: float) -> list[float]:
@@ -236,7 +279,7 @@ def main() -> int:
         ports = {name: free_port() for name in ("ours", "ours HTTP", "bare", "bare HTTP")}
         run = [sys.executable, "-m", "edge_server", "run", "--metrics-port=0"]
         run += [f"--grpc-port={ports['ours']}", f"--http-port={ports['ours HTTP']}"]
-        run += ["--model-repository", str(repository)]
+        run += ["--model-repository", str(repository), "--allow-client-shm=true"]
         bare = [sys.executable, __file__]
         servers = {
             "ours": subprocess.Popen(run, stderr=-3),
@@ -246,7 +289,9 @@ def main() -> int:
         for port in ports.values():
             wait_for(port)
         try:
-            report(works, {**servers, "ours HTTP": servers["ours"]}, ports, arguments)
+            with registered(ports["ours"], large) as key:
+                works["identity 2.76 MB shm"] = region_request("identity", "x", key, large.nbytes)
+                report(works, {**servers, "ours HTTP": servers["ours"]}, ports, arguments)
         finally:
             for server in servers.values():
                 server.terminate()

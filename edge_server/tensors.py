@@ -98,6 +98,20 @@ class TensorSpec:
     optional: bool = False
 
 
+@dataclass(frozen=True)
+class Signature:
+    """A model's tensors in the file's order; the batch dimension is included.
+
+    Attributes:
+        with_defaults: inputs for which the file has default values; they count as inputs of the
+            model where the configuration names them.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    with_defaults: tuple[TensorSpec, ...] = ()
+
+
 class DeviceArray(Protocol):
     """An array in GPU memory with numpy's interface and no implicit conversion to numpy."""
 

@@ -39,6 +39,8 @@ from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
@@ -206,10 +208,9 @@ def line_range(text: str) -> range:
 def load_models(repository: Path, devices: Devices) -> DataPlane:
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        ModelTable(registry),
+        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
         Repositories([repository]),
         completion=Completion(gpus=devices.count, no_gpu=devices.reason),
-        devices=devices,
     )
     failed = loader.load_all()
     if failed:

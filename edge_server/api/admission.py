@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         def count(self, size_bytes: int) -> None:
             """Count what is about to be made of the request, until the call no longer needs it.
 
-            Raises:
-                Unavailable: see `ByteBudget.take`.
+            Raises: Unavailable: see `ByteBudget.take`.
             """
             ...
 
@@ -34,13 +33,12 @@ PART_BYTES = 256 * 1024
 def decompress(
     data: bytes | memoryview, encoding: str, longest_bytes: int, call: Call, setting: str
 ) -> bytes:
-    """Return what `data` was before its client compressed it.
+    """Return what `data` was before its client compressed it in the way `encoding` of
+    `WINDOW_BITS`.
 
     Args:
-        encoding: one of `WINDOW_BITS`.
-        longest_bytes: of the result.
+        longest_bytes: of the result; `setting` names that limit.
         call: counts the result, part by part and before it is kept.
-        setting: of `longest_bytes`, for the error text.
 
     Raises:
         InvalidRequest: it is not compressed in that way, or too long.
@@ -100,16 +98,12 @@ class Admission:
     tell whether the call ran.
 
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
-    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
-    the next one in the client's socket. A refused one would be missing in a sequence.
-
-    Args:
-        limit, streams: see above.
-        too_many: returns the error where so many streams are open.
-        stopping: the text for callers after `close`.
+    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving the
+    next one in the client's socket. A refused one would be missing in a sequence.
 
     Attributes:
         inside: the number of callers inside.
+        is_full: a caller would be refused now.
     """
 
     def __init__(
@@ -124,21 +118,24 @@ class Admission:
         self._streams = streams
         self._too_many = too_many
         self.inside = 0
+        self.is_full = limit == 0
         self._closed = False
         self._lock = threading.Lock()  # a third of an entered Condition's time
         self._changed = threading.Condition(self._lock)
-        self._open_streams: list[Callable[[], None]] = []
+        self._open_streams: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
-            if self._closed or self.inside == self._limit:
+            if self.is_full:
                 raise self.refusal() or Unavailable(self._stopping)
             self.inside += 1
+            self.is_full = self.inside == self._limit
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self.inside -= 1
+            self.is_full = self._closed
             if self._closed:
                 self._changed.notify_all()
 
@@ -152,11 +149,6 @@ class Admission:
             )
         return None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a caller would be refused now."""
-        return self._closed or self.inside == self._limit
-
     def stream_refusal(self) -> EdgeServerError | None:
         """Return the error that a stream would get now; None if it would be admitted."""
         if self._closed:
@@ -166,12 +158,10 @@ class Admission:
         return None
 
     @contextmanager
-    def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
+    def stream(self, when_closed: Callable[[], object]) -> Iterator[None]:
         """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
-        Raises:
-            Unavailable: the gate is closed.
-            EdgeServerError: `streams` streams are open, see `too_many`.
+        Raises: EdgeServerError: see `stream_refusal`.
         """
         with self._changed:
             if (error := self.stream_refusal()) is not None:
@@ -187,7 +177,7 @@ class Admission:
     def close(self) -> None:
         """Refuse every new caller; inferences in flight continue."""
         with self._changed:
-            self._closed = True
+            self._closed = self.is_full = True
             streams = tuple(self._open_streams)
         for when_closed in streams:
             when_closed()
@@ -203,13 +193,6 @@ class ByteBudget:
     responses.
 
     A request that is alone is always accepted: only the limit on one message bounds it.
-
-    Args:
-        limit_bytes: of all messages together.
-        setting: the name of that limit, for error texts.
-
-    Attributes:
-        used_bytes: of the messages in flight.
     """
 
     def __init__(
@@ -227,8 +210,7 @@ class ByteBudget:
             instead_of: bytes counted before, which count no more: a response takes the place of its
                 request, and fits if it is no longer.
 
-        Raises:
-            Unavailable: the bytes exceed the limit together with the other messages in flight.
+        Raises: Unavailable: the bytes exceed the limit together with the other messages in flight.
         """
         with self._changed:
             others = self.used_bytes - instead_of

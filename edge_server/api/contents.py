@@ -43,13 +43,6 @@ _VALUES_AT_ONCE = 2**14
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """A request's declaration of one input, before its data is read.
-
-    Attributes:
-        count: of the elements.
-        request_id: for error texts.
-    """
-
     name: str
     datatype: DataType
     shape: tuple[int, ...]
@@ -104,8 +97,7 @@ class Declared(msgspec.Struct, frozen=True):
 def from_raw(declared: Declared, raw: bytes | memoryview) -> NDArray[Any]:
     """Return the values in `raw` in their shape: a view on it, except for BYTES.
 
-    Raises:
-        InvalidRequest: the number of bytes, or of elements, differs from the declared one.
+    Raises: InvalidRequest: the number of bytes, or of elements, differs from the declared one.
     """
     if declared.datatype is DataType.BYTES:
         return _decode_bytes(declared, raw)
@@ -158,10 +150,8 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
 
 
 def to_array(values: Sequence[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the numbers of a request.
-
-    Raises:
-        OverflowError: one does not fit the type; numpy 1 itself would wrap a whole number round.
+    """Return the numbers of a request; raise OverflowError where one does not fit the type, which
+    numpy 1 itself would wrap round.
     """
     if dtype.kind in "iu" and len(values):
         limits = np.iinfo(dtype)

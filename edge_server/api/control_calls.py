@@ -60,8 +60,7 @@ def tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[An
 def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
     """Return a `ModelStatisticsResponse` for all loaded models, one model, or one version.
 
-    Raises:
-        InvalidRequest: that model or version is not loaded (Triton's texts).
+    Raises: InvalidRequest: that model or version is not loaded (Triton's texts).
     """
     wanted_version = parse_version(version) if version else None
     found = [
@@ -125,8 +124,7 @@ _LOG_NAMES = ("log_file", *_LOG_BOOLEANS, "log_verbose_level", "log_format")
 def loading(control: ModelControl | None) -> ModelControl:
     """Return `control`; called before a request, which may carry many bytes, is parsed.
 
-    Raises:
-        Unavailable: its mode loads no model on request.
+    Raises: Unavailable: its mode loads no model on request.
     """
     if control is None or not control.loads_on_request:
         raise Unavailable(NOT_ALLOWED)
@@ -138,8 +136,7 @@ def load_model(
 ) -> None:
     """Execute a `RepositoryModelLoadRequest`; returns after the load.
 
-    Raises:
-        EdgeServerError: see `ModelControl.load`, or the request is invalid (Triton's texts).
+    Raises: EdgeServerError: see `ModelControl.load`, or the request is invalid (Triton's texts).
     """
     refuse_repository_name(request)
     config: str | None = None
@@ -173,8 +170,7 @@ def load_files(
 ) -> None:
     """Load a model, from the repository or from `files`; returns after the load.
 
-    Raises:
-        EdgeServerError: see `ModelControl.load`, or the name is invalid (Triton's texts).
+    Raises: EdgeServerError: see `ModelControl.load`, or the name is invalid (Triton's texts).
     """
     name = name.strip()
     if not name:
@@ -191,8 +187,7 @@ def load_files(
 def unload_model(control: ModelControl | None, request: Any) -> None:
     """Execute a `RepositoryModelUnloadRequest`; returns at once.
 
-    Raises:
-        EdgeServerError: see `ModelControl.unload`, or the request is invalid.
+    Raises: EdgeServerError: see `ModelControl.unload`, or the request is invalid.
     """
     refuse_repository_name(request)
     dependents = False
@@ -213,11 +208,8 @@ def refuse_repository_name(request: Any) -> None:
 def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any:
     """Apply a `TraceSettingRequest`'s settings, all or none; return the settings then in force.
 
-    A setting without a value is reset: a model's to the global one, the global one to its value at
-    the start.
-
-    Args:
-        model_name: of a loaded model; empty is all.
+    A setting without a value is reset: that of the model `model_name` to the global one, the global
+    one to its value at the start.
 
     Raises:
         InvalidRequest: an unknown setting, or an invalid value (Triton's texts).

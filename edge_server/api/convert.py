@@ -31,7 +31,7 @@ from edge_server.requests import InferRequest, InferResponse, log_prefix
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,12 +51,8 @@ _MOST_CLASSES = 65536
 
 @dataclass(frozen=True)
 class Classification:
-    """The requested classification of one output.
-
-    Attributes:
-        count: maximum number of classes.
-        batched: the output's first dimension counts batch elements.
-        labels: of the classes, by index; a class without a label is returned without one.
+    """The requested classification of one output: at most `count` classes, `batched` where its
+    first dimension counts batch elements; a class without a label is returned without one.
     """
 
     count: int
@@ -69,11 +65,9 @@ class Classification:
         Args:
             scores: of any shape; the dimensions after the batch are flattened to one class list.
 
-        Returns:
-            BYTES of shape [batch, k], or [k] where the model does not batch.
+        Returns: BYTES of shape [batch, k], or [k] where the model does not batch.
 
-        Raises:
-            InvalidRequest: the type has no scores, or the request wants too many classes.
+        Raises: InvalidRequest: the type has no scores, or the request wants too many classes.
         """
         if scores.datatype in _NO_CLASSES:
             raise InvalidRequest(
@@ -117,16 +111,14 @@ def to_infer_request(
 ) -> tuple[InferRequest, Mapping[str, OutputForm]]:
     """Return the request of a `ModelInferRequest`, and the outputs that it wants in another form.
 
-    The request's tensors are views on the received bytes.
-
     Args:
         message: the `ModelInferRequest` without its raw contents, which may be large.
         raw: the raw contents; the tensors are views on them.
         timeout_s: seconds until the caller's deadline; None is never.
         call: cancels the request, and counts its strings; None does neither.
         shared_memory: the regions that tensors may refer to; None refuses them.
-        config: of the model, which the request is checked against before its tensors are
-            converted; None leaves that check to `Snapshot.infer`.
+        config: of the model, which the request is checked against before its tensors are converted;
+            None leaves that check to `Snapshot.infer`.
 
     Raises:
         InvalidRequest, NotFound: tensors or parameters contradict each other, or the form of an
@@ -138,7 +130,7 @@ def to_infer_request(
     model, request_id = message.model_name, message.id
     # A slice is a list; iteration over protobuf's own sequence costs twice as much.
     tensors = _by_name("input", message.inputs[:], request_id)
-    outputs = _by_name("output", message.outputs[:], request_id)
+    outputs = _by_name("output", message.outputs[:], request_id) if message.outputs else {}
     if config is not None:
         check_names(config, request_id, tensors.keys(), outputs)
     raw_contents = iter(raw)
@@ -161,10 +153,23 @@ def to_infer_request(
             if call is not None and declared.count >= _STRINGS_COUNTED_FROM:
                 call.count(_STRING_BYTES * declared.count)
         place = _place(tensor, shared_memory) if tensor.parameters else None
-        if place is None:
-            array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
-        else:
+        if place is not None:
             array = _from_region(declared, tensor, place)
+        elif tensor.HasField("contents"):
+            if raw:
+                raise InvalidRequest(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{name}' for model '{model}'"
+                )
+            array = from_contents(declared, tensor.contents)
+        else:
+            # Raw contents go to the inputs in order of need.
+            data = next(raw_contents, None)
+            if data is None:
+                raise InvalidRequest(
+                    f"unable to find data for input tensor '{name}' for model '{model}' in request."
+                )
+            array = from_raw(declared, data)
         inputs[name] = Tensor(array)
     if config is not None:
         check_batch_sizes(config, request_id, batch_sizes)
@@ -181,7 +186,7 @@ def to_infer_request(
         parameters=parameters.custom,
         cancellation=call,
     )
-    return request, output_forms(outputs, config, shared_memory)
+    return request, output_forms(outputs, config, shared_memory) if outputs else AS_IT_IS
 
 
 def output_forms(
@@ -189,11 +194,8 @@ def output_forms(
     config: ModelConfig | None = None,
     shared_memory: SharedMemory | None = None,
 ) -> Mapping[str, OutputForm]:
-    """Return those of a request's `outputs` that it wants in another form, by name.
-
-    Raises:
-        InvalidRequest, NotFound: the requested form is invalid (Triton's texts).
-        Unsupported: the request wants shared memory, which is off.
+    """Return those of a request's `outputs` that it wants in another form; raise as
+    `to_infer_request`.
     """
     forms: dict[str, OutputForm] = {}
     for name, output in outputs.items():
@@ -257,8 +259,7 @@ def _name_region(parameters: Any, place: RegionSlice, written_bytes: int) -> Non
 def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:
     """Return the tensors by name, in order.
 
-    Raises:
-        InvalidRequest: two have the same name.
+    Raises: InvalidRequest: two have the same name.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) < len(tensors):
@@ -266,26 +267,6 @@ def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, An
         twice = next(name for place, name in enumerate(listed) if name in listed[:place])
         raise InvalidRequest(f"{log_prefix(request_id)}{kind} '{twice}' already exists in request")
     return by_name
-
-
-def _contents(
-    declared: Declared, tensor: Any, raw_contents: Iterator[bytes | memoryview], *, has_raw: bool
-) -> NDArray[Any]:
-    """Return the input's values; raw contents go to the inputs in order of need."""
-    if tensor.HasField("contents"):
-        if has_raw:
-            raise InvalidRequest(
-                "contents field must not be specified when using raw_input_contents for "
-                f"'{declared.name}' for model '{declared.model}'"
-            )
-        return from_contents(declared, tensor.contents)
-    raw = next(raw_contents, None)
-    if raw is None:
-        raise InvalidRequest(
-            f"unable to find data for input tensor '{declared.name}' for model "
-            f"'{declared.model}' in request."
-        )
-    return from_raw(declared, raw)
 
 
 def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray[Any]:

@@ -46,8 +46,7 @@ class RequestParameters(NamedTuple):
 def read_parameters(parameters: Any) -> RequestParameters:
     """Return the parameters of a request's parameter map.
 
-    Raises:
-        InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
+    Raises: InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
     """
     own: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
@@ -80,8 +79,7 @@ def read_parameters(parameters: Any) -> RequestParameters:
 def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
     """Return region, offset and byte size from a tensor's parameters; None without a region.
 
-    Raises:
-        InvalidRequest: a parameter is missing or of a wrong type.
+    Raises: InvalidRequest: a parameter is missing or of a wrong type.
     """
     name, offset, byte_size = (
         typed_value(parameters[key], f"'{key}' parameter for tensor '{tensor}'", kind)
@@ -108,8 +106,7 @@ def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
 def typed_value(value: Any, where: str, *kinds: str, end: str = ".") -> Any:
     """Return what is set in an `InferParameter` or a parameter of a load.
 
-    Raises:
-        InvalidRequest: none of the fields `kinds` is set; the text names the parameter by `where`.
+    Raises: InvalidRequest: none of the fields `kinds` is set.
     """
     kind = value.WhichOneof("parameter_choice")
     if kind not in kinds:

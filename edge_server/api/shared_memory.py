@@ -60,11 +60,7 @@ class SharedRegion:
             raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
 
     def read(self, offset: int, byte_size: int) -> NDArray[np.uint8]:
-        """Return a copy of these bytes of the region.
-
-        Raises:
-            InvalidRequest: the object has shrunk.
-        """
+        """Return a copy of these bytes; raise InvalidRequest where the object has shrunk."""
         copy = np.empty(byte_size, np.uint8)
         place, left = self.offset + offset, memoryview(copy)
         while left:
@@ -76,12 +72,7 @@ class SharedRegion:
         return copy
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`.
-
-        Raises:
-            InvalidRequest: the object has shrunk.
-            InternalError: the write fails.
-        """
+        """Raises: InvalidRequest: the object has shrunk. InternalError: the write fails."""
         place = self.offset + offset
         if os.fstat(self._file).st_size < place + data.nbytes:
             raise self._smaller()
@@ -110,7 +101,7 @@ class RegionSlice:
     of: SharedMemory
 
     def read(self) -> memoryview:
-        """See `SharedRegion.read`.
+        """Return a copy of the slice.
 
         Raises:
             InvalidRequest: the slice is longer than a tensor may be, or the object has shrunk.
@@ -119,11 +110,7 @@ class RegionSlice:
         return self.of.copy_of(self)
 
     def write(self, name: str, data: memoryview) -> None:
-        """Write the output `name` to the slice.
-
-        Raises:
-            InternalError: the output does not fit.
-        """
+        """Raises: InternalError: the output `name` does not fit."""
         if data.nbytes > self.byte_size:
             raise InternalError(
                 f"shared memory size specified with the request for output '{name}' "
@@ -208,10 +195,8 @@ class SharedMemory:
                     self._leaving[each] = region
 
     def regions(self, name: str) -> list[SharedRegion]:
-        """Return the region `name`, or all regions if `name` is empty.
-
-        Raises:
-            NotFound: no region has that name.
+        """Return the region `name`, or all if it is empty; raise NotFound where no region has that
+        name.
         """
         with self._lock:
             # By its items: a request may end meanwhile, and its region with it.
@@ -223,13 +208,10 @@ class SharedMemory:
             return [listed[name]]
 
     def find(self, name: str, offset: int, byte_size: int) -> RegionSlice:
-        """Return a part of a region.
+        """Return a part of a region; `offset` and `byte_size` are signed in the request, and read
+        as unsigned.
 
-        Args:
-            offset, byte_size: as in the request: signed, and read as unsigned.
-
-        Raises:
-            NotFound, InvalidRequest: Triton's texts.
+        Raises: NotFound, InvalidRequest: Triton's texts.
         """
         region = self._regions.get(name)
         if region is None:

@@ -46,10 +46,10 @@ from edge_server.backends.contract import (
     own_parameters,
 )
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
-from edge_server.model_config.completion import Signature, complete_from
+from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import ON_CPU
 from edge_server.model_config.files import reading, require_path
-from edge_server.tensors import DataType, Tensor, TensorSpec, element_count
+from edge_server.tensors import DataType, Signature, Tensor, TensorSpec, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

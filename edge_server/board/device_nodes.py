@@ -21,8 +21,6 @@ _DESKTOP = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
 
 
 class Group(NamedTuple):
-    """A group of /etc/group."""
-
     name: str
     gid: int
 
@@ -103,8 +101,8 @@ class DeviceNode:
     Attributes:
         usable: the given account may read and write the file.
         group: the group that grants the account access; None where no group does.
+        label: the driver's name for a camera.
         for_root: only root may read the file.
-        label: the driver's name for the device; cameras have one.
     """
 
     path: str
@@ -115,7 +113,6 @@ class DeviceNode:
 
     @property
     def is_csi(self) -> bool:
-        """Return whether the file is a camera on the board's CSI connector, which Argus reads."""
         return self.label.startswith("vi-output")
 
 
@@ -128,7 +125,6 @@ def read_gpu_nodes(root: Path, account: Account, *, jetson: bool) -> tuple[Devic
 
 
 def read_cameras(root: Path, account: Account) -> tuple[DeviceNode, ...]:
-    """List /dev/video* below `root`, with the rights of `account`."""
     names = root / "sys/class/video4linux"
     return tuple(
         _node(root, path, account, read_text(names / path.name / "name") or "")
@@ -147,12 +143,9 @@ def _node(root: Path, path: Path, account: Account, label: str = "") -> DeviceNo
 
 @dataclass(frozen=True)
 class Disk:
-    """A directory, or its nearest existing ancestor.
+    """The disk of a directory; `stands` is that, or its nearest ancestor that exists.
 
     Attributes:
-        directory: the requested directory.
-        stands: the existing directory.
-        writable: the account may write in `stands`.
         free_bytes: free for users other than root.
     """
 

@@ -5,18 +5,11 @@ The one reader of them for metrics, MQTT, the lanes' reasons, `doctor` and the s
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.board.power import (
-    Heat,
-    PowerModes,
-    PowerRail,
-    read_heat,
-    read_power_modes,
-    read_power_rails,
-)
 from edge_server.board.resources import BoardMemory, listed, read_memory, read_number, read_text
 from edge_server.process.threads import start_future
 
@@ -117,14 +110,229 @@ def _load(path: Path) -> float | None:
     return thousandths / 1000
 
 
-@dataclass(frozen=True)
-class StorageDevice:
-    """One disk; None where its kernel files do not report a fact.
+# A kernel without a limit reports one beyond these.
+_PLAUSIBLE_CELSIUS = range(1, 200)
+# NVIDIA's cooling devices of Orin (gpu-throttle-alert), and those that the kernel makes of engines
+# whose clock it may lower. Neither a fan is one of them nor hot-surface-alert, which at 70 degrees
+# warns who might touch the board. Names of JetPack 7 are not confirmed on a board.
+_THROTTLES = re.compile(r".*throttle-alert\Z|(thermal-)?(cpufreq|devfreq)\b.*")
+# Orin's counters by NVIDIA's developer guide, "Over-current throttling".
+UNDERVOLTAGE_COUNTER = "oc1"
 
-    The wear of an NVMe is not among its files: `doctor` asks the drive, as root.
+
+@dataclass(frozen=True)
+class ThermalZone:
+    """One zone of the board: cpu-thermal, gpu-thermal, tj-thermal (the hottest of the chip).
 
     Attributes:
-        model: the maker's name for it.
+        throttle_celsius: the kernel slows engines down from there on; None where it never does.
+        critical_celsius: the kernel shuts the board down there.
+    """
+
+    name: str
+    celsius: float
+    throttle_celsius: float | None = None
+    critical_celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class EventCounter:
+    """Throttlings by the supply since boot: oc1 by undervoltage, oc2 by the average current, oc3 by
+    its peaks."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Temperatures and throttling at this moment.
+
+    Attributes:
+        zones: those that can be read; a zone whose engine is off cannot.
+        throttled: the engines slowed down because of heat: gpu-throttle-alert. A fan is none.
+        low_voltage: the inputs whose monitor reports a voltage below its limit.
+    """
+
+    zones: tuple[ThermalZone, ...] = ()
+    throttled: tuple[str, ...] = ()
+    supply_events: tuple[EventCounter, ...] = ()
+    low_voltage: tuple[str, ...] = ()
+
+    @property
+    def hottest(self) -> ThermalZone | None:
+        return max(self.zones, key=lambda zone: zone.celsius, default=None)
+
+
+def read_heat(root: Path) -> Heat:
+    """Read the board below `root`; empty where its kernel reports nothing."""
+    thermal = root / "sys/class/thermal"
+    zones = (_zone(path) for path in listed(thermal, "thermal_zone*"))
+    hwmon = root / "sys/class/hwmon"
+    events = [
+        EventCounter(path.name.removesuffix("_event_cnt"), count)
+        for path in listed(hwmon, "hwmon*/oc*_event_cnt")
+        if (count := read_number(path)) is not None
+    ]
+    return Heat(
+        tuple(zone for zone in zones if zone is not None),
+        tuple(_throttled(thermal)),
+        tuple(sorted(events, key=lambda event: event.name)),
+        tuple(
+            _input_name(alarm)
+            for kind in ("min", "lcrit")
+            for alarm in listed(hwmon, f"hwmon*/in*_{kind}_alarm")
+            if read_number(alarm)
+        ),
+    )
+
+
+def _zone(path: Path) -> ThermalZone | None:
+    millidegrees = read_number(path / "temp")
+    if millidegrees is None:
+        return None
+    slowed = _slowed_at(path)
+    trips: dict[str, list[float]] = {}
+    for trip in listed(path, "trip_point_*_type"):
+        at = read_number(trip.with_name(trip.name.replace("_type", "_temp")))
+        kind, number = read_text(trip) or "", trip.name.split("_")[2]
+        if kind == "passive" and not slowed.get(number, True):
+            continue
+        if at is not None and at // 1000 in _PLAUSIBLE_CELSIUS:
+            trips.setdefault(kind, []).append(at / 1000)
+    return ThermalZone(
+        read_text(path / "type") or path.name,
+        millidegrees / 1000,
+        min(trips.get("passive", ()), default=None),
+        min(trips.get("critical", ()), default=None),
+    )
+
+
+def _slowed_at(zone: Path) -> dict[str, bool]:
+    """Return the numbers of the zone's trip points at which cooling devices act, and whether one of
+    those slows an engine down."""
+    slowed: dict[str, bool] = {}
+    for trip in listed(zone, "cdev*_trip_point"):
+        number = read_text(trip) or ""
+        device = trip.with_name(trip.name.removesuffix("_trip_point"))
+        slows = _THROTTLES.match(read_text(device / "type") or "") is not None
+        slowed[number] = slowed.get(number, False) or slows
+    return slowed
+
+
+def _throttled(thermal: Path) -> list[str]:
+    names = []
+    for device in listed(thermal, "cooling_device*"):
+        name = read_text(device / "type") or ""
+        if _THROTTLES.match(name) and (read_number(device / "cur_state") or 0) > 0:
+            names.append(name)
+    return names
+
+
+def _input_name(alarm: Path) -> str:
+    number = alarm.name.partition("_")[0]
+    chip = read_text(alarm.with_name("name")) or alarm.parent.name
+    return read_text(alarm.with_name(f"{number}_label")) or f"{chip} {number}"
+
+
+_MODE = re.compile(r"^< *POWER_MODEL +ID=(\d+) +NAME=(\S+) *>", re.MULTILINE)
+_DEFAULT = re.compile(r"^< *PM_CONFIG +DEFAULT=(\d+) *>", re.MULTILINE)
+_SET = re.compile(r"\bpmode:(\d+)")
+_WATTS = re.compile(r"(\d+)W", re.IGNORECASE)
+_MONITOR = "ina3221"
+# The sum of shunt voltages of an INA3221, which is no rail; `NC` is a channel without one.
+_SUM_CHANNEL = 7
+_NOT_CONNECTED = "NC"
+
+
+@dataclass(frozen=True)
+class PowerRail:
+    """One channel of a power monitor. VDD_IN is the whole of an Orin NX or Nano; on an AGX the
+    rails add up to it.
+
+    Attributes:
+        alarms: `crit` and `max` where the monitor reports a current beyond that limit now.
+    """
+
+    name: str
+    volts: float
+    amperes: float
+    alarms: tuple[str, ...] = ()
+
+    @property
+    def watts(self) -> float:
+        return self.volts * self.amperes
+
+
+def read_power_rails(root: Path) -> tuple[PowerRail, ...]:
+    """Read the rails of the board below `root`; these reads wait for the I2C bus."""
+    rails = []
+    for chip in listed(root / "sys/class/hwmon", "hwmon*"):
+        if read_text(chip / "name") != _MONITOR:
+            continue
+        for label in listed(chip, "in*_label"):
+            number = label.name.removeprefix("in").removesuffix("_label")
+            name = read_text(label)
+            if not name or name == _NOT_CONNECTED or number == str(_SUM_CHANNEL):
+                continue
+            millivolts = read_number(chip / f"in{number}_input")
+            milliamperes = read_number(chip / f"curr{number}_input")
+            if millivolts is None or milliamperes is None:
+                continue
+            alarms = tuple(
+                kind for kind in ("crit", "max") if read_number(chip / f"curr{number}_{kind}_alarm")
+            )
+            rails.append(PowerRail(name, millivolts / 1000, milliamperes / 1000, alarms))
+    return tuple(rails)
+
+
+@dataclass(frozen=True)
+class PowerMode:
+    """One of a board's modes: `sudo nvpmodel -m ID` sets it."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True)
+class PowerModes:
+    """The modes of /etc/nvpmodel.conf, and the current one; None where it is unknown."""
+
+    current: PowerMode | None
+    known: tuple[PowerMode, ...]
+
+    @property
+    def highest(self) -> PowerMode | None:
+        """Return the fastest mode: MAXN_SUPER, else MAXN, else the one with the most watts in
+        its name."""
+        return max(self.known, key=_rank, default=None)
+
+
+def read_power_modes(root: Path) -> PowerModes | None:
+    """Read the modes of the board below `root`; None without nvpmodel."""
+    text = read_text(root / "etc/nvpmodel.conf")
+    if text is None:
+        return None
+    known = tuple(PowerMode(int(number), name) for number, name in _MODE.findall(text))
+    # `status` keeps the last chosen mode; without it a boot sets the default.
+    number = _SET.search(read_text(root / "var/lib/nvpmodel/status") or "") or _DEFAULT.search(text)
+    chosen = None if number is None else int(number[1])
+    return PowerModes(next((mode for mode in known if mode.id == chosen), None), known)
+
+
+def _rank(mode: PowerMode) -> tuple[int, int]:
+    unlimited = ("MAXN", "MAXN_SUPER")
+    if mode.name.upper() in unlimited:
+        return 1 + unlimited.index(mode.name.upper()), 0
+    watts = _WATTS.search(mode.name)
+    return 0, int(watts[1]) if watts else -1
+
+
+@dataclass(frozen=True)
+class StorageDevice:
+    """One disk. The wear of an NVMe is not among its files: `doctor` asks the drive, as root.
+
+    Attributes:
         worn: upper bound of the used share of its life, 0..1; beyond 1 it may fail any time.
         end_of_life: `normal`, `warning` (80 % of its spare blocks are used) or `urgent`.
         celsius: of an NVMe.
@@ -175,13 +383,6 @@ class BoardFacts:
     missing in a tuple.
 
     Attributes:
-        engines: clocks and loads of CPU clusters, GPU and NVDLA cores.
-        heat: temperatures, throttling, and what the supply did to the board.
-        rails: the power of each monitored rail.
-        power_modes: those of nvpmodel.
-        memory: of CPU and GPU, which share it on a Jetson, and swap.
-        storage: the drives.
-        uptime_s: since the kernel started.
         boot_reason: the source of the last reset in the words of Tegra's driver.
     """
 
@@ -221,10 +422,8 @@ def read_board_facts(root: Path = Path("/")) -> BoardFacts:
 
 
 def read_within(timeout_s: float, root: Path = Path("/")) -> BoardFacts | None:
-    """Return the facts, or None where a file of the board does not let itself be read in time.
-
-    The thread that waits for the file stays until that read ends.
-    """
+    """Return the facts, or None where a file of the board cannot be read in time; the thread that
+    waits for it stays until that read ends."""
     found = start_future("board", lambda: read_board_facts(root))
     try:
         return None if found is None else found.result(timeout_s)

@@ -1,4 +1,4 @@
-"""How edge_server was installed, which decides how a person mends a library that is missing, and
+"""How edge_server was installed, which decides how to get a library that is missing, and
 the models that came with it."""
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ def shipped_models() -> Path:
 def remedy(module: str, *, how: Installation | None = None, machine: str = "") -> str:
     """Return what makes a module of Python importable that is missing, or does not import.
 
-    Args:
-        module: its name; of one that edge_server does not know, the remedy is that of a damaged
-            installation.
-        how: by default as the running edge_server was installed.
-        machine: as the kernel names the processor; by default this machine's.
+    A module that edge_server does not know has the remedy of a damaged installation. `machine` is
+    as the kernel names the processor.
     """
     how = how or installation()
     is_board = (machine or platform.machine()) == "aarch64"
@@ -66,10 +63,10 @@ def missing(error: ImportError) -> str:
     return f"{library} is missing; {remedy(library)}"
 
 
-# Frameworks: module → what pip installs. With the package, a framework has a virtual environment of
-# its own.
-_FRAMEWORKS = {
-    "torch": ("pytorch", "torch"),
+# The module of each framework's backend, and what pip installs for it. With the package, each has a
+# virtual environment of its own.
+FRAMEWORKS = {
+    "pytorch": ("torch", "torch"),
     "tensorflow": ("tensorflow", "tensorflow"),
     "openvino": ("openvino", "openvino"),
     "paddle": ("paddle", "paddlepaddle"),
@@ -102,7 +99,7 @@ _OF_A_WHEEL = {
     **dict.fromkeys(("boto3", "requests", "oras"), "pip install 'edge-server[pull]'"),
     **{
         module: f"pip install 'edge-server[{backend}]'"
-        for module, (backend, _) in _FRAMEWORKS.items()
+        for backend, (module, _) in FRAMEWORKS.items()
     },
 }
 # Of what is not listed, the package has its own.
@@ -115,7 +112,7 @@ _OF_A_PCS_PACKAGE = {
     "requests": "sudo apt install python3-requests",
     "oras": "pull it on a PC with pip install 'edge-server[pull]', and `models push` it here",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}",
-    **{module: _environment_for(*names) for module, names in _FRAMEWORKS.items()},
+    **{module: _environment_for(name, package) for name, (module, package) in FRAMEWORKS.items()},
 }
 _OF_A_BOARDS_PACKAGE = {
     **_OF_A_PCS_PACKAGE,

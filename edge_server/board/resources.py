@@ -92,34 +92,29 @@ def read_memory(root: Path) -> BoardMemory:
 
 def read_group_limits(root: Path) -> GroupLimits:
     """Return the tightest limits of this process's cgroup and its ancestors, below `root`."""
-    memory = [read_number(group / "memory.max") for group in _groups(root)]
-    processors = [_processors(group / "cpu.max") for group in _groups(root)]
+    memory = [read_number(group / "memory.max") for group in control_groups(root)]
+    processors = [_processors(group / "cpu.max") for group in control_groups(root)]
     return GroupLimits(
         min((each for each in memory if each is not None), default=None),
         min((each for each in processors if each is not None), default=None),
     )
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    for controllers, group in control_groups(root):
-        if not controllers:
-            yield root / "sys/fs/cgroup" / group
-
-
-def control_groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield each control group of this process, and its parents: the controllers of its hierarchy,
-    empty for version 2, and its path relative to the mount point.
+def control_groups(root: Path) -> Iterator[Path]:
+    """Yield the directory of this process's control group (version 2), and of its parents.
 
     In a container only the topmost group may exist; it is the container's own.
     """
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, text = rest.partition(":")
+        if controllers:
+            continue  # version 1
         path = PurePosixPath(text)
         outside = not path.is_absolute() or ".." in path.parts
         inside = PurePosixPath() if outside else path.relative_to("/")
         for group in (inside, *inside.parents):
-            yield controllers, group
+            yield root / "sys/fs/cgroup" / group
 
 
 def _processors(path: Path) -> float | None:

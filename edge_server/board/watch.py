@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.facts import BoardFacts, read_board_facts
-from edge_server.board.power import UNDERVOLTAGE_COUNTER
+from edge_server.board.facts import UNDERVOLTAGE_COUNTER, BoardFacts, read_board_facts
 from edge_server.board.resources import is_directory, is_there
 from edge_server.process.worker import Worker
 
@@ -47,14 +46,8 @@ class ClockState(Enum):
 
 @dataclass(frozen=True)
 class WallClock:
-    """The clock's time, compared with earlier dates of known files.
-
-    Attributes:
-        now_s: Unix time of the clock.
-        built_s: date of the newest release file of the system or of edge-server.
-        synchronized: whether a time daemon has synchronized the clock; None where nothing reports
-            it.
-    """
+    """The clock's time, the date of the newest release file, and whether a time daemon has
+    synchronized the clock; None where nothing reports it."""
 
     now_s: float
     built_s: float | None = None
@@ -75,12 +68,6 @@ class WallClock:
 
 
 def read_wall_clock(root: Path, now_s: float) -> WallClock:
-    """Read the facts of the system below `root`, whose clock is at `now_s`.
-
-    Args:
-        root: the root directory of the files.
-        now_s: Unix time.
-    """
     return WallClock(now_s, built_s(root), _timesyncd(root))
 
 
@@ -125,15 +112,10 @@ def wall_and_boot_ns() -> tuple[int, int]:
 
 
 class ClockWatch:
-    """Follows how far the wall clock can be believed, and finds its steps: it is compared with the
-    clock that nobody sets. Only one thread calls `look`.
-
-    Attributes:
-        state: at the last look.
-        steps: number of steps so far.
+    """Follows how far the wall clock can be believed, and counts its steps against CLOCK_BOOTTIME.
+    Only one thread calls `look`.
 
     Args:
-        root: the root directory of the files that witness the time.
         required: an unsynchronized clock is not believed, and not only one that is wrong.
         clocks_ns: returns CLOCK_REALTIME and CLOCK_BOOTTIME, which counts while the board sleeps.
         synchronized: returns whether the kernel's clock is; None where that is not known.
@@ -212,10 +194,9 @@ class DeviceReport:
     Attributes:
         reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
             a colon, and what else a person wants to know.
-        clock: how far the wall clock can be believed.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
-        age_s: how long ago that sample was taken; None before the first one.
+        age_s: how long ago the last sample was taken.
     """
 
     reasons: tuple[str, ...] = ()
@@ -233,17 +214,13 @@ class _Sample:
 
 
 class BoardWatch:
-    """Samples the board's facts on a thread of its own, and follows the wall clock.
+    """Samples the board's facts on its own thread, and follows the wall clock.
 
     No frame and no request waits for it: readers get the last sample. A file that hangs costs the
     facts and their reasons, which are gone after `STALE_S`, and nothing else: no supervisor watches
     this worker.
 
     Args:
-        root: the root directory of the board's files.
-        clock: follows the wall clock.
-        read: reads the facts.
-        now_s: the monotonic clock.
         parts: returns which parts of the daemon do not work, and why: reasons as those of
             `DeviceReport`.
     """
@@ -299,7 +276,7 @@ class BoardWatch:
         hangs = self._sample is not None and self.report.facts is None
         if hangs and not self._hangs:
             log.warning(
-                "board: a file of its sensors does not let itself be read; temperatures, power and "
+                "board: a file of its sensors cannot be read; temperatures, power and "
                 "throttling are not known"
             )
         self._hangs = hangs

@@ -44,7 +44,8 @@ class Reader:
     """Opens a source and reads it on a thread of its own until it fails, ends or is left.
 
     The same thread closes the source, always. No method waits for the thread: a call that never
-    returns costs this thread and the source, and nothing else.
+    returns costs this thread and the source, and nothing else. The functions that are given are
+    called on the thread.
 
     Attributes:
         call: the call in progress; None between calls.
@@ -53,13 +54,11 @@ class Reader:
 
     Args:
         name: of the thread.
-        open_source: opens the source; not called where `source` is given.
-        on_frame: called with each frame, on the reader's thread.
-        on_end: called on the reader's thread before the source is closed, once, unless the reader
-            was left: with the error, or None at the end of a recording.
-        on_done: called on the reader's thread when the source is closed.
-        source: is open already.
-        clock: returns monotonic time in seconds.
+        open_source: not called where `source` is given, which is open already.
+        on_frame: called with each frame.
+        on_end: called before the source is closed, unless the reader was left: with the error, or
+            None at the end of a recording.
+        on_done: called when the source is closed.
     """
 
     def __init__(
@@ -90,11 +89,7 @@ class Reader:
         return 0 if self._source is None else self._source.corrupt
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            SourceError: the system refuses a thread.
-        """
+        """Start the thread; raise SourceError where the system refuses one."""
         self.call = DriverCall("read" if self._source else "open", self._clock())
         try:
             self._worker.start()
@@ -193,19 +188,16 @@ class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
-    frames stop, the state says so within `Limits`, and the source is opened again after delays that
-    double, or as soon as it is there again where that can be seen; frame ids continue. A reader
-    that hangs in a driver is abandoned and replaced. While `MOST_ABANDONED` of them hang, the
-    camera is out of service: it is opened again once one of them returns.
+    frames stop, the state says so within `Limits`, and the source is opened again, see `Reopening`;
+    frame ids continue. A reader that hangs in a driver is abandoned and replaced. While
+    `MOST_ABANDONED` of them hang, the camera is out of service until one of them returns.
 
     Attributes:
         captured: number of frames that the source has delivered, dropped ones included.
         dropped: number of frames among them that nobody received: a newer frame replaced them, they
-            were not whole or came too late, or they came after `stop`.
+            were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
-        status: the present state, with its reason.
         faults: number of times that each reason of `status` began.
-        worker: watches over the reader.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
@@ -213,10 +205,7 @@ class Camera:
         source_uri: see `open_source`.
         options: see `SourceOptions`.
         kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` by default.
-        retry_first_s: delay before the first attempt to reopen a broken source.
-        retry_longest_s: upper bound of the delays; after a source has run longer than this, the
-            delays start from the first again.
-        clock: returns monotonic time in seconds.
+        retry_first_s, retry_longest_s: see `Reopening`.
         reader: makes the reader of a source.
     """
 
@@ -267,9 +256,8 @@ class Camera:
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
 
-        A recording is opened on the caller's thread. A live camera may be absent now: its reader
-        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. A
-        further call opens nothing; it waits for the first reader of a live camera.
+        A live camera may be absent now: its reader gets `wait_s` for the first frame or to find a
+        mistake in the URI, and continues later. A further call opens nothing.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -310,13 +298,8 @@ class Camera:
             self._abandoned.append(reader)
 
     def next_frame(self, timeout_s: float) -> Frame | None:
-        """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
-        frame.
-
-        Returns:
-            None when no frame arrived within `timeout_s`, and at once when the camera has ended or
-            stopped.
-        """
+        """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
+        where none came, and at once when the camera has ended or stopped."""
         with self._changed:
             self._await_frame(timeout_s)
             frame, self._newest = self._newest, None
@@ -330,13 +313,12 @@ class Camera:
 
     @property
     def state(self) -> CameraState:
-        """That of `status`."""
+        """See `CameraStatus`."""
         return self.status.state
 
     @property
     def is_live(self) -> bool:
-        """The source is a device, whose pixel format is not known before it is there; False where
-        the URI is wrong, which `open` reports."""
+        """The source is a device; False where the URI is wrong, which `open` reports."""
         try:
             return is_live(self.source_uri, self._kinds)
         except SourceUriError:
@@ -364,8 +346,7 @@ class Camera:
         return self.state is CameraState.ENDED and self._newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
-        """Return the seconds from the last capture to `now` (`time.monotonic()`); None before the
-        first frame."""
+        """Return the seconds from the last capture to `now`; None before the first frame."""
         if self._last_mono_ns is None:
             return None
         return now - self._last_mono_ns / 1e9

@@ -45,6 +45,8 @@ def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
     second and fourth of four.
     """
     first = image.planes[0]
+    if image.pixel_format is PixelFormat.BGR and region is None:
+        return [Layer(first, (1, 1), (0, 0, 0))]
     crop = region or CropRegion(0, 0, image.width, image.height)
     black = image.colour.to_bgr.black
     pairs: list[tuple[NDArray[np.uint8], tuple[int, ...]]]

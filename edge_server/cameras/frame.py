@@ -76,16 +76,13 @@ class Frame:
     """One captured image and its capture time.
 
     Attributes:
-        id: the sequence number: counts every frame that the source delivers, from 0, dropped ones
-            included.
-        image: in the camera's own pixel format.
+        id: counts every frame that the source delivers, from 0, dropped ones included.
         capture_mono_ns: CLOCK_MONOTONIC of the capture, as `clock` knows it; never later than the
             arrival.
         capture_epoch_ns: Unix time of the same moment.
         clock: how the capture time is known.
         uncertainty_ns: the capture may have been earlier by this much; 0 where that is not known,
             as for `arrival`.
-        calibration_id: of the camera; empty where it has none.
         picture_size: width and height in px of the camera's picture, where the decoder has made
             `image` smaller; None where `image` has its size.
         arrived_mono_ns: CLOCK_MONOTONIC when the camera's reader handed it over; 0 before.
@@ -147,8 +144,6 @@ class Pace:
 
     Args:
         fps: frames per second; 0 never waits.
-        clock: returns monotonic time in nanoseconds.
-        sleep: blocks for the given seconds.
     """
 
     def __init__(
@@ -231,9 +226,6 @@ class TimestampMapper:
 
     CaptureTime times of consecutive frames never run backwards. A timestamp that jumps or runs
     backwards is counted, its frame gets the arrival time, and later timestamps count from there.
-
-    Attributes:
-        faults: number of timestamps that jumped or ran backwards.
 
     Args:
         clock: `sensor` for timestamps that are CLOCK_MONOTONIC; `rtp` for timestamps that only have

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,35 +15,22 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import (
     CODEC_NAMES,
-    CameraPipeline,
-    PictureOptions,
-    csi_pipeline,
     first_decoder,
-    flip_of,
-    http_pipeline,
     missing_elements,
-    own_pipeline,
-    rtsp_pipeline,
-    v4l2_pipeline,
+    pipeline_of,
 )
-from edge_server.cameras.gstreamer_player import (
-    CameraPlace,
-    GstreamerStream,
-    registry_has,
-)
+from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream, registry_has
 from edge_server.cameras.live_source import LiveSource
 from edge_server.cameras.network import PORTS, addresses_of, find_fault
-from edge_server.cameras.v4l2 import device_mode
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.logs import log_once
 from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from edge_server.cameras.frame import FrameSource
     from edge_server.cameras.source_uri import SourceOptions, SourceUri
-    from edge_server.cameras.v4l2 import VideoMode
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +46,8 @@ _CLOCKS: Mapping[str, Literal["sensor", "rtp"]] = {
 
 
 def gstreamer_missing(scheme: str = "") -> str:
-    """Return why GStreamer cannot read here, with the packages to install; "" if it can.
-
-    The packages have the same names on Debian 12 and on JetPack 6 and 7.
-
-    Args:
-        scheme: also require the elements for cameras of this kind.
-    """
+    """Return why GStreamer cannot read here, cameras of `scheme` where one is given, with the
+    packages to install; "" if it can. They have the same names on Debian 12 and JetPack 6 and 7."""
     try:
         load_gstreamer()
     except ModuleNotFoundError as error:
@@ -89,11 +70,8 @@ def decodes_jpeg_in_hardware() -> bool:
 
 
 def report() -> dict[str, Any]:
-    """Return what `edge-server doctor` reports.
-
-    GStreamer's `version`, the `decoders` by codec, and what each kind of camera is `lacking`; or
-    `missing`, and the `reason`.
-    """
+    """Return what `edge-server doctor` reports: GStreamer's `version`, the `decoders` by codec, and
+    what each kind of camera is `lacking`; or `missing`, and the `reason`."""
     missing = gstreamer_missing()
     if missing:
         return {"missing": True, "reason": missing}
@@ -135,51 +113,6 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> LiveSource:
         _CLOCKS.get(uri.scheme, "arrival"),
         first_frame_s=_FIRST_FRAME_S,
         late_periods=_LATE_PERIODS.get(uri.scheme, 0),
-    )
-
-
-def pipeline_of(
-    uri: SourceUri,
-    options: SourceOptions,
-    has: Callable[[str], bool],
-    mode_of: Callable[[SourceUri], VideoMode] = device_mode,
-) -> CameraPipeline:
-    """Return the pipeline that reads `uri`.
-
-    Args:
-        uri: of a live camera.
-        options: its credentials, where the URI has none.
-        has: whether the registry has an element.
-        mode_of: finds the mode of a video device.
-
-    Raises:
-        SourceError: an element is missing, or the device has no such mode.
-    """
-    given = uri.credentials or options.credentials
-    login = None if given is None else (given.user, given.password)
-    match uri.scheme:
-        case "csi":
-            return csi_pipeline(int(uri.host), _picture(uri), has)
-        case "v4l2":
-            return v4l2_pipeline(uri.path, mode_of(uri), _picture(uri), has)
-        case "rtsp" | "rtsps":
-            transport = uri.query.get("transport", "tcp")
-            address = uri.address("transport")
-            return rtsp_pipeline(address, login, has, transport=transport)
-        case "http" | "https":
-            return http_pipeline(uri.address(), login, has)
-        case _:
-            return own_pipeline(uri.path, has)
-
-
-def _picture(uri: SourceUri) -> PictureOptions:
-    fps = uri.fps()
-    return PictureOptions(
-        uri.whole("width", 0, 0, 16384),
-        uri.whole("height", 0, 0, 16384),
-        Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
-        flip_of(uri),
-        uri.whole("mode", 0, 0, 99) if "mode" in uri.query else None,
     )
 
 
@@ -231,12 +164,8 @@ def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"
 def choose_reader(
     uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"], missing: str
 ) -> Literal["gstreamer", "opencv"]:
-    """Return the reader of `uri`: the wanted one; GStreamer if any, unless it is missing.
-
-    Args:
-        uri: of a live camera.
-        wanted: see `SourceOptions`.
-        missing: why GStreamer cannot be used; "" if it can.
+    """Return the reader of `uri`: the wanted one; GStreamer if any, unless `missing` says why it
+    cannot be used.
 
     Raises:
         SourceError: GStreamer is needed and missing.

@@ -69,8 +69,7 @@ class SampleReader:
     Args:
         api: GStreamer.
         pipeline: whose clock stamps the samples.
-        matrix: overrides the matrix in the caps.
-        range_: likewise the range.
+        matrix, range_: override those in the caps.
     """
 
     def __init__(

@@ -11,13 +11,14 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from edge_server.cameras.source_uri import NO_OPTIONS, parse_source_uri
+from edge_server.cameras.v4l2 import VideoMode, device_mode
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.cameras.source_uri import SourceUri
-    from edge_server.cameras.v4l2 import VideoMode
+    from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
     Registry = Callable[[str], bool]
 
@@ -35,9 +36,6 @@ DEMULTIPLEXER = "parts"
 
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
-
-# A CSI sensor's mode where the URI names none.
-_CSI_WIDTH, _CSI_HEIGHT, _CSI_FPS = 1920, 1080, Fraction(30)
 
 # By codec, the best first. The properties are of NVIDIA's decoder: its clock stays at the highest,
 # and `mjpeg` makes it take JPEG.
@@ -93,24 +91,6 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True)
-class PictureOptions:
-    """What the URI of a camera on this machine says; 0 and "" leave it to the camera.
-
-    Attributes:
-        width: in px; together with `height`.
-        fps: of the camera.
-        flip: one of `_FLIPS`.
-        mode: of a CSI sensor; None lets Argus choose.
-    """
-
-    width: int = 0
-    height: int = 0
-    fps: Fraction = Fraction(0)
-    flip: str = ""
-    mode: int | None = None
-
-
-@dataclass(frozen=True)
 class CameraPipeline:
     """A pipeline in the notation of gst-launch-1.0; the appsink `frames` is its last element.
 
@@ -132,67 +112,84 @@ class CameraPipeline:
         return self.text if self.branch is None else f"{self.text} ! {self.branch(codec)}"
 
 
-def csi_pipeline(sensor: int, picture: PictureOptions, has: Registry) -> CameraPipeline:
-    """Return the pipeline of a camera on the CSI connector: the image signal processor scales it.
+def pipeline_of(
+    uri: SourceUri,
+    options: SourceOptions,
+    has: Registry,
+    mode_of: Callable[[SourceUri], VideoMode] = device_mode,
+) -> CameraPipeline:
+    """Return the pipeline that reads `uri`.
+
+    Args:
+        uri: of a live camera.
+        options: its credentials, where the URI has none.
+        has: whether the registry has an element.
+        mode_of: finds the mode of a video device.
 
     Raises:
-        SourceError: this machine is no Jetson, or lacks its plugins.
+        SourceError: an element is missing, or the device has no such mode.
     """
-    _need(has, "nvarguscamerasrc", "nvvidconv")
-    width, height = picture.width or _CSI_WIDTH, picture.height or _CSI_HEIGHT
-    mode = "" if picture.mode is None else f" sensor-mode={picture.mode}"
-    size = f"width={width},height={height}" if picture.mode is None or picture.width else ""
-    fps = picture.fps or _CSI_FPS
-    rate = f"framerate={rate_of(fps)}" if picture.mode is None or picture.fps else ""
-    parts = ("video/x-raw(memory:NVMM)", size, rate, "format=NV12")
-    caps = ",".join(part for part in parts if part)
-    out = _converter(has, picture.flip)
+    given = uri.credentials or options.credentials
+    login = {} if given is None else {"user-id": given.user, "user-pw": given.password}
+    match uri.scheme:
+        case "csi":
+            return _csi(uri, has)
+        case "v4l2":
+            return _v4l2(uri, mode_of(uri), has)
+        case "rtsp" | "rtsps":
+            return _rtsp(uri, login, has)
+        case "http" | "https":
+            return _http(uri, login, has)
+    # A person's own; its last pad has video in system memory, a rotation in its tags is obeyed.
+    _need(has, "videoflip")
     return CameraPipeline(
-        f"nvarguscamerasrc name=source sensor-id={sensor}{mode} ! {caps} ! {out} ! {SINK}"
+        f"{uri.path} ! {_untouched(has)} ! videoflip video-direction=auto ! {SINK}"
     )
 
 
-def v4l2_pipeline(
-    device: str, mode: VideoMode, picture: PictureOptions, has: Registry
-) -> CameraPipeline:
-    """Return the pipeline of a video device in one of its modes.
+def _csi(uri: SourceUri, has: Registry) -> CameraPipeline:
+    """Return the pipeline of a camera on the CSI connector: the image signal processor scales it.
+    A sensor's mode has a size and a rate."""
+    _need(has, "nvarguscamerasrc", "nvvidconv")
+    query, mode, caps = uri.query, "", ["video/x-raw(memory:NVMM)"]
+    if "mode" in query:
+        mode = f" sensor-mode={uri.whole('mode', 0, 0, 99)}"
+    if not mode or "width" in query:
+        caps.append(f"width={query.get('width', 1920)},height={query.get('height', 1080)}")
+    if not mode or "fps" in query:
+        fps = Fraction(uri.fps() or 30).limit_denominator(1001)
+        caps.append(f"framerate={fps.numerator}/{fps.denominator}")
+    caps.append("format=NV12")
+    return CameraPipeline(
+        f"nvarguscamerasrc name=source sensor-id={int(uri.host)}{mode} ! {','.join(caps)} "
+        f"! {_converter(has, flip_of(uri))} ! {SINK}"
+    )
 
-    Raises:
-        SourceError: no decoder or plugin.
-    """
+
+def _v4l2(uri: SourceUri, mode: VideoMode, has: Registry) -> CameraPipeline:
+    """Return the pipeline of a video device in one of its modes."""
     _need(has, "v4l2src")
-    stages = ["v4l2src name=source io-mode=2 do-timestamp=true", mode.caps]
+    stages, flip = ["v4l2src name=source io-mode=2 do-timestamp=true", mode.caps], flip_of(uri)
     if mode.format == "JPEG":
-        stages += [decoder("JPEG", has), _converter(has, picture.flip)]
+        stages += [decoder("JPEG", has), _converter(has, flip)]
     else:
         # The memory of a raw frame is the device's own: no hardware saves anything.
-        stages.append(_untouched(has))
-        if picture.flip:
-            stages.append(_converter(has, picture.flip))
-    return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": device}})
+        stages += [_untouched(has), *([_converter(has, flip)] if flip else [])]
+    return CameraPipeline(" ! ".join([*stages, SINK]), {"source": {"device": uri.path}})
 
 
-def rtsp_pipeline(
-    location: str,
-    login: tuple[str, str] | None,
-    has: Registry,
-    *,
-    transport: str = "tcp",
-) -> CameraPipeline:
+def _rtsp(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipeline:
     """Return the pipeline of an RTSP camera; its codec is known when the camera has described it.
 
     `buffer-mode=none` keeps the pace of the RTP timestamps: the default one bends them towards the
     arrival, so that a backlog looks fresh.
-
-    Raises:
-        SourceError: no plugin.
     """
     _need(has, "rtspsrc")
     text = (
-        f"rtspsrc name=source protocols={transport} latency=100 drop-on-latency=true "
-        "buffer-mode=none tcp-timeout=3000000"
+        f"rtspsrc name=source protocols={uri.query.get('transport', 'tcp')} latency=100 "
+        "drop-on-latency=true buffer-mode=none tcp-timeout=3000000"
     )
-    if location.startswith("rtsps:"):
+    if uri.scheme == "rtsps":
         text += " tls-validation-flags=0"  # cameras sign their own certificates
 
     def branch(codec: str) -> str:
@@ -208,37 +205,27 @@ def rtsp_pipeline(
 
     return CameraPipeline(
         text,
-        {"source": {"location": location, **_login(login)}},
+        {"source": {"location": uri.address("transport"), **login}},
         # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6.
         {"source": "add-reference-timestamp-meta"},
         branch,
     )
 
 
-def http_pipeline(location: str, login: tuple[str, str] | None, has: Registry) -> CameraPipeline:
+def _http(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipeline:
     """Return the pipeline of a camera that sends JPEGs over HTTP (multipart/x-mixed-replace).
 
     Redirects are not followed: libsoup gives the password to any host that asks for it.
-
-    Raises:
-        SourceError: no decoder or plugin.
     """
     _need(has, "souphttpsrc", "multipartdemux")
-    strict = " ssl-strict=false" if location.startswith("https:") else ""
+    strict = " ssl-strict=false" if uri.scheme == "https" else ""
     text = (
         "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
         f"automatic-redirect=false{strict} "
         f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
         f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )
-    return CameraPipeline(text, {"source": {"location": location, **_login(login)}})
-
-
-def own_pipeline(text: str, has: Registry) -> CameraPipeline:
-    """Return a person's own pipeline, whose last pad has video in system memory; a rotation among
-    its tags is obeyed."""
-    _need(has, "videoflip")
-    return CameraPipeline(f"{text} ! {_untouched(has)} ! videoflip video-direction=auto ! {SINK}")
+    return CameraPipeline(text, {"source": {"location": uri.address(), **login}})
 
 
 def decoder(codec: str, has: Registry) -> str:
@@ -253,7 +240,7 @@ def decoder(codec: str, has: Registry) -> str:
     # The first is of a Jetson, the second of every Linux.
     raise SourceError(
         f"no decoder for {CODEC_NAMES[codec]}; on a Jetson: apt install nvidia-l4t-gstreamer, "
-        f"elsewhere: apt install {package_of(_DECODERS[codec][1])}",
+        f"elsewhere: apt install {_package_of(_DECODERS[codec][1])}",
         reason="no_decoder",
     )
 
@@ -265,34 +252,21 @@ def first_decoder(codec: str, has: Registry) -> str:
 
 def missing_elements(scheme: str, has: Registry) -> str:
     """Return why cameras of `scheme` cannot be read; empty where all elements are there."""
+    uri = parse_source_uri(
+        {"csi": "csi://0", "v4l2": "/dev/video0", "gst": "gst:it"}.get(scheme, f"{scheme}://it/")
+    )
+    jpegs = VideoMode("JPEG", (640, 480), Fraction(30))
     try:
-        match scheme:
-            case "csi":
-                csi_pipeline(0, PictureOptions(), has)
-            case "v4l2":
-                _need(has, "v4l2src")
-                _converter(has)
-                decoder("JPEG", has)
-            case "rtsp" | "rtsps":
-                pipeline = rtsp_pipeline("", None, has)
-                pipeline.whole("H264")
-                pipeline.whole("H265")
-            case "http" | "https":
-                http_pipeline("", None, has)
-            case _:
-                own_pipeline("", has)
+        pipeline = pipeline_of(uri, NO_OPTIONS, has, lambda _: jpegs)
+        pipeline.whole("H264")
+        pipeline.whole("H265")
         _need(has, "appsink")
     except SourceError as error:
         return str(error)
     return ""
 
 
-def rate_of(fps: Fraction) -> str:
-    """Return a frame rate as caps write it."""
-    return f"{fps.numerator}/{fps.denominator}"
-
-
-def package_of(element: str) -> str:
+def _package_of(element: str) -> str:
     """Return the Debian or Ubuntu package that has `element`."""
     return next(package for start, package in _PACKAGES if element.startswith(start))
 
@@ -330,12 +304,8 @@ def _need(has: Registry, *elements: str) -> None:
     lacking = [element for element in elements if not has(element)]
     if not lacking:
         return
-    packages = " ".join(sorted({package_of(element) for element in lacking}))
+    packages = " ".join(sorted({_package_of(element) for element in lacking}))
     where = "; a CSI camera needs a Jetson" if "nvarguscamerasrc" in lacking else ""
     raise SourceError(
         f"GStreamer has no {', '.join(lacking)}{where}; apt install {packages}", reason="no_decoder"
     )
-
-
-def _login(login: tuple[str, str] | None) -> Mapping[str, str]:
-    return {} if login is None else {"user-id": login[0], "user-pw": login[1]}

@@ -81,8 +81,8 @@ def check_messages(
     Args:
         place: of the camera.
         messages: of its pipeline since the last look.
-        live: the pipeline is paced by a camera.
-        running: the camera has delivered frames.
+        live: the pipeline is paced by a camera, which has delivered frames where it is `running`.
+        running: see `live`.
 
     Raises:
         SourceError: one of them tells of a fault.
@@ -139,11 +139,7 @@ _CAUSES = (
         "gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-libav",
     ),
     (r"\w+ stream 6 ", "no_decoder", "{text}; apt install gstreamer1.0-libav"),
-    (
-        r"\w+ stream 7 ",
-        "corrupt",
-        "the stream cannot be decoded; look at it with another player",
-    ),
+    (r"\w+ stream 7 ", "corrupt", "the stream cannot be decoded; look at it with another player"),
     (r"csi \w+ 3 ", "unavailable", _SENSOR),
     (r"csi ", "lost", _SENSOR),
     (
@@ -205,8 +201,7 @@ class GstreamerStream:
     Args:
         place: names the camera in errors.
         pipeline: what to run.
-        matrix: overrides the matrix in the caps.
-        range_: likewise the range.
+        matrix, range_: override those in the caps.
         hosts: IP addresses of an RTSP camera.
 
     Raises:

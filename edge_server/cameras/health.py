@@ -144,8 +144,7 @@ class FrozenDetector:
             thumbnail: of the next frame.
             textured: (rows, columns) of tiles, those that show structure.
             p99: the level that 1 % of the cells exceed.
-            now: of its arrival, monotonic, in seconds.
-            raw: nothing between the sensor and here has compressed it.
+            now, raw: see `PictureHealth.inspect`.
         """
         before, self._before = self._before, thumbnail
         if before is None or before.samples.shape != thumbnail.samples.shape:
@@ -335,6 +334,8 @@ class PictureHealth:
         return self._worst()
 
     def _worst(self) -> PictureFault | None:
+        if not self._lasting and not self._why_frozen:
+            return None
         lasting = [reason for reason, fault in self._lasting.items() if fault.on]
         for reason in sorted(lasting, key=_BY_WEIGHT.index):
             if self._why_frozen and reason not in UNUSABLE:

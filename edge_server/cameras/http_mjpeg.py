@@ -19,6 +19,7 @@ from urllib.parse import urljoin, urlsplit
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, JpegDecoder
 from edge_server.cameras.live_source import LiveSource, Picture
 from edge_server.cameras.network import (
+    PORTS,
     Response,
     SilentError,
     authorization,
@@ -63,7 +64,7 @@ class MultipartParser:
         self._data = bytearray()
         self._scanned = 0
         self._useless = 0  # bytes since the last part
-        self._begin: int | None = None  # of the body
+        self._begin = 0  # of the body; 0 where its head has not come
         self._length: int | None = None
 
     def feed(self, data: bytes) -> None:
@@ -74,54 +75,49 @@ class MultipartParser:
         """Return the body of the next part; None until the stream has brought it.
 
         Raises:
-            MultipartError: a part, or what comes before it, is longer than
-                `LONGEST_JPEG_BYTES`, or its head never ends.
+            MultipartError: a part, or what comes before it, is longer than a JPEG may be.
         """
-        if self._begin is None and not self._find_body():
+        data = self._data
+        if not self._begin and not self._find_body():
             return None
-        assert self._begin is not None  # noqa: S101  # for the type checker: it was found
         if self._length is not None:
             end = self._begin + self._length
-            if len(self._data) < end:
-                return None
         else:
-            end = self._data.find(self._delimiter, max(self._begin, self._scanned))
-            if end < 0:
-                self._scanned = max(0, len(self._data) - len(self._delimiter))
-                self._limit(len(self._data) - self._begin)
-                return None
-        body = bytes(memoryview(self._data)[self._begin : end])
-        del self._data[:end]
-        self._scanned, self._begin, self._length = 0, None, None
+            end = data.find(self._delimiter, max(self._begin, self._scanned))
+            self._scanned = max(0, len(data) - len(self._delimiter))
+        part_bytes = (len(data) if end < 0 else end) - self._begin
+        if part_bytes > LONGEST_JPEG_BYTES:
+            raise MultipartError(f"an image has more than {LONGEST_JPEG_BYTES >> 20} MiB")
+        if not 0 <= end <= len(data):
+            return None
+        body = bytes(memoryview(data)[self._begin : end])
+        del data[:end]
+        self._scanned, self._begin = 0, 0
         return body
 
     def _find_body(self) -> bool:
-        at = self._data.find(self._delimiter, self._scanned)
+        data = self._data
+        at = data.find(self._delimiter, self._scanned)
         if at < 0:
             # What comes between two parts is of no use.
-            useless = max(0, len(self._data) - len(self._delimiter))
-            del self._data[:useless]
+            useless = max(0, len(data) - len(self._delimiter))
+            del data[:useless]
             self._scanned = 0
             self._useless += useless
             if self._useless > LONGEST_JPEG_BYTES:
                 raise MultipartError(f"no image begins within {LONGEST_JPEG_BYTES >> 20} MiB")
             return False
-        end = _HEAD_END.search(self._data, at)
+        end = _HEAD_END.search(data, at)
         if end is None:
             self._scanned = at
-            if len(self._data) - at > _LONGEST_HEAD_BYTES:
+            if len(data) - at > _LONGEST_HEAD_BYTES:
                 raise MultipartError("the head of an image never ends")
             return False
-        length = _LENGTH.search(self._data, at, end.end())
+        length = _LENGTH.search(data, at, end.end())
         self._length = None if length is None else int(length[1])
-        self._limit(self._length or 0)
         self._begin = self._scanned = end.end()
         self._useless = 0
         return True
-
-    def _limit(self, part_bytes: int) -> None:
-        if part_bytes > LONGEST_JPEG_BYTES:
-            raise MultipartError(f"an image has more than {LONGEST_JPEG_BYTES >> 20} MiB")
 
 
 _READ_BYTES = 2**18
@@ -206,11 +202,12 @@ def _get(
         OSError: no response came.
         http.client.HTTPException: what came is no response of HTTP.
     """
-    connection = http.client.HTTPConnection(uri.host)
+    # The port too: without it, one is looked for in an IPv6 address.
+    connection = http.client.HTTPConnection(uri.host, uri.port or PORTS[uri.scheme])
     connection.sock = sock
-    headers = {"Host": place_of(uri), "User-Agent": "edge-server"}
+    headers = {"Host": place_of(uri).encode(), "User-Agent": b"edge-server"}
     if authorized:
-        headers["Authorization"] = authorized
+        headers["Authorization"] = authorized.encode()
     try:
         sock.settimeout(max(until - time.monotonic(), 1e-3))
         connection.request("GET", target_of(uri), headers=headers)

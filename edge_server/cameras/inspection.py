@@ -38,8 +38,8 @@ class FrameVerdict(NamedTuple):
 
     Attributes:
         use: the frame may be delivered.
-        fault: what is wrong with the camera's frames at present; None where it is nothing.
-        reopen: why the source has to be opened again; None where it goes on.
+        fault: what is wrong with the camera's frames at present.
+        reopen: why the source has to be opened again.
         note: what else is worth a line in the log, and a count under the reason `changed`.
     """
 
@@ -89,13 +89,8 @@ class FrameInspection:
         self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
 
     def inspect(self, frame: Frame, now: float, source_corrupt: int = 0) -> FrameVerdict:
-        """Inspect `frame`, which arrived at `now`.
-
-        Args:
-            frame: the next one.
-            now: `time.monotonic()`.
-            source_corrupt: number of images since `restart` that the source found damaged and kept.
-        """
+        """Inspect the next frame, which arrived at `now` (`time.monotonic()`); since `restart` its
+        source has found `source_corrupt` images damaged, and kept them."""
         if source_corrupt > self._source_corrupt:
             self.corrupt += source_corrupt - self._source_corrupt
             self._source_corrupt = source_corrupt

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
-from collections import deque
+from queue import Empty, Full, Queue
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -72,9 +71,7 @@ def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
     continued from earlier frames in dots. The own lane is filled: red while a departure is warned
     of, amber while the warning is withheld.
 
-    Args:
-        image: (H, W, 3) uint8 BGR, of the frame's size.
-        frame: as the listeners of a pipeline get it.
+    `image` is (H, W, 3) uint8 BGR, of the frame's size.
     """
     picture = draw_lanes(image, frame.lanes, frame.ego)
     _write_texts(picture, frame)
@@ -287,8 +284,7 @@ class LaneVideo:
         self.frames = 0
         self.missed = 0
         self._path = path
-        self._arrived = threading.Condition()
-        self._waiting: deque[tuple[LaneFrame, Frame]] = deque()
+        self._waiting: Queue[tuple[LaneFrame, Frame]] = Queue(_MOST_WAITING)
         self._worker = Worker("video", self._tick, deadline_s=_LONGEST_TICK_S, on_end=self._end)
         # The following are the worker's alone.
         self._writer: cv2.VideoWriter | None = None
@@ -301,21 +297,14 @@ class LaneVideo:
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Take a frame; a Listener."""
-        if frame is None:
-            return
-        with self._arrived:
-            if len(self._waiting) >= _MOST_WAITING:
+        if frame is not None:
+            try:
+                self._waiting.put_nowait((lane_frame, frame))
+            except Full:
                 self.missed += 1
-                return
-            self._waiting.append((lane_frame, frame))
-            self._arrived.notify()
 
     def close(self) -> None:
-        """Write what waits, and complete the file; without a whole video there is none.
-
-        Raises:
-            SourceError: the file cannot be written, or is empty, as there was no frame.
-        """
+        """Write what waits, and complete the file; raise SourceError where it is no whole video."""
         self._worker.stop(_LONGEST_TICK_S)
         try:
             self._complete()
@@ -326,12 +315,11 @@ class LaneVideo:
     def _complete(self) -> None:
         if self._fault is not None:
             raise self._fault
+        why = self._worker.failure or ("" if self.frames else "there was no frame")
         if self._worker.alive:
-            raise SourceError(f"{self._path}: not written: the encoder does not end")
-        if self._worker.failure is not None:
-            raise SourceError(f"{self._path}: not written: {self._worker.failure}")
-        if not self.frames:
-            raise SourceError(f"{self._path}: not written, as there was no frame")
+            why = "the encoder does not end"
+        if why:
+            raise SourceError(f"{self._path}: not written: {why}")
         # OpenCV ignores what the disk does not take.
         found = cv2.VideoCapture(str(self._part))
         count = round(found.get(cv2.CAP_PROP_FRAME_COUNT)) if found.isOpened() else 0
@@ -351,22 +339,16 @@ class LaneVideo:
 
     def _tick(self, now: float) -> bool:
         del now
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: bool(self._waiting), _LOOK_S):
-                return True
-            lane_frame, frame = self._waiting.popleft()
         try:
-            self._put(lane_frame, frame)
+            self._put(*self._waiting.get(timeout=_LOOK_S))
+        except Empty:
+            return True
         except SourceError as error:
             self._fault = error
         return self._fault is None
 
     def _put(self, lane_frame: LaneFrame, frame: Frame) -> None:
-        """Draw a frame, and write the one before it.
-
-        Raises:
-            SourceError: OpenCV cannot write such a video.
-        """
+        """Draw a frame, and write the one before it."""
         drawn = draw_lane_frame(resized(bgr_of(frame.image), *frame.size), lane_frame)
         if self._writer is None:
             self._begin(frame)
@@ -398,11 +380,13 @@ class LaneVideo:
             self._written += 1
 
     def _end(self) -> None:
-        while self._waiting and self._fault is None:
-            try:
-                self._put(*self._waiting.popleft())
-            except SourceError as error:
-                self._fault = error
+        try:
+            while self._fault is None:
+                self._put(*self._waiting.get_nowait())
+        except Empty:
+            pass
+        except SourceError as error:
+            self._fault = error
         self._write_until(self._written + 1)
         if self._writer is not None:
             self._writer.release()

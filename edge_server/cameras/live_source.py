@@ -39,17 +39,14 @@ class StallWatch:
     Attributes:
         last: when the last frame arrived, monotonic, in seconds; None before the first.
         period_s: the mean of the last intervals; None before it is known.
+        is_full: it is the mean of `RATE_INTERVALS`.
     """
 
     def __init__(self) -> None:
         self.last: float | None = None
         self.period_s: float | None = None
+        self.is_full = False
         self._arrivals: deque[float] = deque(maxlen=RATE_INTERVALS + 1)
-
-    @property
-    def is_full(self) -> bool:
-        """The period is the mean of `RATE_INTERVALS`."""
-        return len(self._arrivals) > RATE_INTERVALS
 
     def arrive(self, now: float) -> None:
         """Note that a frame arrives."""
@@ -57,21 +54,17 @@ class StallWatch:
         self._arrivals.append(now)
         if (intervals := len(self._arrivals) - 1) >= _FEWEST_INTERVALS:
             self.period_s = (now - self._arrivals[0]) / intervals
+            self.is_full = intervals == RATE_INTERVALS
 
     def measure_anew(self) -> None:
         """Let the period be that of the frames from the last one on."""
-        self.period_s = None
+        self.period_s, self.is_full = None, False
         while len(self._arrivals) > 1:
             self._arrivals.popleft()
 
     def limit_s(self, shortest_s: float, unknown_s: float, stated_s: float = 0.0) -> float:
-        """Return how long the source may be silent: three periods, and `shortest_s` at least.
-
-        Args:
-            shortest_s: see above.
-            unknown_s: the same before the period is known.
-            stated_s: stands for the period before it is known; 0 where the source states none.
-        """
+        """Return how long the source may be silent: three periods, and `shortest_s` at least;
+        `unknown_s` before the period is known, for which `stated_s` stands where it is not 0."""
         period_s = self.period_s or stated_s
         return max(PERIODS * period_s, shortest_s) if period_s else unknown_s
 
@@ -154,8 +147,6 @@ class LiveSource:
         clock: the meaning of the stream's timestamps, see `TimestampMapper`.
         first_frame_s: how long the first frame may take.
         late_periods: a timestamp of the driver may be late by so many periods.
-        monotonic_ns: CLOCK_MONOTONIC.
-        epoch_ns: Unix time.
 
     Raises:
         SourceError: no frame came.

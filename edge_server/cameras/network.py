@@ -8,11 +8,13 @@ import os
 import re
 import socket
 import ssl
+import string
 import time
 from base64 import b64encode
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from edge_server.errors import SourceError
 from edge_server.process.masking import masked, masked_by_place
@@ -48,16 +50,11 @@ class CameraSockets:
 
     def received_bytes(self) -> int:
         """Return how much the connection with the most has received."""
-        return max(
-            (
-                int.from_bytes(
-                    each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[_BYTES_RECEIVED],
-                    "little",
-                )
-                for each in self._connections()
-            ),
-            default=0,
+        infos = (
+            each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[_BYTES_RECEIVED]
+            for each in self._connections()
         )
+        return max((int.from_bytes(info, "little") for info in infos), default=0)
 
     def shut_down(self) -> None:
         """End the connections: whoever reads them finds their end."""
@@ -100,7 +97,6 @@ PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 _NAME_S = 2.0
 _PROBE_S = 3.0
 _LONGEST = 65536
-_UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 # A key begins at the begin of a word only: the search for one in a long text without `=` would
 # take seconds, in which no other thread runs.
 _FIELD = re.compile(r'\b(\w+)="?([^",]*)"?')
@@ -109,14 +105,8 @@ _LONGEST_QUOTE = 200
 
 
 class Response(NamedTuple):
-    """The head of a response.
-
-    Attributes:
-        protocol: `RTSP` or `HTTP`; "" where it is neither.
-        status: 0 where there is none.
-        head: status line and headers.
-        body: what came with them.
-    """
+    """The head of a response, and the body that came with it; protocol is `RTSP` or `HTTP`, or ""
+    where it is neither."""
 
     protocol: str
     status: int
@@ -129,11 +119,8 @@ class Response(NamedTuple):
 
 
 def addresses_of(uri: SourceUri, timeout_s: float = _NAME_S) -> frozenset[str]:
-    """Return the IP addresses of the host of `uri`, which a reader would look up without a limit.
-
-    Raises:
-        SourceError: the name is not known, or the name service does not respond.
-    """
+    """Return the IP addresses of the host of `uri`, which a reader would look up without a limit;
+    raise SourceError where there are none in time."""
     try:
         return frozenset(address[0] for *_, address in _addresses(uri, timeout_s))
     except OSError as error:
@@ -142,8 +129,15 @@ def addresses_of(uri: SourceUri, timeout_s: float = _NAME_S) -> frozenset[str]:
 
 def find_fault(uri: SourceUri, credentials: Credentials | None) -> SourceError:
     """Return, within `_PROBE_S`, why a reader could not open a network camera, and what to do."""
+    until = time.monotonic() + _PROBE_S
     try:
-        response = _request(uri, credentials, time.monotonic() + _PROBE_S)
+        response = _exchange(uri, until)
+        if response.status == 401 and credentials is not None:
+            method = "DESCRIBE" if uri.scheme.startswith("rtsp") else "GET"
+            challenges = response.headers("WWW-Authenticate")
+            header = authorization(challenges, credentials, method, target_of(uri))
+            if header:
+                response = _exchange(uri, until, f"Authorization: {header}\r\n")
     except OSError as error:
         return connection_fault(uri, error)
     return fault_of_response(uri, credentials, response)
@@ -164,82 +158,97 @@ def place_of(uri: SourceUri) -> str:
     return f"{host}:{uri.port or PORTS[uri.scheme]}"
 
 
+class SilentError(TimeoutError):
+    """The connection stands, and no response came."""
+
+
+class _NameServiceError(TimeoutError):
+    """The name service did not respond."""
+
+
+# Of errors of the system, the first that fits.
+_CONNECTION_FAULTS = (
+    (
+        socket.gaierror,
+        "the host name {host!r} is not known ({strerror}); check its spelling, or write the "
+        "camera's IP address",
+    ),
+    (
+        _NameServiceError,
+        "the name service does not respond to {host!r}; check the network, or write the camera's "
+        "IP address",
+    ),
+    (ssl.SSLError, "no TLS at {place} ({reason}); check the port, or write {plain}://"),
+    (SilentError, "{place} accepts the connection and sends nothing; restart the camera"),
+    (
+        ConnectionRefusedError,
+        "{place} refuses the connection; check the port, and that the camera has {wanted} "
+        "switched on",
+    ),
+    (
+        ConnectionError,
+        "{place} closes the connection without a response; the camera may be starting",
+    ),
+    (
+        TimeoutError,
+        "{place} is not reachable; check the address, the camera's power and the network",
+    ),
+    (OSError, "{place}: {strerror}; check the camera and the network"),
+)
+
+
 def connection_fault(uri: SourceUri, error: OSError) -> SourceError:
     """Return the error of a camera with which no connection or no conversation came about."""
-    place = place_of(uri)
-    match error:
-        case socket.gaierror():
-            text = (
-                f"the host name {uri.host!r} is not known ({error.strerror}); check its spelling, "
-                "or write the camera's IP address"
-            )
-        case ssl.SSLError():
-            text = (
-                f"no TLS at {place} ({error.reason}); check the port, or write "
-                f"{uri.scheme.removesuffix('s')}://"
-            )
-        case _NameServiceError():
-            text = (
-                f"the name service does not respond to {uri.host!r}; check the network, or write "
-                "the camera's IP address"
-            )
-        case SilentError():
-            text = f"{place} accepts the connection and sends nothing; restart the camera"
-        case ConnectionRefusedError():
-            text = (
-                f"{place} refuses the connection; check the port, and that the camera has "
-                f"{uri.scheme.upper()} switched on"
-            )
-        case ConnectionError():
-            text = f"{place} closes the connection without a response; the camera may be starting"
-        case _ if isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
-            text = (
-                f"{place} is not reachable; check the address, the camera's power and the network"
-            )
-        case _:
-            text = f"{place}: {error.strerror or error}; check the camera and the network"
-    return _fault(uri, text)
+    if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
+        error = TimeoutError()
+    text = next(text for kind, text in _CONNECTION_FAULTS if isinstance(error, kind))
+    return _fault(
+        uri,
+        text.format(
+            host=uri.host,
+            place=place_of(uri),
+            plain=uri.scheme.removesuffix("s"),
+            wanted=uri.scheme.upper(),
+            strerror=error.strerror or error,
+            reason=getattr(error, "reason", ""),
+        ),
+    )
 
 
 def fault_of_response(
     uri: SourceUri, credentials: Credentials | None, response: Response
 ) -> SourceError:
     """Return what `response` says about a camera that could not be opened."""
-    place = place_of(uri)
+    place, status = place_of(uri), response.status
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
         other = f"{response.protocol}, not {wanted}" if response.protocol else f"not in {wanted}"
         return _fault(uri, f"{place} responds, but {other}; check scheme and port")
-    match response.status:
-        case 200:
-            return _of_stream(uri, response)
-        case 401 if credentials is None:
+    if status == 200:
+        return _of_stream(uri, response)
+    if status == 404:
+        path = masked_by_place(uri.path or "/")
+        text = f"the camera has no stream {path!r}; look its path up in its manual"
+        return _fault(uri, text, "not_found")
+    if status in {401, 403}:
+        text = "the camera refuses access to this stream"
+        if credentials:
+            text = (
+                f"the camera refuses the password of user {credentials.user!r}; check both, and "
+                "that this user may view the stream"
+            )
+        elif status == 401:
             text = (
                 "the camera wants a user name and a password; write "
                 f"{uri.scheme}://USER:PASSWORD@{place}/..., or name a file with them"
             )
-            return _fault(uri, text, "unauthorized")
-        case 401 | 403:
-            text = (
-                f"the camera refuses the password of user {credentials.user!r}; check both, and "
-                "that this user may view the stream"
-                if credentials
-                else "the camera refuses access to this stream"
-            )
-            return _fault(uri, text, "unauthorized")
-        case 404:
-            path = masked_by_place(uri.path or "/")
-            text = f"the camera has no stream {path!r}; look its path up in its manual"
-            return _fault(uri, text, "not_found")
+        return _fault(uri, text, "unauthorized")
     places = response.headers("Location")
-    if 300 <= response.status < 400 and places:
+    if 300 <= status < 400 and places:
         text = f"the camera redirects to {_quoted(places[0])}; write that address if it is right"
-        reason = "not_found"
-    else:
-        line = _quoted(response.head.partition("\r\n")[0])
-        text = f"the camera responds {line!r}; restart it, or look at its web page"
-        reason = "unavailable"
-    return _fault(uri, text, reason)
+        return _fault(uri, text, "not_found")
+    line = _quoted(response.head.partition("\r\n")[0])
+    return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
 
 
 def _of_stream(uri: SourceUri, response: Response) -> SourceError:
@@ -263,34 +272,14 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
     return _fault(uri, text, "not_found")
 
 
-class _NameServiceError(TimeoutError):
-    """The name service did not respond."""
-
-
-class SilentError(TimeoutError):
-    """The connection stands, and no response came."""
-
-
-def _request(uri: SourceUri, credentials: Credentials | None, until: float) -> Response:
-    """Return the response to DESCRIBE or GET, with authentication where the camera wants it.
-
-    Raises:
-        OSError: no connection, or no response.
-    """
-    response = _exchange(uri, until, "")
-    if response.status != 401 or credentials is None:
-        return response
-    method = "DESCRIBE" if uri.scheme.startswith("rtsp") else "GET"
-    challenges = response.headers("WWW-Authenticate")
-    header = authorization(challenges, credentials, method, target_of(uri))
-    return _exchange(uri, until, f"Authorization: {header}\r\n") if header else response
-
-
 def target_of(uri: SourceUri) -> str:
-    return uri.address("transport") if uri.scheme.startswith("rtsp") else uri.target or "/"
+    """Return what a request names: the address, or of HTTP path and query, percent-encoded."""
+    if uri.scheme.startswith("rtsp"):
+        return uri.address("transport")
+    return quote(uri.target or "/", safe=string.punctuation)
 
 
-def _exchange(uri: SourceUri, until: float, authorized: str) -> Response:
+def _exchange(uri: SourceUri, until: float, authorized: str = "") -> Response:
     if uri.scheme.startswith("rtsp"):
         request = f"DESCRIBE {target_of(uri)} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n"
     else:
@@ -342,11 +331,7 @@ def connect(uri: SourceUri, until: float) -> socket.socket:
 
 
 def _addresses(uri: SourceUri, timeout_s: float) -> list[Any]:
-    """Return what getaddrinfo finds; it has no limit of its own, so it gets a thread.
-
-    Raises:
-        OSError: the name is not known, or the name service does not respond.
-    """
+    """Return what getaddrinfo finds, or raise OSError; it has no limit, so it gets a thread."""
 
     def look() -> list[Any]:
         port = uri.port or PORTS[uri.scheme]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import cv2
@@ -29,8 +29,6 @@ from edge_server.pixels import Image
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from edge_server.cameras.frame import FrameSource
     from edge_server.cameras.source_uri import Credentials, SourceOptions, SourceUri
 
@@ -40,35 +38,21 @@ _BACKLOG_S = 3.0
 _ATTEMPTS = 3
 
 
-class Capture(Protocol):
-    """The part of cv2.VideoCapture that reads."""
-
-    def grab(self) -> bool: ...
-
-    def retrieve(self) -> tuple[bool, NDArray[Any]]: ...
-
-    def get(self, prop: int) -> float: ...
-
-    def release(self) -> None: ...
-
-
 class OpenCvStream:
     """An opened capture; a Stream.
 
     Args:
-        capture: released by `close`.
+        capture: a cv2.VideoCapture.
         label: names the camera in errors.
         read_s: a read that takes longer has timed out.
         jpeg: decodes what `capture` retrieves; None where those are pixels.
-        period_s: of the images, as the camera states it; 0 where it does not.
-        clock: returns monotonic time in seconds.
     """
 
     seen = 0
 
     def __init__(
         self,
-        capture: Capture,
+        capture: Any,
         label: str,
         read_s: float,
         *,

@@ -95,43 +95,29 @@ class SourceUri:
         )
 
     def allow(self, *known: str) -> None:
-        """Reject unknown query keys.
-
-        Raises:
-            SourceUriError: a key is not in `known`; the text has the nearest match.
-        """
+        """Raise SourceUriError for a key that is not in `known`; it names the nearest match."""
         for key in self.query:
             if key not in known:
                 raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
 
     def flag(self, key: str) -> bool:
-        """Return the value of `key=true|false`; False where it is not given.
-
-        Raises:
-            SourceUriError: the value is neither `true` nor `false`.
-        """
+        """Return the value of `key=true|false`, False if absent; raise SourceUriError else."""
         text = self.query.get(key, "false")
         if text not in {"true", "false"}:
             raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
         return text == "true"
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """Return the value of `key`, a whole number from `low` to `high`.
-
-        Raises:
-            SourceUriError: the value is no such number.
-        """
+        """Return the value of `key`, a whole number from `low` to `high`; raise SourceUriError for
+        any other."""
         text = self.query.get(key, str(default))
         if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
             raise SourceUriError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
         return int(text)
 
     def fps(self) -> float | None:
-        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent.
-
-        Raises:
-            SourceUriError: the value is neither 0 nor within `SLOWEST_FPS` to `FASTEST_FPS`.
-        """
+        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent;
+        raise SourceUriError for one beyond `SLOWEST_FPS` to `FASTEST_FPS`."""
         text = self.query.get("fps")
         if text is None:
             return None
@@ -148,10 +134,7 @@ class SourceUri:
 
     def speed(self) -> float:
         """Return the value of `speed`: how many times as fast as it was recorded; 1 if absent.
-
-        Raises:
-            SourceUriError: the value is not within 0.1 to 10.
-        """
+        Raise SourceUriError for one that is not within 0.1 to 10."""
         text = self.query.get("speed", "1")
         try:
             speed = float(text)

@@ -7,10 +7,9 @@ import fcntl
 import logging
 import os
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import SourceError
 from edge_server.process.logs import log_once
@@ -106,7 +105,6 @@ class VideoDevice:
     """A device that captures video.
 
     Attributes:
-        path: the device file.
         name: of the camera, as the driver gives it.
         driver: uvcvideo, tegra-video, ...
         modes: what it offers in formats that can be read; largest first.
@@ -220,9 +218,8 @@ def best_mode(
 
     Args:
         modes: of the device.
-        width: in px; with `height` the only size that is taken; 0 leaves the choice.
-        height: in px.
-        fps: the only rate that is taken; 0 leaves the choice.
+        width, height: the only size that is taken, in px; 0 leaves the choice, as for `fps`.
+        fps: the only rate that is taken.
         name: the only format that is taken; "" leaves the choice.
 
     Raises:
@@ -323,55 +320,49 @@ def _open(path: str) -> int:
 
 
 def _formats(file: int, ioctl: Ioctl) -> Iterator[str]:
-    with suppress(_NoMore):
-        for index in range(64):
-            data = bytearray(_FORMAT_DESCRIPTION.pack(index, _CAPTURE, 0, b"", *[0] * 5))
-            fourcc = _FORMAT_DESCRIPTION.unpack(_next(file, ioctl, VIDIOC_ENUM_FMT, data))[4]
-            yield fourcc.to_bytes(4, "little").decode("latin-1")
+    for fields in _entries(file, ioctl, VIDIOC_ENUM_FMT, _FORMAT_DESCRIPTION, _CAPTURE):
+        yield fields[4].to_bytes(4, "little").decode("latin-1")
 
 
 def _sizes(file: int, ioctl: Ioctl, fourcc: str) -> Iterator[tuple[int, int]]:
-    with suppress(_NoMore):
-        for index in range(256):
-            data = bytearray(_FRAME_SIZE.pack(index, _number(fourcc), *[0] * 9))
-            found = _FRAME_SIZE.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMESIZES, data))
-            if found[2] == _DISCRETE:
-                yield found[3], found[4]
-                continue
-            low_width, width, _, low_height, height, _ = found[3:9]
-            for usual in {*_USUAL_SIZES, (width, height)}:
-                if low_width <= usual[0] <= width and low_height <= usual[1] <= height:
-                    yield usual
-            return
+    for found in _entries(file, ioctl, VIDIOC_ENUM_FRAMESIZES, _FRAME_SIZE, _number(fourcc)):
+        if found[2] == _DISCRETE:
+            yield found[3], found[4]
+            continue
+        low_width, width, _, low_height, height, _ = found[3:9]
+        for usual in {*_USUAL_SIZES, (width, height)}:
+            if low_width <= usual[0] <= width and low_height <= usual[1] <= height:
+                yield usual
+        return
 
 
 def _rates(file: int, ioctl: Ioctl, fourcc: str, size: tuple[int, int]) -> Iterator[Fraction]:
-    with suppress(_NoMore):
-        for index in range(256):
-            data = bytearray(_FRAME_INTERVAL.pack(index, _number(fourcc), *size, *[0] * 9))
-            found = _FRAME_INTERVAL.unpack(_next(file, ioctl, VIDIOC_ENUM_FRAMEINTERVALS, data))
-            seconds, per = found[5], found[6]
-            if found[4] != _DISCRETE:
-                # Its first interval is the shortest.
-                yield min(Fraction(per, seconds or 1) or _OWN_RATE[0], _OWN_RATE[0])
+    wanted = _number(fourcc), *size
+    for found in _entries(file, ioctl, VIDIOC_ENUM_FRAMEINTERVALS, _FRAME_INTERVAL, *wanted):
+        seconds, per = found[5], found[6]
+        if found[4] != _DISCRETE:
+            # Its first interval is the shortest.
+            yield min(Fraction(per, seconds or 1) or _OWN_RATE[0], _OWN_RATE[0])
+            return
+        if seconds and per:
+            yield Fraction(per, seconds)
+
+
+def _entries(
+    file: int, ioctl: Ioctl, code: int, layout: struct.Struct, *wanted: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of each entry of a list that the driver has of what is `wanted`."""
+    for index in range(256):
+        data = bytearray(layout.size)
+        struct.pack_into(f"<{1 + len(wanted)}I", data, 0, index, *wanted)
+        try:
+            ioctl(file, code, data)
+        except OSError as error:
+            # A driver without frame sizes or intervals has ENOTTY for their list.
+            if error.errno in {errno.EINVAL, errno.ENOTTY}:
                 return
-            if seconds and per:
-                yield Fraction(per, seconds)
-
-
-class _NoMore(Exception):
-    """The list that the driver gives has ended."""
-
-
-def _next(file: int, ioctl: Ioctl, code: int, data: bytearray) -> bytearray:
-    try:
-        ioctl(file, code, data)
-    except OSError as error:
-        # A driver without frame sizes or intervals has ENOTTY for their list.
-        if error.errno in {errno.EINVAL, errno.ENOTTY}:
-            raise _NoMore from None
-        raise
-    return data
+            raise
+        yield layout.unpack(data)
 
 
 def _number(fourcc: str) -> int:

@@ -287,7 +287,7 @@ def _versions() -> str:
 def _board() -> str:
     facts = read_within(_SENSORS_S)
     if facts is None:
-        raise Missing("a file of the board's sensors does not let itself be read")
+        raise Missing("a file of the board's sensors cannot be read")
     return json.dumps(asdict(facts), indent=1)
 
 

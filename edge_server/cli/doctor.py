@@ -10,8 +10,8 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from edge_server.board.board import JETPACKS
 from edge_server.board.doctor.hardware import Level
-from edge_server.board.jetson import JETPACKS
 from edge_server.cli.running_daemon import add_config_flag
 from edge_server.cli.tables import table
 from edge_server.cli.verbs import OK

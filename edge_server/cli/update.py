@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from edge_server.board.boot_slots import BootSlots, Slot
-    from edge_server.board.update_record import RecordFile, UpdateRecord
+    from edge_server.board.update import BootSlots, RecordFile, Slot, UpdateRecord
 
 log = logging.getLogger(__name__)
 
@@ -212,8 +211,7 @@ class UpdatedDevice:
 
 
 def _device(arguments: argparse.Namespace) -> UpdatedDevice:
-    from edge_server.board.boot_slots import BootSlots
-    from edge_server.board.update_record import RecordFile
+    from edge_server.board.update import BootSlots, RecordFile
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     record = RecordFile(arguments.state_directory)
@@ -223,7 +221,7 @@ def _device(arguments: argparse.Namespace) -> UpdatedDevice:
 def _status(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from edge_server.board.update_record import RecordFile
+    from edge_server.board.update import RecordFile
 
     file = RecordFile(arguments.state_directory)
     try:
@@ -267,7 +265,7 @@ def _commit(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from edge_server.board.update_record import RecordFile, UpdateRecord
+    from edge_server.board.update import RecordFile, UpdateRecord
 
     record = RecordFile(arguments.state_directory)
     last = record.read()

@@ -19,9 +19,10 @@ from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
 from edge_server.lanes.departure import DepartureRule
-from edge_server.lifecycle.build import MemoryBudget
+from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.control import PollControl, RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
@@ -130,19 +131,20 @@ def chosen_control(
     """
     server_context = LiveModels(registry)
     private = PrivateDirectory()
+    lifecycle = ModelLifecycle(
+        ModelTable(registry),
+        Build(scheduling, None, devices, server_context),
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(camera_models, check_replacement),
+    )
     control = RepositoryControl(
         RepositoryLoader(
-            ModelTable(registry),
+            lifecycle,
             Repositories(_paths(settings), PrivateCopies(private).copy),
-            scheduling=scheduling,
             completion=chosen_completion(settings, devices, python),
             load_threads=settings.load_threads,
             load_retries=settings.load_retries,
-            devices=devices,
-            server_context=server_context,
             signatures=chosen_signatures(settings),
-            take_down=settings.incompatible_member == "take_down",
-            interface=InterfaceRule(camera_models, check_replacement),
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -191,26 +193,26 @@ def following_control(
     )
     table = ModelTable(registry)
     deployments = Deployments(table, store, paths)
-    budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = CanaryTerms(settings.probation_requests, settings.probation_s)
-    loader = RepositoryLoader(
+    # In mode `poll` no request loads a model.
+    build = Build(
+        scheduling, MemoryBudget(settings.memory_reserve_bytes), devices, LiveModels(registry)
+    )
+    lifecycle = ModelLifecycle(
         table,
+        build,
+        terms if settings.probation_requests else None,
         deployments,
-        scheduling=scheduling,
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
+    )
+    loader = RepositoryLoader(
+        lifecycle,
+        deployments,
         completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
         load_retries=settings.load_retries,
-        devices=devices,
-        # In mode `poll` no request loads a model.
-        server_context=LiveModels(registry),
-        budget=budget,
-        canary_terms=terms if settings.probation_requests else None,
-        quarantine=deployments.quarantine,
-        on_rolled_back=deployments.rolled_back,
-        on_passed=deployments.passed,
         signatures=signatures,
-        take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
     )
     return PollControl(
         loader,
@@ -219,7 +221,6 @@ def following_control(
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,
-        budget=budget,
     )
 
 
@@ -234,7 +235,7 @@ def event_log(settings: Settings) -> EventLog:
         return EventLog(Path(file), kept=kept)
     # Daemons that a person starts may share the user's directory.
     of_systemd = "STATE_DIRECTORY" in os.environ
-    return EventLog(state_directory() / "events.db" if of_systemd else None, kept=kept)
+    return EventLog(state_directory() / "events.jsonl" if of_systemd else None, kept=kept)
 
 
 def check_recorder(settings: Settings) -> None:

@@ -47,10 +47,6 @@ class DataPlane:
 
     Args:
         strict_readiness: the server is ready only while every desired model is READY.
-
-    Attributes:
-        lease: leases the current snapshot (see `ModelRegistry.lease`), for a request that reads its
-            model's configuration first.
     """
 
     def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
@@ -60,19 +56,14 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one snapshot and return its only response; see `Snapshot.infer`."""
         with self.lease() as snapshot:
             return snapshot.infer(request)
 
     def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
         """Start one request; `respond` gets its responses, now or later (see `Snapshot.submit`).
 
-        The request holds its lease until its last response. An exception from `respond` is logged
-        and reaches neither the model nor other callers.
-
-        Args:
-            lease: the request's own, which this call ends in every case; None leases the current
-                snapshot.
+        The request holds its lease until its last response: `lease`, which this call ends in every
+        case, or one on the current snapshot. An exception from `respond` is logged.
         """
         lease = lease or self.lease()
 
@@ -108,7 +99,6 @@ class DataPlane:
         return all(interrupt(loaded.model, before) for loaded in hanging)
 
     def open(self) -> None:
-        """Allow the server to report itself ready from now on."""
         self._open = True
 
     def shut(self) -> None:
@@ -135,7 +125,6 @@ class DataPlane:
         return self._registry.snapshot.model_ready(name, version)
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
-        """Raises: as `Snapshot.find`."""
         snapshot = self._registry.snapshot
         loaded = snapshot.find(name, version)
         versions = (loaded.version,) if version else tuple(snapshot.ready_versions(name))
@@ -205,10 +194,8 @@ class ModelControl(Protocol):
 
 
 class BoundedControl:
-    """A `ModelControl` for callers that hold a thread while they wait.
-
-    At most `loads` callers wait for a load; the next is refused at once, so that threads remain
-    for all other calls.
+    """A `ModelControl` for callers that hold a thread while they wait: at most `loads` of them, so
+    that threads remain for all other calls.
     """
 
     def __init__(self, control: ModelControl, loads: int) -> None:
@@ -256,7 +243,6 @@ class LiveModels:
     put a model's code into the repository, so the code may load models wherever the mode allows.
 
     Attributes:
-        models: each request runs in the snapshot of the moment in which it is made.
         control: loads the models; set after the models have their context, and until then no load
             on request is possible.
     """

@@ -69,13 +69,12 @@ class InstancePool:
         self._idle = list(instances)
         self._started_at: dict[int, float] = {}
         self._lock = threading.Lock()
-        self._for_urgent = threading.Condition(self._lock)
-        self._for_others = threading.Condition(self._lock)
-        self._urgent_waiting = 0
-        self._others_waiting = 0
+        self._urgent: deque[Waiter[Instance]] = deque()
+        self._others: deque[Waiter[Instance]] = deque()
+        # Those that have the right to an instance, and wait for the limiter.
+        self._limited = 0
         # Urgent callers since one of the others was served, or did not wait.
         self._urgent_in_a_row = 0
-        self._waiting = 0
 
     @staticmethod
     def of(
@@ -110,10 +109,10 @@ class InstancePool:
     @property
     def is_free(self) -> bool:
         """Whether an instance is idle and no caller waits for one."""
-        return bool(self._idle) and not self._waiting
+        return bool(self._idle) and not self._limited
 
     def waiting(self) -> int:
-        return self._waiting
+        return len(self._urgent) + len(self._others) + self._limited
 
     def running_since(self) -> float:
         """See `Scheduler.running_since`.
@@ -144,24 +143,15 @@ class InstancePool:
     ) -> Instance:
         """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
 
-        Raises:
-            DeadlineExceeded: no instance was idle by `deadline` (`time.monotonic()`), or it had
-                passed before the call.
-            Cancelled: the caller cancelled while it waited.
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         now = time.monotonic()
         if deadline is not None and now >= deadline:
             raise DeadlineExceeded(_TOO_LATE)
         with self._lock:
-            instance: Instance | None = None
-            if self._idle:
-                if not self._waiting:
-                    self._urgent_in_a_row = 0
-                    instance = self._idle.pop()
-                elif self._may_take(urgent):
-                    instance = self._pop_idle(urgent)
+            instance = self._idle.pop() if self._idle else None
         if instance is None:
-            instance = self._wait_for_idle(urgent, deadline, cancellation)
+            instance = self._wait(urgent, deadline, cancellation)
             now = time.monotonic()
         if self._limiter is not None:
             instance = self._take_limited(self._limiter, instance, deadline, cancellation)
@@ -175,48 +165,43 @@ class InstancePool:
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         with self._lock:
-            self._idle.append(instance)
-            if self._waiting:
-                self._wake_next()
+            if self._urgent or self._others:
+                self._hand_on(instance)
+            else:
+                self._urgent_in_a_row = 0
+                self._idle.append(instance)
         return ran_s
 
-    def _wait_for_idle(
+    def _wait(
         self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
     ) -> Instance:
-        waiter = Waiter(self._for_urgent if urgent else self._for_others, cancellation)
+        waiter: Waiter[Instance] = Waiter(self._lock, cancellation)
+        line = self._urgent if urgent else self._others
         with self._lock:
-            self._urgent_waiting += urgent
-            self._others_waiting += not urgent
-            self._waiting += 1
+            if self._idle:
+                return self._idle.pop()
+            line.append(waiter)
             try:
-                served = waiter.wait(lambda: self._idle and self._may_take(urgent), deadline)
-            finally:
-                self._waiting -= 1
-                self._urgent_waiting -= urgent
-                self._others_waiting -= not urgent
-            if not served or (deadline is not None and time.monotonic() >= deadline):
-                # This caller's wake-up may have been meant for another one.
-                self._wake_next()
-                raise waiter.refusal(_TOO_LATE)
-            return self._pop_idle(urgent)
+                instance = waiter.wait(deadline, _TOO_LATE)
+            except EdgeServerError:
+                line.remove(waiter)
+                raise
+            if deadline is not None and time.monotonic() >= deadline:
+                self._hand_on(instance)
+                raise DeadlineExceeded(_TOO_LATE)
+            return instance
 
-    def _pop_idle(self, urgent: bool) -> Instance:
-        self._urgent_in_a_row = self._urgent_in_a_row + 1 if urgent and self._others_waiting else 0
-        instance = self._idle.pop()
-        if self._waiting:
-            # Two instances may have been given back while one caller was woken; and now another
-            # kind of caller may be next.
-            self._wake_next()
-        return instance
-
-    def _may_take(self, urgent: bool) -> bool:
-        if urgent:
-            return not self._others_first
-        return self._others_first or not self._urgent_waiting
-
-    @property
-    def _others_first(self) -> bool:
-        return self._others_waiting > 0 and self._urgent_in_a_row >= _URGENT_IN_A_ROW
+    def _hand_on(self, instance: Instance) -> None:
+        """Give `instance` to the caller whose turn it is."""
+        others_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW or not self._urgent
+        line = self._others if self._others and others_first else self._urgent
+        self._urgent_in_a_row = (
+            self._urgent_in_a_row + 1 if line is self._urgent and self._others else 0
+        )
+        if line:
+            line.popleft().give(instance)
+        else:
+            self._idle.append(instance)
 
     def _take_limited(
         self,
@@ -227,23 +212,17 @@ class InstancePool:
     ) -> Instance:
         """The instance that the limiter chooses, in exchange for the right to one."""
         with self._lock:
-            self._waiting += 1
+            self._limited += 1
         try:
             share = limiter.take(tuple(self._instance_of), deadline, cancellation)
             return self._instance_of[share]
         except BaseException:
             with self._lock:
-                self._idle.append(right)
-                self._wake_next()
+                self._hand_on(right)
             raise
         finally:
             with self._lock:
-                self._waiting -= 1
-
-    def _wake_next(self) -> None:
-        if self._idle and self._waiting:
-            is_urgent_next = self._urgent_waiting and not self._others_first
-            (self._for_urgent if is_urgent_next else self._for_others).notify()
+                self._limited -= 1
 
 
 class MakesInstances(Protocol):
@@ -317,10 +296,7 @@ class ExpectedWait:
         self.runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
-        """Return where `request` may join the queue, raise otherwise.
-
-        Args:
-            ahead: number of requests served before it.
+        """Return where `request` may join the queue behind `ahead` others.
 
         Raises:
             DeadlineExceeded: the deadline has passed already.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections import deque
+from bisect import insort
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -19,10 +21,9 @@ from edge_server.inference.registry import Submits
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from edge_server.backends.contract import Instance, Tensors
-    from edge_server.errors import EdgeServerError
     from edge_server.inference.direct import InstancePool
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import LineWatch
@@ -36,10 +37,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# So many empty levels are kept: making them anew takes time.
-_EMPTY_LEVELS = 8
 # The urgent level comes before the first.
 _URGENT = 0
+
+
+@dataclass(order=True)
+class _Place:
+    """A job's place in the queue; expired ones follow the others of their level (DELAY)."""
+
+    priority: int
+    late: bool
+    number: int
+    expires_ns: float = field(compare=False)
+    job: Job = field(compare=False)
 
 
 class PolicyQueue:
@@ -55,12 +65,15 @@ class PolicyQueue:
         self._default_policy = batching.default_queue_policy
         default = batching.default_priority_level
         self._default = default if 1 <= default <= self._most_levels else 1
-        # Keyed by priority, and in that order.
-        self._levels: dict[int, _Level] = {}
+        self._places: list[_Place] = []
+        self._sizes: Counter[int] = Counter()
+        self._numbers = itertools.count()
+        # No time limit passes before this.
+        self._limit_ns = inf
         self._refused: list[RefusedJob] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._levels.values()))
+        return len(self._places)
 
     def add(self, job: Job, now_ns: int) -> None:
         """Append `job` to its level.
@@ -68,52 +81,64 @@ class PolicyQueue:
         Raises: Unavailable: that level is full (Triton's text).
         """
         request = job.request
-        level = self._level_of(request)
-        if level.full:
-            # Dead jobs at the head make room; those further in wait for the queue to move.
-            level.settle(now_ns, self._refused)
-        if level.full:
+        priority = self._priority_of(request)
+        policy = self._policy_of(priority)
+        most = policy.max_queue_size or MOST_WAITING
+        if self._sizes[priority] >= most:
+            self.drop_dead(now_ns)
+        if self._sizes[priority] >= most:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
-        level.add(job, now_ns)
+        timeout_us = policy.default_timeout_us
+        if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
+            timeout_us = request.timeout_us
+        expires_ns = now_ns + 1000 * timeout_us if timeout_us else inf
+        self._limit_ns = min(self._limit_ns, expires_ns)
+        self._put(_Place(priority, False, next(self._numbers), expires_ns, job))
 
     def ahead_of(self, request: InferRequest) -> int:
         """The number of jobs served before `request`, if it joined now and none came after."""
         last = self._priority_of(request)
-        return sum(len(level) for priority, level in self._levels.items() if priority <= last)
+        return sum(size for priority, size in self._sizes.items() if priority <= last)
 
     def in_order(self, now_ns: int) -> Iterator[Job]:
         """The jobs to be served, the next one first; jobs dead by `now_ns` leave on the way.
 
         The queue must not be changed otherwise during the iteration.
         """
-        for level in self._levels.values():
-            yield from level.walk(now_ns, self._refused)
+        at = 0
+        while at < len(self._places):
+            place = self._places[at]
+            error = place.job.death()
+            if error is None and place.expires_ns > now_ns:
+                yield place.job
+                at += 1
+                continue
+            self._remove(at)
+            if error is None and self._policy_of(place.priority).delay_expired:
+                self._put(_Place(place.priority, True, next(self._numbers), inf, place.job))
+            else:
+                self._refused.append((place.job, error or Unavailable("Request timeout expired")))
 
     def take(self, count: int) -> list[Job]:
         """Remove the first `count` jobs in order, right after `in_order` has passed them."""
-        taken: list[Job] = []
-        for level in self._levels.values():
-            while level and len(taken) < count:
-                taken.append(level.pop())
-        self._forget_empty()
-        return taken
+        taken = self._places[:count]
+        self._sizes.subtract(place.priority for place in taken)
+        del self._places[:count]
+        return [place.job for place in taken]
 
     def settle(self, now_ns: int) -> None:
-        """Apply the time limits at the head of every level, also while the queue stands still."""
-        for level in self._levels.values():
-            level.settle(now_ns, self._refused)
-        self._forget_empty()
+        """Apply the time limits, also where the queue does not move."""
+        if now_ns >= self._limit_ns:
+            self.drop_dead(now_ns)
 
     def drop_dead(self, now_ns: int) -> None:
-        for level in self._levels.values():
-            for _ in level.walk(now_ns, self._refused):
-                pass
-        self._forget_empty()
+        for _ in self.in_order(now_ns):
+            pass
+        self._limit_ns = min((place.expires_ns for place in self._places), default=inf)
 
     def next_limit_at(self) -> float:
-        """When the first time limit at the heads of the levels passes (`time.monotonic()`)."""
-        expiries_ns = [level.head_expires_ns for level in self._levels.values()]
-        return min((ns / 1e9 for ns in expiries_ns if ns is not None), default=inf)
+        """No time limit passes before this (`time.monotonic()`)."""
+        return self._limit_ns / 1e9
 
     def take_refused(self) -> list[RefusedJob]:
         """Return the jobs that died in the queue, each of them once."""
@@ -123,14 +148,12 @@ class PolicyQueue:
     def clear(self) -> list[Job]:
         return self.take(len(self))
 
-    def _level_of(self, request: InferRequest) -> _Level:
-        priority = self._priority_of(request)
-        level = self._levels.get(priority)
-        if level is None:
-            policy = self._policies.get(priority) if priority != _URGENT else None
-            level = _Level(self._default_policy if policy is None else policy)
-            self._levels = dict(sorted({**self._levels, priority: level}.items()))
-        return level
+    def _put(self, place: _Place) -> None:
+        insort(self._places, place)
+        self._sizes[place.priority] += 1
+
+    def _remove(self, at: int) -> None:
+        self._sizes[self._places.pop(at).priority] -= 1
 
     def _priority_of(self, request: InferRequest) -> int:
         if request.urgent:
@@ -138,70 +161,10 @@ class PolicyQueue:
         priority = request.priority
         return priority if 1 <= priority <= self._most_levels else self._default
 
-    def _forget_empty(self) -> None:
-        if len(self._levels) > _EMPTY_LEVELS and not all(self._levels.values()):
-            self._levels = {n: level for n, level in self._levels.items() if level}
-
-
-class _Level:
-    """One level: `_line` in order of arrival, then `_late`, the expired jobs (DELAY)."""
-
-    __slots__ = ("_late", "_line", "_policy")
-
-    def __init__(self, policy: QueuePolicy) -> None:
-        self._policy = policy
-        self._line: deque[tuple[Job, int | None]] = deque()
-        self._late: deque[Job] = deque()
-
-    def __len__(self) -> int:
-        return len(self._line) + len(self._late)
-
-    @property
-    def full(self) -> bool:
-        return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
-
-    @property
-    def head_expires_ns(self) -> int | None:
-        return self._line[0][1] if self._line else None
-
-    def add(self, job: Job, now_ns: int) -> None:
-        policy = self._policy
-        timeout_us = policy.default_timeout_us
-        if policy.allow_timeout_override and 0 < job.request.timeout_us < timeout_us:
-            timeout_us = job.request.timeout_us
-        self._line.append((job, now_ns + 1000 * timeout_us if timeout_us else None))
-
-    def pop(self) -> Job:
-        return self._line.popleft()[0] if self._line else self._late.popleft()
-
-    def settle(self, now_ns: int, refused: list[RefusedJob]) -> None:
-        next(self.walk(now_ns, refused), None)
-
-    def walk(self, now_ns: int, refused: list[RefusedJob]) -> Iterator[Job]:
-        at = 0
-        while at < len(self._line):
-            job, expires_ns = self._line[at]
-            error = job.death()
-            expired = expires_ns is not None and now_ns >= expires_ns
-            if error is None and not expired:
-                yield job
-                at += 1
-                continue
-            del self._line[at]
-            if error is None and self._policy.delay_expired:
-                self._late.append(job)
-            else:
-                refused.append((job, error or Unavailable("Request timeout expired")))
-        at = 0
-        while at < len(self._late):
-            job = self._late[at]
-            error = job.death()
-            if error is None:
-                yield job
-                at += 1
-            else:
-                del self._late[at]
-                refused.append((job, error))
+    def _policy_of(self, priority: int) -> QueuePolicy:
+        return (
+            self._policies.get(priority, self._default_policy) if priority else self._default_policy
+        )
 
 
 @dataclass(frozen=True)
@@ -283,8 +246,7 @@ class DynamicBatchScheduler(Submits):
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     selects the requests, so that a batch grows while every instance is busy or the rate limiter
-    holds the instances back. Then the next worker gathers. `submit` never waits for a model, and
-    refuses at once a request whose response would come too late.
+    holds the instances back. Then the next worker gathers. `submit` never waits for a model.
 
     The workers have no supervisor: a model that hangs shows in `running_since`.
 
@@ -341,9 +303,10 @@ class DynamicBatchScheduler(Submits):
             others_wait = len(self._queue) > 0
             if others_wait:
                 self._watch.note_waiting(self._queue.next_limit_at())
+            if refused:
+                # Those that are left may be due by now: a preferred size, or the first of a shape.
+                (self._company if self._gathering else self._work).notify()
         self._refuse(refused)
-        if self._order is not None:
-            self._order.forget_dead()
         return others_wait
 
     def pending(self) -> int:
@@ -384,7 +347,7 @@ class DynamicBatchScheduler(Submits):
         except (DeadlineExceeded, Unavailable) as error:
             return error
         if self._order is not None:
-            job.respond = self._order.place(job.respond, job.gone)
+            job.respond = self._order.place(job.respond)
         self._watch.note_waiting(self._queue.next_limit_at())
         (self._company if self._gathering else self._work).notify()
         return None
@@ -399,7 +362,6 @@ class DynamicBatchScheduler(Submits):
         return not self._closed
 
     def _begin_gathering(self) -> bool:
-        """Whether requests wait and no other worker gathers; waits a bounded time for that."""
         with self._work:
             if not self._may_gather() and not self._closed:
                 self._work.wait(_LOOK_S)
@@ -471,27 +433,17 @@ class OrderedResponses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: deque[_Place] = deque()
+        self._places: deque[_Held] = deque()
         self._sending = False
 
-    def place(
-        self, respond: Respond, gone: Callable[[], EdgeServerError | None] = lambda: None
-    ) -> Respond:
+    def place(self, respond: Respond) -> Respond:
         """Return a callback that replaces `respond` and passes its responses on in order."""
-        place = _Place(respond, gone)
+        place = _Held(respond)
         with self._lock:
             self._places.append(place)
         return partial(self._put, place)
 
-    def forget_dead(self) -> None:
-        """Drop held responses whose callers have gone; their places in the order stay."""
-        with self._lock:
-            for place in self._places:
-                if place.responses and (gone := place.gone()) is not None:
-                    final = place.responses[-1][1]
-                    place.responses = deque([(gone, True)] if final else ())
-
-    def _put(self, place: _Place, response: ResponseCallback, final: bool) -> None:
+    def _put(self, place: _Held, response: ResponseCallback, final: bool) -> None:
         """Send this response and those it held back, unless an earlier request is unfinished."""
         with self._lock:
             place.responses.append((response, final))
@@ -518,7 +470,6 @@ class OrderedResponses:
 
 
 @dataclass(eq=False)
-class _Place:
+class _Held:
     respond: Respond
-    gone: Callable[[], EdgeServerError | None]
     responses: deque[tuple[ResponseCallback, bool]] = field(default_factory=deque)

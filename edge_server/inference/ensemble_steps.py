@@ -227,7 +227,6 @@ class DataFlow:
         return self._first(root) is None and root.all_parts and not root.parts
 
     def result(self, data: DataSet) -> tuple[Made, Timings]:
-        """The tensors that `data` sees, and the timings of the models behind them."""
         timings: Timings = ()
         seen: DataSet | None = data
         while seen is not None:
@@ -240,7 +239,6 @@ class DataFlow:
         return all(tensor in own or tensor in shared for tensor in tensors)
 
     def _begin(self, data: DataSet) -> Iterator[Ready]:
-        """The steps for which `data` has all tensors by now, each of them once."""
         for step in self._plan.steps:
             begun = step.place in data.begun
             if step.level == data.level and not begun and self._has(data, step.reads):
@@ -352,9 +350,7 @@ class EnsembleCall:
         """The response whose outputs are among `tensors`; its parameters are the place in the
         sequence, which Triton's ensembles always return.
 
-        Raises:
-            EdgeServerError: the device that holds an output failed, or the output does not fit its
-                required shape.
+        Raises: EdgeServerError: a device failed, or an output does not fit its shape.
         """
         config = self._config
         outputs: Tensors = {

@@ -137,7 +137,6 @@ class Job:
         self.request, self.turn_ns = request, time.monotonic_ns()
 
     def abandon(self) -> None:
-        """End the job: it will not run again."""
         self.over, self.made = True, None
         forget, self._forget = self._forget, None
         if forget is not None:
@@ -188,7 +187,6 @@ def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
 
 
 def stopping(request: InferRequest) -> Unavailable:
-    """The error of a request to a scheduler that is closed (Triton's text)."""
     return Unavailable(
         f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
         "inference requests"

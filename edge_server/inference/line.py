@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
 from edge_server.process.worker import Worker
@@ -16,10 +16,11 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.errors import EdgeServerError
     from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # While requests wait, every queue is searched this often, and when a time limit passes.
 PERIOD_S = 0.05
@@ -30,44 +31,53 @@ _LEAST_S = 0.001
 MOST_WAITING = 4096
 
 
-class Waiter:
-    """A thread that waits for its turn until its deadline, or until its caller cancels.
+class Waiter(Generic[T]):
+    """A thread that waits in a line to be given something, until its deadline, or until its caller
+    cancels.
 
     Args:
-        turn: notified when it may be this thread's turn.
+        lock: of the line: held while something is given, and by the thread that waits.
+
+    Attributes:
+        given: what the thread has got; None where it left without.
     """
 
-    __slots__ = ("_cancelled", "_waits", "turn")
+    __slots__ = ("_cancelled", "_turn", "_waits", "given")
 
-    def __init__(self, turn: threading.Condition, cancellation: Cancellation | None = None) -> None:
-        self.turn = turn
+    def __init__(self, lock: threading.Lock, cancellation: Cancellation | None = None) -> None:
+        self.given: T | None = None
+        self._turn = threading.Condition(lock)
         self._waits = True
         self._cancelled = False
         if cancellation is not None:
             cancellation.when_cancelled(self._cancel)
 
-    def wait(self, ready: Callable[[], object], deadline: float | None) -> bool:
-        """Wait, in possession of the lock of `turn`, until `ready`; False where it is not."""
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            return bool(self.turn.wait_for(lambda: self._cancelled or ready(), left_s)) and (
-                not self._cancelled
-            )
-        finally:
-            self._waits = False
+    def give(self, value: T) -> None:
+        self.given = value
+        self._turn.notify()
 
-    def refusal(self, too_late: str) -> EdgeServerError:
-        """Why the wait ended early: `too_late`, or the caller's cancellation."""
+    def wait(self, deadline: float | None, too_late: str) -> T:
+        """Return what was given.
+
+        Raises:
+            DeadlineExceeded: nothing was by `deadline` (`time.monotonic()`), in these words.
+            Cancelled: the caller cancelled before.
+        """
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._turn.wait_for(lambda: self._cancelled or self.given is not None, left_s)
+        self._waits = False
+        if self.given is not None:
+            return self.given
         if self._cancelled:
-            return Cancelled("the caller cancelled the request")
-        return DeadlineExceeded(too_late)
+            raise Cancelled("the caller cancelled the request")
+        raise DeadlineExceeded(too_late)
 
     def _cancel(self) -> None:
         # Also called after a call with a response, when no caller waits any more.
-        with self.turn:
+        with self._turn:
             if self._waits:
                 self._cancelled = True
-                self.turn.notify_all()
+                self._turn.notify()
 
 
 class WatchedLine(Protocol):
@@ -194,7 +204,6 @@ class StepThreads:
         self._closed = False
 
     def try_run(self, task: Task) -> bool:
-        """Run `task` at once on an idle thread; False where there is none."""
         with self._changed:
             return self._offer(task)
 
@@ -286,7 +295,7 @@ class StepSlots:
     def take(self, task: Task, *, urgent: bool) -> bool:
         """Take a slot; where none is left, `task` is run later once one may be free.
 
-        Raises: Unavailable: the limit of parked tasks is reached.
+        Raises: Unavailable: too many tasks are parked.
         """
         with self._changed:
             if self._taken < self._limit:
@@ -306,12 +315,14 @@ class StepSlots:
         Args:
             held: its `is_over` is called now and then, and makes `given_up` true.
         """
-        waiter = Waiter(self._changed)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
             self._held.append(held)
             self._watch.note_waiting()
             try:
-                free = waiter.wait(lambda: given_up() or self._taken < self._limit, deadline)
+                free = self._changed.wait_for(
+                    lambda: given_up() or self._taken < self._limit, left_s
+                )
             finally:
                 self._held.remove(held)
             if not free or given_up():

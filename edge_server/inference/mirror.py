@@ -80,10 +80,7 @@ class ReplayTarget:
     ) -> ReplayTarget | None:
         """Return None where `new` and `predecessor` cannot be compared request by request: one of
         them, or of the ensemble's members, keeps state or is decoupled, or the interface has
-        changed.
-
-        The models are shared until `close`.
-        """
+        changed. The models are shared until `close`."""
         configs = [new.config, predecessor.config, *(member.config for member in members)]
         if any(c.sequence_batching is not None or c.decoupled for c in configs):
             return None
@@ -185,9 +182,7 @@ class _MembersOnly(Snapshot):
 def copied(request: InferRequest) -> InferRequest:
     """The request to run again, without the caller's deadline and cancellation; its inputs stay
     constant after the caller gets the response.
-
-    Raises: EdgeServerError: the device that holds an input failed.
-    """
+    Raises: EdgeServerError: the device that holds an input failed."""
     return replace(
         request,
         inputs={
@@ -230,7 +225,7 @@ _REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
-MOST_SAMPLES = 200
+_MOST_SAMPLES = 200
 # With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
 
@@ -265,7 +260,7 @@ class Mirror:
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._better: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_FAULTS) for f in Fault}
-        self._samples: deque[_Replayed] = deque(maxlen=MOST_SAMPLES)
+        self._samples: deque[tuple[Fault | None, int, int]] = deque(maxlen=_MOST_SAMPLES)
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
@@ -273,10 +268,8 @@ class Mirror:
         return may and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
-        """Replay a request that has a good `response`; returns at once.
-
-        To be called before the caller gets the response: until then the inputs do not change.
-        """
+        """Replay a request that has a good `response`; returns at once. To be called before the
+        caller gets the response: until then the inputs do not change."""
         if any(tensor.on_device for tensor in request.inputs.values()):
             # The caller would wait for the copy; the ensemble around this model is timed instead.
             self.timed = False
@@ -304,18 +297,13 @@ class Mirror:
         """The share of samples in which only the predecessor has the fault."""
         with self._lock:
             count = max(len(self._samples), _LEAST_FOR_SHARE)
-            return sum(sample.fault is fault for sample in self._samples) / count
-
-    @property
-    def sampled(self) -> int:
-        return len(self._samples)
+            return sum(each is fault for each, _, _ in self._samples) / count
 
     def times(self) -> list[tuple[int, int]]:
         """The compute times in ns of the new version and of its predecessor for the last samples
         that both calculated, one right after the other."""
         with self._lock:
-            times = [(each.new_ns, each.old_ns) for each in self._samples]
-        return [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
+            return [(new_ns, old_ns) for _, new_ns, old_ns in self._samples if new_ns and old_ns]
 
     def wait_s(self, now: float) -> float:
         return max(0.0, self._rests_till_s - now) if self._waiting else math.inf
@@ -344,10 +332,8 @@ class Mirror:
 
     def time_s(self, request: InferRequest) -> float | None:
         """The predecessor's time in s for a request that still runs, replayed once and at once.
-
         Returns: None where the predecessor refuses the request, or fails at it. Whether its
-            response is finite makes no difference: the request may not be finite either.
-        """
+            response is finite makes no difference: the request may not be finite either."""
         if self._timed_request is None or self._timed_request[0] is not request:
             took_s = None
             try:
@@ -396,10 +382,14 @@ class Mirror:
             )
             with self._lock:
                 self.shared_failures += fault is Fault.FAILED and failed and not refused
-                if fault is None:
-                    self._samples.append(_replayed(replay.work_ns, response))
-                else:
+                if fault is not None:
                     self._better[fault].append(not (failed or bad))
+                elif isinstance(response, InferResponse):
+                    own = Fault.NOT_FINITE if has_non_finite(response) else None
+                    self._samples.append((own, replay.work_ns, _work_ns(response)))
+                else:
+                    # A request that only the new version accepts is no fault of its predecessor.
+                    self._samples.append((None if refused else Fault.FAILED, 0, 0))
 
 
 class _Replay(NamedTuple):
@@ -407,27 +397,6 @@ class _Replay(NamedTuple):
     fault: Fault | None
     work_ns: int
     n_bytes: int
-
-
-class _Replayed(NamedTuple):
-    """The predecessor's response to a request that has a good response of the new version.
-
-    Attributes:
-        new_ns, old_ns: the models' compute time; 0 where it was not measured.
-    """
-
-    fault: Fault | None
-    new_ns: int
-    old_ns: int
-
-
-def _replayed(new_ns: int, response: InferResponse | EdgeServerError) -> _Replayed:
-    if isinstance(response, EdgeServerError):
-        # A request that only the new version accepts is no fault of its predecessor.
-        accepted = not isinstance(response, InvalidRequest)
-        return _Replayed(Fault.FAILED if accepted else None, 0, 0)
-    fault = Fault.NOT_FINITE if has_non_finite(response) else None
-    return _Replayed(fault, new_ns, _work_ns(response))
 
 
 def _work_ns(response: InferResponse) -> int:

@@ -11,9 +11,9 @@ import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -124,54 +124,41 @@ class MakeSpan:
         )
 
 
-class HasSpans(Protocol):
-    @property
-    def most_spans(self) -> int:
-        """No fewer than `spans` yields."""
-        ...
-
-    def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]: ...
+# Yields the spans of what is over.
+Spans = Callable[[MakeSpan], "Iterator[ReadableSpan]"]
 
 
-class RequestSpans(NamedTuple):
-    """The spans of a client's request: `InferRequest` (Triton's name) and below it its models.
+def request_spans(
+    make: MakeSpan, request: TracedRequest, parent: SpanContext | None, *, is_server: bool = True
+) -> Iterator[ReadableSpan]:
+    """Yield the spans of a request: `InferRequest` (Triton's name) and below it its models.
 
-    Attributes:
+    Args:
         parent: of the client; None begins a trace.
         is_server: False for a frame's request, which lies within the frame's own span.
     """
-
-    request: TracedRequest
-    parent: SpanContext | None
-    is_server: bool = True
-
-    @property
-    def most_spans(self) -> int:
-        return 1 + _MOST_OF_A_MODEL * len(self.request)
-
-    def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]:
-        traces = self.request.traces
-        if not traces:
-            return
-        above = self.parent
-        if self.is_server:
-            first = traces[0]
-            times = [at_ns for _, at_ns in first.moments]
-            above = child_of(self.parent)
-            yield make(
-                "InferRequest",
-                above,
-                self.parent,
-                min(times),
-                max(times),
-                attributes={"triton.model_name": first.model_name},
-                error=first.error,
-                kind=SpanKind.SERVER,
-            )
-        contexts: dict[int, SpanContext] = {}
-        for trace in traces:
-            context = contexts[trace.id] = child_of(above)
-            yield from _model_spans(make, trace, context, contexts.get(trace.parent_id, above))
+    traces = request.traces
+    if not traces:
+        return
+    above = parent
+    if is_server:
+        first = traces[0]
+        times = [at_ns for _, at_ns in first.moments]
+        above = child_of(parent)
+        yield make(
+            "InferRequest",
+            above,
+            parent,
+            min(times),
+            max(times),
+            attributes={"triton.model_name": first.model_name},
+            error=first.error,
+            kind=SpanKind.SERVER,
+        )
+    contexts: dict[int, SpanContext] = {}
+    for trace in traces:
+        context = contexts[trace.id] = child_of(above)
+        yield from _model_spans(make, trace, context, contexts.get(trace.parent_id, above))
 
 
 def _model_spans(
@@ -216,9 +203,6 @@ class FrameTrace:
     """A camera's frame from its capture until its lanes are published; see `lanes.types.Trace`.
 
     Its stages follow one another; one thread at a time calls it.
-
-    Args:
-        capture_ns: `time.monotonic_ns` of the capture.
     """
 
     def __init__(
@@ -231,10 +215,6 @@ class FrameTrace:
         self._error = ""
         self._stages: list[tuple[str, SpanContext, int]] = []
 
-    @property
-    def most_spans(self) -> int:
-        return 1 + len(self._stages)
-
     def begin(self, stage: str, at_ns: int | None = None) -> SpanContext:
         """Begin a stage, which ends the one before it; return the identity of its span."""
         context = child_of(self._context)
@@ -246,12 +226,15 @@ class FrameTrace:
         self._end_ns = time.monotonic_ns()
         self._error = error
         self._attributes = {**self._attributes, **attributes}
-        self._sender.put(self)
+        self._sender.put(self.spans, 1 + len(self._stages))
 
     def published(self) -> None:
         """Add the span from the end of the frame until its lanes are with the broker, which is
         now."""
-        self._sender.put(_Published(self._context, self._end_ns, time.monotonic_ns()))
+        frame, begin_ns, end_ns = self._context, self._end_ns, time.monotonic_ns()
+        self._sender.put(
+            lambda make: iter([make("publish", child_of(frame), frame, begin_ns, end_ns)]), 1
+        )
 
     def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]:
         frame, end_ns = self._context, self._end_ns
@@ -262,26 +245,12 @@ class FrameTrace:
             end_ns = begin_ns
 
 
-class _Published(NamedTuple):
-    frame: SpanContext
-    begin_ns: int
-    end_ns: int
-    most_spans: int = 1
-
-    def spans(self, make: MakeSpan) -> Iterator[ReadableSpan]:
-        yield make("publish", child_of(self.frame), self.frame, self.begin_ns, self.end_ns)
-
-
-class SpanSender(TraceQueue[HasSpans]):
+class SpanSender(TraceQueue[Spans]):
     """Sends spans in the background; `put` returns at once, from any thread.
 
-    A request with a `traceparent` follows its sampled flag; of the others, and of the frames, a
-    share is chosen at random. Spans that the collector does not take are dropped: the log says so
+    A request with a `traceparent` follows its sampled flag; of the others, and of the frames,
+    `share` is chosen at random. Spans that the collector does not take are dropped: the log says so
     once, and when it takes them again; the next attempt comes after a growing time.
-
-    Args:
-        share: of the requests and frames that are traced, 0..1.
-        resource: what the spans' resource says beside the settings: name, version and so on.
     """
 
     def __init__(
@@ -291,7 +260,7 @@ class SpanSender(TraceQueue[HasSpans]):
         resource: Mapping[str, str],
         export: Export | None = None,
     ) -> None:
-        super().__init__("spans", _GATHER_S)
+        super().__init__("spans", _GATHER_S, MOST_WAITING, _MOST_AT_ONCE)
         self.sent = 0
         self.failing = False
         self._settings = settings
@@ -299,7 +268,10 @@ class SpanSender(TraceQueue[HasSpans]):
         given = dict(each.split("=", 1) for each in settings.resource)
         self._make = MakeSpan({"host.name": socket.gethostname(), **resource, **given})
         # The library has no type for `shutdown`.
-        self._exporter: Any = None if export is not None else exporter(settings)
+        self._exporter: Any = None
+        if export is None:
+            self._exporter = made = exporter(settings)
+            export = lambda spans: made.export(spans) is SpanExportResult.SUCCESS  # noqa: E731
         self._give = export
         self._backoff = Backoff(*_RETRY_S)
         self._retry_at = 0.0
@@ -311,15 +283,16 @@ class SpanSender(TraceQueue[HasSpans]):
             return parent.trace_flags.sampled, parent
         return random.random() < self._share, None  # noqa: S311 - a sample, not a secret
 
-    def put(self, traced: HasSpans) -> None:
-        spans = traced.most_spans
-        if not self._enqueue(traced, spans, MOST_WAITING):
-            self.dropped += spans
+    def put(self, spans: Spans, count: int) -> None:
+        """Send `spans`, which are at most `count`."""
+        if not self._enqueue(spans, count):
+            self.dropped += count
 
     def put_request(
         self, request: TracedRequest, parent: SpanContext | None, *, is_server: bool = True
     ) -> None:
-        self.put(RequestSpans(request, parent, is_server))
+        spans = partial(request_spans, request=request, parent=parent, is_server=is_server)
+        self.put(spans, 1 + _MOST_OF_A_MODEL * len(request))
 
     def frame(self, capture_ns: int, attributes: Mapping[str, str | int]) -> FrameTrace:
         return FrameTrace(self, capture_ns, attributes)
@@ -336,56 +309,43 @@ class SpanSender(TraceQueue[HasSpans]):
         if self.dropped:
             log.info("traces: %d spans sent, %d dropped", self.sent, self.dropped)
 
-    def write(self, now: float) -> None:
-        if now < self._retry_at:
+    def flush(self) -> None:
+        if (left_s := self._retry_at - time.monotonic()) > 0:
             # What comes before then is dropped where the queue is full.
-            self._worker.wait(min(self._retry_at - now, _RETRY_S[0]))
+            self._worker.wait(min(left_s, _RETRY_S[0]))
         else:
-            self.send()
+            self._make.epoch_ns = time.time_ns() - time.monotonic_ns()
+            super().flush()
 
     def end(self) -> None:
         if not self.failing:
-            self.send()
-        self.dropped += self._clear()
+            self.flush()
+        while left := self._take():
+            self.dropped += sum(1 for each in left for _ in each(self._make))
 
-    def send(self) -> None:
-        self._make.epoch_ns = time.time_ns() - time.monotonic_ns()
-        while spans := self._take():
-            try:
-                taken = self._export(spans)
-            except Exception as error:  # noqa: BLE001 - what the library raises costs spans alone
-                log.debug("traces: %r", error)
-                taken = False
-            if not taken:
-                self._fail(len(spans))
-                return
+    def export(self, items: Sequence[Spans]) -> bool:
+        spans = [span for each in items for span in each(self._make)]
+        try:
+            taken = self._give(spans)
+        except Exception as error:  # noqa: BLE001 - what the library raises costs spans alone
+            log.debug("traces: %r", error)
+            taken = False
+        if taken:
             self.sent += len(spans)
             if self.failing:
                 log.info("traces: %s takes spans again", self._settings.endpoint)
-                self.failing = False
-                self._backoff.reset()
-
-    def _export(self, spans: Sequence[ReadableSpan]) -> bool:
-        if self._exporter is not None:
-            return self._exporter.export(spans) is SpanExportResult.SUCCESS
-        return self._give is not None and self._give(spans)
-
-    def _take(self) -> list[ReadableSpan]:
-        spans: list[ReadableSpan] = []
-        while len(spans) < _MOST_AT_ONCE and (traced := self._next()) is not None:
-            spans += traced.spans(self._make)
-        return spans
-
-    def _fail(self, lost: int) -> None:
-        self.dropped += lost
-        self._retry_at = time.monotonic() + self._backoff.next_s()
-        if not self.failing:
-            self.failing = True
-            log.warning(
-                "traces: %s takes no spans; they are dropped until it does: check "
-                "tracing.endpoint, and that a collector listens there for OTLP over HTTP",
-                self._settings.endpoint,
-            )
+            self._backoff.reset()
+        else:
+            self.dropped += len(spans)
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+            if not self.failing:
+                log.warning(
+                    "traces: %s takes no spans; they are dropped until it does: check "
+                    "tracing.endpoint, and that a collector listens there for OTLP over HTTP",
+                    self._settings.endpoint,
+                )
+        self.failing = not taken
+        return taken
 
 
 def exporter(settings: TracingSection) -> OTLPSpanExporter:
@@ -395,26 +355,4 @@ def exporter(settings: TracingSection) -> OTLPSpanExporter:
         settings.endpoint,
         certificate_file=settings.ca_file,
         timeout=_TIMEOUT_S,
-        session=_session_without_bodies(),
     )
-
-
-def _session_without_bodies() -> Any:
-    """What the exporter sends with: it reads no body of a response, which may be of any length and
-    unpacked be any number of times as long; and a redirect is no success."""
-
-    def judge(response: Any, **_: object) -> None:
-        headers = response.headers
-        # A body in chunks has no length, whatever is said of it.
-        is_empty = headers.get("Content-Length") == "0" and "Transfer-Encoding" not in headers
-        if response.status_code == 200 and is_empty:
-            response.content  # noqa: B018 - hands the connection back for the next request
-        else:
-            response.close()
-        if 300 <= response.status_code < 400:
-            raise requests.TooManyRedirects(f"it answers {response.status_code}")
-
-    session = requests.Session()
-    session.stream = True
-    session.hooks["response"].append(judge)
-    return session

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.inference.line import Waiter
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ class RateLimiter:
     ) -> Share:
         """Grant one of `shares`, none of them passive, all its resources until `give_back`.
 
-        Raises:
-            DeadlineExceeded: no share got its resources by `deadline` (`time.monotonic()`).
-            Cancelled: the caller cancelled while it waited.
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         claim = _Claim(shares, self._lock, cancellation)
         with self._lock:
@@ -122,15 +120,15 @@ class RateLimiter:
                     share.turn = max(share.turn, min(self._turns.get(r, 0) for r in share.needs))
             self._claims.append(claim)
             self._grant()
-            claim.wait(lambda: claim.share is not None, deadline)
-            if claim.share is None:
+            try:
+                return claim.wait(
+                    deadline, "the request's deadline passed before an instance had its resources"
+                )
+            except EdgeServerError:
                 self._claims.remove(claim)
                 # The resources reserved for this caller are free for those behind.
                 self._grant()
-                raise claim.refusal(
-                    "the request's deadline passed before an instance had its resources"
-                )
-            return claim.share
+                raise
 
     def give_back(self, share: Share) -> None:
         with self._lock:
@@ -150,7 +148,7 @@ class RateLimiter:
         )
         kept: dict[Resource, _Claim] = {}
         for share, claim in candidates:
-            if share.running or claim.share is not None:
+            if share.running or claim.given is not None:
                 continue
             mine = all(kept.get(resource, claim) is claim for resource in share.needs)
             if mine and self._fits(share):
@@ -158,12 +156,11 @@ class RateLimiter:
                 self._turns.update(dict.fromkeys(share.needs, share.turn))
                 share.turn += share.priority
                 share.running = True
-                claim.share = share
-                claim.turn.notify()
+                claim.give(share)
             else:
                 for resource in share.needs:
                     kept.setdefault(resource, claim)
-        self._claims = [claim for claim in self._claims if claim.share is None]
+        self._claims = [claim for claim in self._claims if claim.given is None]
 
     def _fits(self, share: Share) -> bool:
         return all(
@@ -206,17 +203,16 @@ class RateLimiter:
         )
 
 
-class _Claim(Waiter):
-    """Of a caller that wants one of `shares` to run; `share` is the one that it got."""
+class _Claim(Waiter[Share]):
+    """Of a caller that wants one of `shares` to run."""
 
-    __slots__ = ("share", "shares")
+    __slots__ = ("shares",)
 
     def __init__(
         self, shares: Sequence[Share], lock: threading.Lock, cancellation: Cancellation | None
     ) -> None:
-        super().__init__(threading.Condition(lock), cancellation)
+        super().__init__(lock, cancellation)
         self.shares = shares
-        self.share: Share | None = None
 
 
 def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:

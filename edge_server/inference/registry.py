@@ -83,10 +83,7 @@ class Scheduler(Protocol):
     """Runs checked requests of one loaded model version."""
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """Run `request` and return its only response.
-
-        Args:
-            snapshot: the snapshot that the request's lease pins until this returns.
+        """Run `request` and return its only response; its lease pins `snapshot` until then.
 
         Raises:
             EdgeServerError: the request was refused, or the model responded with the error.
@@ -99,10 +96,8 @@ class Scheduler(Protocol):
         """Accept `request`; `respond` gets each of its responses, the last one marked as final.
 
         `respond` may be called before this returns (the caller's thread runs the model) or after
-        (the request is queued); the final response always arrives.
-
-        Args:
-            snapshot: the snapshot that the request's lease pins until the final response.
+        (the request is queued); the final response always arrives. The request's lease pins
+        `snapshot` until then.
 
         Raises: InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
@@ -379,8 +374,8 @@ class ModelRegistry:
 
     def __init__(self) -> None:
         self.failed_start = False
-        self._lock = threading.Lock()
-        self._none_left = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        self._none_left = threading.Condition(self.lock)
         self._current = _PinnedSnapshot(Snapshot({}))
         self._superseded: list[_PinnedSnapshot] = []
         self._leaving: dict[int, ModelEntry] = {}
@@ -389,36 +384,35 @@ class ModelRegistry:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current one, for reading; running a model takes a lease."""
         return self._current.snapshot
 
     def lease(self) -> Lease:
-        """Lease the current snapshot; its models stay open until the lease is released."""
-        with self._lock:
+        with self.lock:
             current = self._current
             current.leases += 1
         return Lease(self, current, current.snapshot)
 
     def _keep(self, snapshot: Snapshot) -> Lease:
-        with self._lock:
+        with self.lock:
             pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
             pinned.leases += 1
         return Lease(self, pinned, snapshot)
 
-    def end(self, lease: Lease) -> None:
-        """End `lease` on its snapshot; further calls for the same lease have no effect."""
-        with self._lock:
-            pinned, lease.pinned = lease.pinned, None
-            if pinned is None:
+    def release(self) -> None:
+        """Close the models that only superseded snapshots without a lease name; under the lock."""
+        self._to_close += self._released()
+        if self._to_close:
+            if not start_thread("close-models", partial(self._close, self._to_close)):
+                log.warning("models are closed later: no thread is left")
                 return
-            pinned.leases -= 1
-            # The writer that superseded this snapshot left its closing to the last lease.
-            if pinned is not self._current:
-                self._release()
+            self._closing += 1
+            self._to_close = []
+        elif not self._superseded:
+            self._none_left.notify_all()
 
     def models_in_use(self) -> list[LoadedModel]:
         """The models of the current snapshot and of superseded, still leased ones."""
-        with self._lock:
+        with self.lock:
             models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
         return list(models.values())
 
@@ -431,7 +425,7 @@ class ModelRegistry:
         A loaded version that `changes` no longer names becomes UNLOADING.
         """
         new = {(e.name, e.version): e for entries in changes.values() for e in entries}
-        with self._lock:
+        with self.lock:
             entries = {}
             for key, old in self._current.snapshot.entries.items():
                 if key[0] not in changes or old.state is ModelState.UNLOADING:
@@ -443,7 +437,7 @@ class ModelRegistry:
 
     def give_reason(self, name: str, reason: str) -> None:
         """Set the reason of the READY and LOADING entries of model `name`; change nothing else."""
-        with self._lock:
+        with self.lock:
             entries = self._current.snapshot.entries
             reasoned = {
                 key: replace(entry, reason=reason)
@@ -457,8 +451,9 @@ class ModelRegistry:
 
         Returns: False where unleased models are still closing after `timeout_s`.
         """
-        with self._lock:
+        with self.lock:
             self._leaving.clear()
+            self._current.is_superseded = True
             self._superseded.append(self._current)
             self._current = _PinnedSnapshot(Snapshot({}))
             released = [*self._to_close, *self._released()]
@@ -483,21 +478,10 @@ class ModelRegistry:
             )
 
     def _supersede(self, entries: Entries) -> None:
+        self._current.is_superseded = True
         self._superseded.append(self._current)
         self._current = _PinnedSnapshot(Snapshot(entries, self._keep))
-        self._release()
-
-    def _release(self) -> None:
-        """Close the models that only superseded snapshots without a lease name."""
-        self._to_close += self._released()
-        if self._to_close:
-            if not start_thread("close-models", partial(self._close, self._to_close)):
-                log.warning("models are closed later: no thread is left")
-                return
-            self._closing += 1
-            self._to_close = []
-        elif not self._superseded:
-            self._none_left.notify_all()
+        self.release()
 
     def _released(self) -> list[LoadedModel]:
         """Drop superseded snapshots without a lease and return the models only they named."""
@@ -512,7 +496,7 @@ class ModelRegistry:
 
     def _close(self, models: Sequence[LoadedModel]) -> None:
         side_by_side([partial(_close_one, model) for model in models], "close-model")
-        with self._lock:
+        with self.lock:
             entries = dict(self._current.snapshot.entries)
             for model in models:
                 gone = self._leaving.pop(id(model), None)
@@ -536,7 +520,7 @@ def _close_one(model: LoadedModel) -> None:
 class Lease(msgspec.Struct, eq=False):
     """The right to use one snapshot, from any thread, until `release` or the end of a `with`."""
 
-    _registry: ModelRegistry
+    registry: ModelRegistry
     pinned: _PinnedSnapshot | None
     snapshot: Snapshot
 
@@ -544,7 +528,15 @@ class Lease(msgspec.Struct, eq=False):
         return self.snapshot
 
     def release(self, *_: object) -> None:
-        self._registry.end(self)
+        """End the lease; further calls have no effect."""
+        with self.registry.lock:
+            pinned, self.pinned = self.pinned, None
+            if pinned is None:
+                return
+            pinned.leases -= 1
+            # The writer that superseded this snapshot left its closing to the last lease.
+            if pinned.is_superseded:
+                self.registry.release()
 
     __exit__ = release
 
@@ -554,3 +546,4 @@ class _PinnedSnapshot:
         self.snapshot = snapshot
         self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]
         self.leases = 0
+        self.is_superseded = False

@@ -58,10 +58,8 @@ def warmed_up(config: ModelConfig, model: Model, directory: Path) -> MakesInstan
 
 
 def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mapping[str, Tensor]]]:
-    """Read the samples of the configuration, with the data of their files in `folder`.
-
-    The inputs have the shapes that the model takes, batch dimension included. Random data is the
-    same each time.
+    """Read the samples of the configuration, with the data of their files in `folder`; random data
+    is the same each time.
 
     Raises:
         ModelConfigError: a sample does not fit the model, or its file cannot be used; names model,
@@ -213,9 +211,6 @@ class Scheduling:
     """Makes loaded models: instances, statistics and the scheduler, together.
 
     To be closed when no loaded model runs any more.
-
-    Args:
-        limiter: decides which instances of all models run at once; None lets all run.
     """
 
     def __init__(
@@ -247,19 +242,15 @@ class Scheduling:
         version: int,
         model: Model,
         directory: Path = Path(),
-        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """Make a loaded model of a backend's model, warmed up; both are closed together.
 
         Args:
             directory: the model's, for the files of its warm-up and of initial states.
-            statistics: statistics to continue; None begins new ones.
 
-        Raises:
-            EdgeServerError: an instance cannot be made or warmed up, or would never run; nothing
-                is left open.
+        Raises: EdgeServerError: an instance cannot be made or warmed up; nothing is left open.
         """
-        statistics = self._statistics(config) if statistics is None else statistics
+        statistics = self._statistics(config)
         scheduler = self._of_instances(config, version, model, directory, statistics)
         return LoadedModel(config, version, scheduler, statistics, model)
 

@@ -25,12 +25,13 @@ from edge_server.inference.sequence_book import (
     SequenceControls,
     SequenceStates,
 )
+from edge_server.process.threads import side_by_side
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor, zeros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
     from pathlib import Path
 
     from edge_server.backends.contract import Tensors
@@ -52,75 +53,6 @@ log = logging.getLogger(__name__)
 
 # Pause after an unforeseen error, so that a repeating one does not fill the log.
 _REST_S = 0.1
-
-
-class InstanceThread:
-    """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
-
-    Args:
-        tick: without work it waits on `wake`, a condition of `lock`, for a bounded time.
-    """
-
-    def __init__(
-        self, name: str, pool: InstancePool, tick: Callable[[float], None], lock: threading.Lock
-    ) -> None:
-        self.wake = threading.Condition(lock)
-        self._pool = pool
-        self._tick = tick
-        self._ident: int | None = None
-        self._closed = False
-        self._worker = Worker(name, self._note_and_tick, on_end=self._close)
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def run(self, executor: Executor, jobs: Sequence[Job]) -> None:
-        instance = self._pool.take(urgent=False, deadline=None)
-        try:
-            executor.run(instance, jobs)
-        finally:
-            self._pool.give_back(instance)
-
-    def running_since(self) -> float:
-        return self._pool.running_since()
-
-    def ask_to_stop(self) -> None:
-        """Let the thread close the instance and end; returns at once."""
-        with self.wake:
-            self._worker.ask_to_stop()
-            self.wake.notify()
-
-    def stop(self) -> None:
-        """Return when the instance is closed, unless its run hangs.
-
-        The thread itself may call this too: the last response of a replaced model ends the lease
-        on that model. The current tick is then the last one.
-        """
-        if self._ident == threading.get_ident():
-            self._worker.ask_to_stop()
-            self._close()
-            return
-        self.ask_to_stop()
-        self._worker.stop()
-        if not self._worker.alive:
-            # The thread may never have been started.
-            self._close()
-
-    def _note_and_tick(self, now: float) -> None:
-        self._ident = threading.get_ident()
-        try:
-            self._tick(now)
-        except Exception:
-            # An instance without its thread would never run again.
-            log.exception("instance %s: a run went wrong", self._worker.name)
-            self._worker.wait(_REST_S)
-
-    def _close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._pool.close()
-
-
 # An idle thread wakes now and then, so that its heartbeat shows waiting, not hanging.
 _LONGEST_WAIT_S = 5.0
 
@@ -161,20 +93,21 @@ class SequenceScheduler(Submits):
         self._states = SequenceStates(config, batching.states, directory)
         self._controls = SequenceControls(config, batching.controls)
         self._generated = itertools.count()
-        pools = InstancePool.each_of(config, model, limiter)
+        self._pools = InstancePool.each_of(config, model, limiter)
         self._book: SequenceBook[Job] = SequenceBook(
-            len(pools), slots, batching.max_sequence_idle_us / 1e6
+            len(self._pools), slots, batching.max_sequence_idle_us / 1e6
         )
         self._lock = threading.Lock()
         self._stopping = False
-        self._threads = [
-            InstanceThread(f"{config.name}_{i}", pool, partial(self._tick, i), self._lock)
-            for i, pool in enumerate(pools)
+        # Each wakes the thread of one instance.
+        self._wakes = [threading.Condition(self._lock) for _ in self._pools]
+        self._workers = [
+            Worker(f"{config.name}_{i}", partial(self._serve, i)) for i in range(len(self._pools))
         ]
         self._watch = watch
         try:
-            for thread in self._threads:
-                thread.start()
+            for worker in self._workers:
+                worker.start()
             watch.add(self)
         except RuntimeError as error:
             self.close()
@@ -194,7 +127,7 @@ class SequenceScheduler(Submits):
                 self._check_room(request, place)
                 sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
                 if sequence.slot is not None:
-                    self._threads[sequence.slot.instance].wake.notify()
+                    self._wakes[sequence.slot.instance].notify()
                 # The watch enforces the time limit of a sequence without a slot.
                 self._watch.note_waiting(self._book.next_expiry)
         finally:
@@ -216,8 +149,8 @@ class SequenceScheduler(Submits):
             ]
             if dead:
                 # Any slot may have passed to another sequence.
-                for thread in self._threads:
-                    thread.wake.notify()
+                for wake in self._wakes:
+                    wake.notify()
             others_wait = self._book.waiting > 0
             if others_wait:
                 self._watch.note_waiting(self._book.next_expiry)
@@ -228,19 +161,22 @@ class SequenceScheduler(Submits):
         return self._book.waiting
 
     def running_since(self) -> float:
-        return min((thread.running_since() for thread in self._threads), default=inf)
+        return min((pool.running_since() for pool in self._pools), default=inf)
 
     def close(self) -> None:
         self._watch.remove(self)
         with self._lock:
             self._stopping = True
             waiting = self._book.clear()
+            for wake in self._wakes:
+                wake.notify()
         for job in waiting:
             self._executor.refuse(job, stopping(job.request))
-        for thread in self._threads:
-            thread.ask_to_stop()
-        for thread in self._threads:
-            thread.stop()
+        for worker in self._workers:
+            worker.ask_to_stop()
+        for worker in self._workers:
+            worker.stop()
+        side_by_side([pool.close for pool in self._pools], "close-instance")
 
     def _place(self, job: Job) -> SequencePlace:
         """Raises: InvalidRequest: the request fits no sequence."""
@@ -281,18 +217,25 @@ class SequenceScheduler(Submits):
                 "of the sequence"
             )
 
+    def _serve(self, index: int, now: float) -> None:
+        try:
+            self._tick(index, now)
+        except Exception:
+            # An instance without its thread would never run again.
+            log.exception("instance %s: a run went wrong", self._workers[index].name)
+            self._workers[index].wait(_REST_S)
+
     def _tick(self, index: int, now: float) -> None:
-        thread = self._threads[index]
         with self._lock:
             refused = self._expire(now) + self._drop_dead_heads(index)
             batch, wait_s = self._choose(index, now)
             begun = [None if each is None else (each, self._book.begin(each)) for each in batch]
             if not (refused or begun or self._stopping):
-                thread.wake.wait(wait_s)
+                self._wakes[index].wait(wait_s)
         try:
             self._refuse(refused)
             if begun:
-                self._run(thread, begun)
+                self._run(self._pools[index], begun)
         finally:
             now = time.monotonic()
             with self._lock:
@@ -316,7 +259,7 @@ class SequenceScheduler(Submits):
         if self._iterative and not sequence.waiting:
             self._book.close(sequence)
 
-    def _run(self, thread: InstanceThread, begun: Sequence[_Begun | None]) -> None:
+    def _run(self, pool: InstancePool, begun: Sequence[_Begun | None]) -> None:
         try:
             jobs = self._jobs(begun)
         except Exception as error:
@@ -326,12 +269,16 @@ class SequenceScheduler(Submits):
                 failure = InternalError(f"model '{name}' failed: {error!r}")
                 self._executor.refuse(waiting.item, failure)
             return
-        thread.run(self._executor, jobs)
+        instance = pool.take(urgent=False, deadline=None)
+        try:
+            self._executor.run(instance, jobs)
+        finally:
+            pool.give_back(instance)
 
     def _expire(self, now: float) -> _Refused:
         late, instances = self._book.expire(now)
         for index in instances:
-            self._threads[index].wake.notify()
+            self._wakes[index].notify()
         text = "timeout of the corresponding sequence has been expired"
         return [(job, Unavailable(text)) for job in late]
 

@@ -30,12 +30,8 @@ _LOG_GROWTH = math.log(1.02)
 
 @dataclass(frozen=True)
 class LatencyMetrics:
-    """Which metrics of latencies are kept (Triton's `--metrics-config`).
-
-    Attributes:
-        counters: total times, exported beside the counts.
-        summaries: `quantiles` of the last minute.
-        histograms: of the time to the first response of decoupled models.
+    """Which metrics of latencies are kept (Triton's `--metrics-config`): total times, `quantiles`
+    of the last minute, the time to the first response of decoupled models.
     """
 
     counters: bool = True
@@ -234,12 +230,7 @@ class Counts(ComputeTimes):
 
 
 class ModelStatistics:
-    """Counts of one loaded model version; every method may be called from any thread.
-
-    Args:
-        first_response_bounds_ms: the buckets of the time to the first response; empty where the
-            model is not decoupled.
-    """
+    """Counts of one loaded model version; every method may be called from any thread."""
 
     def __init__(
         self,

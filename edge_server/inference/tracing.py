@@ -42,7 +42,7 @@ _LONGEST_ID = 1024
 
 
 class TraceQueue(Generic[T]):
-    """Traces that wait, up to a limit, to be exported on a thread of their own.
+    """Traces that wait, `most` of them, to be exported on a thread of their own.
 
     No request waits for a disk or a collector. The worker has no supervisor: one that hangs costs
     traces and nothing else.
@@ -54,9 +54,11 @@ class TraceQueue(Generic[T]):
         dropped: the number of traces that were not exported.
     """
 
-    def __init__(self, name: str, gather_s: float) -> None:
+    def __init__(self, name: str, gather_s: float, most: int, most_at_once: int) -> None:
         self.dropped = 0
         self._gather_s = gather_s
+        self._most = most
+        self._most_at_once = most_at_once
         self._news = threading.Condition()
         self._waiting: deque[tuple[int, T]] = deque()
         self._waiting_size = 0
@@ -73,17 +75,21 @@ class TraceQueue(Generic[T]):
             self._news.notify()
         self._worker.stop(timeout_s)
 
-    def write(self, now: float) -> None:
-        """Export what waits at `now` (`time.monotonic()`), or wait a bounded time."""
-        raise NotImplementedError
+    def flush(self) -> None:
+        """Export what waits, until an export fails."""
+        while (items := self._take()) and self.export(items):
+            pass
 
     def end(self) -> None:
+        self.flush()
+
+    def export(self, items: Sequence[T]) -> bool:
         raise NotImplementedError
 
-    def _enqueue(self, item: T, size: int, most: int) -> bool:
-        """Queue `item` and return at once; False where more than `most` would wait."""
+    def _enqueue(self, item: T, size: int) -> bool:
+        """Queue `item` and return at once; False where too many would wait."""
         with self._news:
-            if self._closed or self._waiting_size + size > most:
+            if self._closed or self._waiting_size + size > self._most:
                 return False
             self._waiting_size += size
             self._waiting.append((size, item))
@@ -91,25 +97,22 @@ class TraceQueue(Generic[T]):
                 self._news.notify()
             return True
 
-    def _next(self) -> T | None:
+    def _take(self) -> list[T]:
+        items: list[T] = []
+        taken = 0
         with self._news:
-            if not self._waiting:
-                return None
-            size, item = self._waiting.popleft()
-            self._waiting_size -= size
-            return item
+            while self._waiting and taken < self._most_at_once:
+                size, item = self._waiting.popleft()
+                taken += size
+                items.append(item)
+            self._waiting_size -= taken
+        return items
 
-    def _clear(self) -> int:
-        with self._news:
-            size, self._waiting_size = self._waiting_size, 0
-            self._waiting.clear()
-            return size
-
-    def _tick(self, now: float) -> None:
+    def _tick(self, _now: float) -> None:
         with self._news:
             self._news.wait_for(lambda: self._waiting or self._closed)
             self._news.wait_for(lambda: self._closed, self._gather_s)
-        self.write(now)
+        self.flush()
 
 
 @dataclass(frozen=True)
@@ -294,9 +297,7 @@ class Tracer:
     count; a setting not given for all models keeps its value from the start. A rule that changes
     counts its requests anew. Every method may be called from any thread.
 
-    Args:
-        writer: None keeps and reports the rules, and writes no traces.
-        sender: sends spans of requests, which it chooses itself, and of frames; None sends none.
+    A traced request's `ModelTrace`s go to the trace file, to the collector as spans, or to both.
 
     Attributes:
         on: whether any request may be traced at this moment.
@@ -319,11 +320,6 @@ class Tracer:
 
     def _any(self, timestamps: bool) -> bool:
         return self._sender is not None or (timestamps and self._writer is not None)
-
-    @property
-    def traces(self) -> bool:
-        """Whether requests can be traced at all, once a rule says so."""
-        return self._writer is not None or self._sender is not None
 
     @property
     def file_name(self) -> str:
@@ -396,11 +392,8 @@ class Tracer:
             self.on = self._any(rule.timestamps)
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
-        """Apply new settings, all or none.
-
-        Args:
-            model_name: empty is all models.
-            changes: by the names of `TraceRule`; None removes the setting.
+        """Apply new settings of a model, or of all if its name is empty, by the names of
+        `TraceRule`; None removes one.
 
         Raises: InvalidRequest: no request can be traced with these settings (Triton's text).
         """
@@ -593,7 +586,7 @@ class TraceWriter(TraceQueue["TracedRequest"]):
     """Takes finished traced requests from any thread and writes them in their order."""
 
     def __init__(self, file: TraceFile) -> None:
-        super().__init__("trace", _GATHER_S)
+        super().__init__("trace", _GATHER_S, MOST_WAITING, MOST_WAITING)
         self._file = file
         self._written = 0
 
@@ -617,18 +610,15 @@ class TraceWriter(TraceQueue["TracedRequest"]):
             )
 
     def put(self, request: TracedRequest) -> None:
-        if not self._enqueue(request, len(request), MOST_WAITING):
+        if not self._enqueue(request, len(request)):
             with self._news:
                 self.dropped += 1
 
-    def write(self, now: float) -> None:
-        del now
-        self.end()
-
-    def end(self) -> None:
-        while (request := self._next()) is not None:
+    def export(self, items: Sequence[TracedRequest]) -> bool:
+        for request in items:
             sampler = request.sampler
             written = sampler is not None and self._file.write(sampler, request.written())
+            self._written += written
             with self._news:
-                self._written += written
                 self.dropped += not written
+        return True

@@ -16,7 +16,7 @@ from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.device import Devices
-from edge_server.inference.scheduling import RUN_TIMEOUT_S
+from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.fields import PROCESS_BACKENDS
@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.registry import LoadedModel
-    from edge_server.inference.scheduling import Scheduling
-    from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig
     from edge_server.repository.scan import Fingerprint
 
 _MIB = 1 << 20
 DEFAULT_RESERVE_BYTES = 256 * _MIB
-# A model of these backends consists of its instances only, each with its whole configuration.
-_ONLY_INSTANCES = PROCESS_BACKENDS
 # Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
 
@@ -138,26 +134,10 @@ def _sizes(directory: Path) -> list[int]:
     return [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
 
 
-class _Names(NamedTuple):
-    """The relevant files of a control group, and the mount point of such groups."""
-
-    mount: str
-    limits: tuple[str, ...]
-    usage: str
-    cache: str
-
-
-# Beyond memory.high a group is slowed down until it uses less.
-_V2 = _Names("", ("memory.max", "memory.high"), "memory.current", "inactive_file")
-_V1 = _Names("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
-
-
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the available memory in bytes; None if the system reports neither of its sources.
-
-    The result is the minimum of the memory that the kernel can allocate without swapping and of the
-    remainder in each control group of this process and its parents.
-    """
+    """Return the available memory in bytes; None if the system reports neither of its sources. The
+    result is the minimum of the memory that the kernel can allocate without swapping and of the
+    remainder in each control group of this process and its parents."""
     return min(_limits(root), default=None)
 
 
@@ -165,33 +145,28 @@ def _limits(root: Path) -> Iterator[int]:
     board_bytes = read_memory(root).available_bytes
     if board_bytes is not None:
         yield board_bytes
-    for controllers, group in control_groups(root):
-        names = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
-        if names is not None:
-            yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
-
-
-def _left(group: Path, names: _Names) -> Iterator[int]:
-    used = read_number(group / names.usage)
-    # `max` means no limit and does not parse as a number.
-    limits = [n for name in names.limits if (n := read_number(group / name)) is not None]
-    if used is None or not limits:
-        return
-    for line in (read_text(group / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == names.cache and value.isdecimal():
-            # Page cache of inactive files; the kernel drops it first at the limit of a group.
-            used -= int(value)
-    yield max(0, min(limits) - max(0, used))
+    for group in control_groups(root):
+        used = read_number(group / "memory.current")
+        # `max` means no limit and does not parse as a number; beyond memory.high a group is slowed
+        # down until it uses less.
+        read = (read_number(group / name) for name in ("memory.max", "memory.high"))
+        limits = [number for number in read if number is not None]
+        if used is None or not limits:
+            continue
+        for line in (read_text(group / "memory.stat") or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file" and value.isdecimal():
+                # Page cache of inactive files; the kernel drops it first at the limit of a group.
+                used -= int(value)
+        yield max(0, min(limits) - max(0, used))
 
 
 class Reuse(IntEnum):
     """The parts of a version that are reused; each value includes the values before it."""
 
     NOTHING = 0
-    STATISTICS = 1
-    MODEL = 2
-    INSTANCES = 3
+    MODEL = 1
+    INSTANCES = 2
 
 
 class Build:
@@ -207,15 +182,15 @@ class Build:
 
     def __init__(
         self,
-        scheduling: Scheduling,
+        scheduling: Scheduling | None = None,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         *,
         timeout_s: float = RUN_TIMEOUT_S,
     ) -> None:
-        self._scheduling = scheduling
-        self._budget = budget
+        self._scheduling = scheduling or Scheduling()
+        self.budget = budget
         self._devices = devices or Devices()
         self._server_context = server_context
         self._timeout_s = timeout_s
@@ -237,17 +212,17 @@ class Build:
         """
         began = time.monotonic()
         try:
-            if self._budget is not None:
+            if self.budget is not None:
                 reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
                 new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
-                self._budget.check(model_spec, new)
+                self.budget.check(model_spec, new)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
         kept: set[int] = set()
         for version in model_spec.versions:
             try:
-                loaded = self._kept(model_spec, version, serving, progress)
+                loaded = self._kept(model_spec, version, serving)
                 if loaded is not None:
                     kept.add(version)
                 made.append(loaded or self._anew(model_spec, version, progress))
@@ -267,14 +242,11 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         serving: LoadedVersions | None,
-        progress: ProgressCallback,
     ) -> LoadedModel | None:
         """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
-        if what is Reuse.STATISTICS:
-            return self._anew(model_spec, version, progress, like.statistics)
         config = _renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
@@ -285,10 +257,9 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
-        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
-        """Load and validate the version; the validation counts only in reused `statistics`."""
-        loaded = self._version(model_spec, version, progress, statistics)
+        """Load and validate the version; the validation does not count in its statistics."""
+        loaded = self._version(model_spec, version, progress)
         try:
             run_with_timeout(
                 f"validate-{model_spec.name}",
@@ -308,8 +279,7 @@ class Build:
         except BaseException:
             loaded.close()
             raise
-        if statistics is None:
-            loaded.statistics.start_over()
+        loaded.statistics.start_over()
         return loaded
 
     def _version(
@@ -317,7 +287,6 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
-        statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
         files = model_spec.files
@@ -329,7 +298,7 @@ class Build:
         )
         model = backend.load(context)
         try:
-            loaded = self._scheduling.model(config, version, model, files.directory, statistics)
+            loaded = self._scheduling.model(config, version, model, files.directory)
         except BaseException:
             model.close()
             raise
@@ -359,11 +328,9 @@ def _reuse(
 
 
 def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
-    """Return which parts of `version`, loaded from `old`, can be reused for `new`.
-
-    A part is reusable only if the files are unchanged and the configurations differ in nothing but
-    the version policy and the instance groups.
-    """
+    """Return which parts of `version`, loaded from `old`, can be reused for `new`. A part is
+    reusable only if the files are unchanged and the configurations differ in nothing but the
+    version policy and the instance groups."""
     if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
         return Reuse.NOTHING
     ours, theirs = _without(new, "version_policy"), _without(old, "version_policy")
@@ -374,9 +341,8 @@ def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
         message.ClearField("instance_group")
     if ours != theirs:
         return Reuse.NOTHING
-    if placements[0] != placements[1] or new.config.backend in _ONLY_INSTANCES:
-        return Reuse.STATISTICS
-    return Reuse.MODEL
+    is_elsewhere = placements[0] != placements[1] or new.config.backend in PROCESS_BACKENDS
+    return Reuse.NOTHING if is_elsewhere else Reuse.MODEL
 
 
 def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.lifecycle.updates import Deployments
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALL = "*"
-# The longest path in a model's directory, and a file system's limit for each name of it.
-_LONGEST_PATH_BYTES = 2048
-_LONGEST_NAME_BYTES = 255
 
 # Triton's status names in the reason of a failed load.
 _STATUS = {
@@ -81,8 +77,7 @@ class RepositoryControl:
         exit_on_error: a model that fails to load at the start ends the daemon.
         private: the directory for files that clients send; closed with the control.
 
-    Raises:
-        SettingsError: `load` contains `*` and other names.
+    Raises: SettingsError: `load` contains `*` and other names.
     """
 
     def __init__(
@@ -110,9 +105,8 @@ class RepositoryControl:
         Where a repository cannot be read and `exit_on_error` is not set, the server is neither live
         nor ready, as in Triton, until a model is loaded on request.
 
-        Raises:
-            ModelConfigError: a repository cannot be read, or a model fails to load, and
-                `exit_on_error` is set; ModelLoadError if that failure may pass.
+        Raises: ModelConfigError: a repository cannot be read, or a model fails to load, and
+            `exit_on_error` is set; ModelLoadError if that failure may pass.
         """
         try:
             failed = self.load_first(stop)
@@ -202,8 +196,6 @@ class RepositoryControl:
             raise _not_polled(name, str(error)) from error
         if not files:
             return Override(message)
-        for path in files:
-            _check_length(name, path)
         try:
             return Override(message, StagedFiles(self._private.path(), name, files))
         except OSError as error:
@@ -238,25 +230,10 @@ class RepositoryControl:
 
 def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
     """Return the error that ends the daemon when these models fail to load.
-
-    Returns:
-        ModelLoadError if every failure may pass, otherwise ModelConfigError.
-    """
+    Returns: ModelLoadError if every failure may pass, otherwise ModelConfigError."""
     kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
     names = ", ".join(sorted({entry.name for entry in failed}))
     return kind(f"models that cannot be loaded: {names}")
-
-
-def _check_length(name: str, path: str) -> None:
-    """Raises: InternalError: the path of a file for model `name`, or a name in it, is too long."""
-    shown = f"Invalid file parameter '{path[:64]}...'"
-    if (n_bytes := len(path.encode(errors="replace"))) > _LONGEST_PATH_BYTES:
-        reason = f"the path has {n_bytes} bytes, {_LONGEST_PATH_BYTES} at most"
-        raise _not_polled(name, f"{shown}: {reason}")
-    n_bytes = max(len(part.encode(errors="replace")) for part in path.split("/"))
-    if n_bytes > _LONGEST_NAME_BYTES:
-        reason = f"a name in it has {n_bytes} bytes, {_LONGEST_NAME_BYTES} at most"
-        raise _not_polled(name, f"{shown}: {reason}")
 
 
 def _never_loaded(name: str, places: int) -> ModelEntry:
@@ -313,11 +290,10 @@ class PollControl:
         poll_s: float,
         settle_s: float,
         exit_on_error: bool = True,
-        budget: MemoryBudget | None = None,
     ) -> None:
         # No deadline: a disk that hangs must not end the process, as the loaded models still serve.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
-        self.updates = Updates(loader, deployments, budget=budget)
+        self.updates = Updates(loader, deployments)
         self._loader = loader
         self._deployments = deployments
         self._table = deployments.table
@@ -329,6 +305,8 @@ class PollControl:
         self._change_detector = ChangeDetector(settle_s, read_manifest)
         self._inotify_watch = InotifyWatch(repositories)
         self._unreadable: dict[Path, str] = {}
+        # Model name → its files in the last scan. Used by `start`, then by the worker alone.
+        self._seen: dict[str, SeenFiles] = {}
         self._scanned_s = time.monotonic()
         self._next_s = 0.0
         self._arrived: set[str] = set()
@@ -340,9 +318,8 @@ class PollControl:
         The start does not wait for a model whose files keep changing, nor for one that `awaits`
         returns True for.
 
-        Raises:
-            ModelConfigError: no model has served yet, and a model fails to load or a repository
-                cannot be read.
+        Raises: ModelConfigError: no model has served yet, and a model fails to load or a repository
+            cannot be read.
         """
         if not self.load_last_good(stop):
             self._load_first(stop or threading.Event())
@@ -352,9 +329,7 @@ class PollControl:
         """Load the last known good copies of an earlier run; return whether there were any."""
         kept = self.updates.load_last_good(stop)
         self._kept = frozenset(kept)
-        with self._table.lock:
-            for name, copy in kept.items():
-                self._table[name].seen = SeenFiles.of_earlier_run(copy.source)
+        self._seen = {n: SeenFiles.of_earlier_run(copy.source) for n, copy in kept.items()}
         return bool(kept)
 
     def awaits(self, name: str) -> bool:
@@ -377,11 +352,7 @@ class PollControl:
         """
         found = read_repositories(self._repositories)
         self._log_unreadable(found.unreadable)
-        with self._table.lock:
-            seen = self._table.seen()
-        seen, changes = self._change_detector.detect(found, seen, now, arrived)
-        with self._table.lock:
-            self._table.note_seen(seen)
+        self._seen, changes = self._change_detector.detect(found, self._seen, now, arrived)
         if changes:
             self._report_again(self.updates.carry_out(changes))
         self._scanned_s = time.monotonic()
@@ -439,21 +410,15 @@ class PollControl:
         """Start the load retries that are due; return the models to stage again, which the store
         could not copy or which were released from quarantine."""
         self._deployments.note_serving()
-        self._deployments.write_again()
         return self._deployments.release_noted() | self.updates.retry(now)
 
     def _report_again(self, names: Collection[str]) -> None:
         """Let the next scans report the last change of `names` once more."""
-        with self._table.lock:
-            for name in names:
-                record = self._table.get(name)
-                if record.seen is not None:
-                    record.seen = record.seen.doubted()
+        for name in self._seen.keys() & names:
+            self._seen[name] = self._seen[name].doubted()
 
     def _settling(self) -> list[str]:
-        with self._table.lock:
-            seen = self._table.seen()
-        return sorted(name for name, files in seen.items() if files.candidate is not None)
+        return sorted(name for name, files in self._seen.items() if files.candidate is not None)
 
     def _log_unreadable(self, unreadable: Mapping[Path, str]) -> None:
         for repository, reason in unreadable.items():

@@ -1,249 +1,112 @@
-"""The deployment of one model in mode POLL: its states, and what each event makes of them.
+"""The states of the newest delivery of a model, in mode POLL, without clock, lock or file.
 
-`step` is pure: it has no clock, lock, thread or file. docs/deployment_states.md is its table, and a
-test drives it beside `updates`.
+docs/deployment_states.md shows which event leads from one to another; `ModelRecord` has a method
+for each event.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, REFUSED, ROLLED_BACK, WAITS
+from edge_server.process.worker import Backoff
+from edge_server.repository.verdicts import LOADING, WAITS
 
-# What serves. `digest` names the content.
+if TYPE_CHECKING:
+    from edge_server.repository.store import StagedModel
+
+# Between two loads of one model, so that fluctuating memory does not cause a busy loop.
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
 
 
-@dataclass(frozen=True)
-class Absent:
+class Outcome(NamedTuple):
+    """What a delivery has come to, for its `digest`; one of the outcomes of `verdicts`."""
+
+    outcome: str = ""
     digest: str = ""
+    reason: str = ""
 
 
-@dataclass(frozen=True)
-class Serving:
-    """`is_kept`: the copy is committed, so a restart serves it; `is_late`: it could not be."""
+class Retry:
+    """When a load or a copy is tried again; the pauses grow.
+    Attributes: needs_bytes: the memory that the last load lacked; 0 if it lacked none."""
 
-    digest: str
-    is_kept: bool = True
-    is_late: bool = False
+    def __init__(self, now: float) -> None:
+        self.needs_bytes = 0
+        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self.pause(now)
 
-
-@dataclass(frozen=True)
-class OnTrial:
-    """`before`: the last version that passed; open, and published again if this one is worse."""
-
-    digest: str
-    before: Serving
+    def pause(self, now: float) -> None:
+        self.not_before = now + self._pauses.next_s()
 
 
-# What becomes of the newest delivery.
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Settled:
-    """It serves, or there is none."""
+    """It has been loaded, or there is none."""
+
+    copy: StagedModel | None = None
 
 
-@dataclass(frozen=True)
-class Staging:
-    """The store copies it."""
+@dataclass(frozen=True, eq=False)
+class Uncopied:
+    """The store could not copy it, as on a full disk; copied again after a pause."""
+
+    reason: str
+    retry: Retry
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(WAITS, "", self.reason)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Waiting:
-    """`digest`: the copy to load again; empty where the store could not copy the model."""
+    """It could not be loaded, and may be later.
 
-    digest: str
+    Attributes:
+        retry: when to load it again; None if only a change of another model can help.
+        misfit: it does not fit the ensembles, and is read with a change of another model.
+        served: it served last, and nothing else serves.
+    """
+
+    copy: StagedModel
     reason: str
+    retry: Retry | None
+    misfit: bool
+    served: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(WAITS, self.copy.digest, self.reason)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loading:
-    digest: str
+    """It is to be loaded next, or loads. `was`: the failure that this load is a retry of."""
+
+    copy: StagedModel
+    was: Waiting | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(LOADING, self.copy.digest)
 
 
-@dataclass(frozen=True)
-class Failed:
-    """Tried again only once the files change. `digest`: empty if it could not be read."""
-
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """Tried again once it is released, or the files change."""
-
-    digest: str
-    reason: str
-
-
-Serves = Absent | Serving | OnTrial
-Delivery = Settled | Staging | Waiting | Loading | Failed | Quarantined
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """What serves of a model, and what becomes of its newest delivery; each has its own fields."""
-
-    serves: Serves = Absent()
-    delivery: Delivery = Settled()
-
-
-EventKind = Literal[
-    "started",
-    "removed",
-    "changed",
-    "copied",
-    "not copied",
-    "held",
-    "loaded",
-    "not loaded",
-    "passed",
-    "worse",
-    "committed",
-    "not committed",
-    "released",
-    "due",
-]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What has happened to the model, or to its content `digest`.
-
-    Attributes:
-        kind: `held` is content that is in quarantine; `due` is a retry after its pause, once the
-            board has what the last attempt lacked.
-        digest: of `started` the last known good copy, empty without one.
-        may_pass: the same files may be copied, or loaded, later.
+@dataclass(frozen=True, eq=False)
+class Refused:
+    """Not tried again until the files change or the content leaves quarantine.
+    Attributes: outcome: REFUSED or ROLLED_BACK; without a digest if the content could not be read.
     """
 
-    kind: EventKind
-    digest: str = ""
-    reason: str = ""
-    may_pass: bool = False
+    outcome: Outcome
 
 
-@dataclass(frozen=True)
-class Action:
-    """What the caller does next, in order.
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """The model has gone from the repository and is to be unloaded."""
 
-    Attributes:
-        verb: `stage`, `load`, `publish` (instead of what serves), `discard` (a load that nothing
-            waits for), `watch` (a canary), `commit`, `quarantine`, `unload`, `forget` (its copies)
-            or `report`, with the outcome in `text`.
-        digest: the content; empty for the model itself.
-        text: the reason of a quarantine, or the outcome and its reason.
-    """
-
-    verb: str
-    digest: str = ""
-    text: str = ""
-    reason: str = ""
+    outcome = Outcome()
 
 
-def step(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
-    """Return the deployment after `event`, and what to do. An event that comes too late, about
-    content that is no longer awaited, changes nothing."""
-    if event.kind in ("started", "removed", "passed", "worse", "committed", "not committed"):
-        return _served(now, event)
-    match event, now.delivery:
-        case Event("changed"), _:
-            return replace(now, delivery=Staging()), (Action("stage"),)
-        case Event("released", digest), Quarantined(held) if digest == held:
-            return replace(now, delivery=Staging()), (Action("stage"),)
-        case Event("copied" | "not copied" | "held"), Staging():
-            return _staged(now, event)
-        case Event("loaded" | "not loaded"), _:
-            return _load_ended(now, event)
-    return _retried(now) if event.kind == "due" else (now, ())
-
-
-def _served(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
-    serves, digest, reason, actions = now.serves, event.digest, event.reason, list[Action]()
-    # Of a commit that succeeds or fails later, a newer delivery hides the news.
-    is_news = isinstance(now.delivery, Settled) or not getattr(serves, "is_late", False)
-    match event.kind, serves:
-        case "started", _:
-            now = Deployment(Serving(digest) if digest else Absent())
-            actions += [_report(GOOD, digest)] if digest else []
-        case "removed", _:
-            now = Deployment()
-            actions += [Action("unload"), Action("forget")]
-        case "passed", OnTrial(tried) if digest == tried:
-            now = replace(now, serves=Serving(digest, is_kept=False))
-            actions += [Action("commit", digest)]
-        case "worse", OnTrial(tried, before) if digest == tried:
-            # First the quarantine: a process killed after it must not serve the content again.
-            actions += [Action("quarantine", digest, reason), Action("publish", before.digest)]
-            actions += [_report(ROLLED_BACK, digest, reason)]
-            is_newest = isinstance(now.delivery, Settled)
-            now = Deployment(before, Quarantined(digest, reason) if is_newest else now.delivery)
-        case "committed", Serving(served, False) if digest == served:
-            actions += [_report(GOOD, digest)] if is_news else []
-            now = replace(now, serves=Serving(digest))
-        case "not committed", Serving(served, False) if digest == served:
-            text = f"a restart would not serve it: {reason}"
-            actions += [_report(WAITS, digest, text)] if is_news else []
-            now = replace(now, serves=replace(serves, is_late=True))
-    return now, tuple(actions)
-
-
-def _staged(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
-    digest = event.digest
-    if event.kind == "not copied":
-        return _failed(now, event)
-    if event.kind == "held":
-        held = Quarantined(digest, event.reason)
-        return replace(now, delivery=held), (_report(REFUSED, digest, event.reason),)
-    if digest == now.serves.digest:
-        # Touched, moved or copied again: its verdict is reported again.
-        is_good = isinstance(now.serves, Serving) and now.serves.is_kept
-        outcome = GOOD if is_good else ON_TRIAL
-        return replace(now, delivery=Settled()), (_report(outcome, digest),)
-    return replace(now, delivery=Loading(digest)), (
-        _report(LOADING, digest),
-        Action("load", digest),
-    )
-
-
-def _load_ended(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
-    digest = event.digest
-    if now.delivery != Loading(digest):
-        return now, (Action("discard", digest),) if event.kind == "loaded" else ()
-    if event.kind == "not loaded":
-        return _failed(now, event)
-    if isinstance(now.serves, Absent):
-        first = Serving(digest, is_kept=False)
-        return Deployment(first), (Action("publish", digest), Action("commit", digest))
-    # The last version that passed stays the one to compare with.
-    before = now.serves.before if isinstance(now.serves, OnTrial) else now.serves
-    return Deployment(OnTrial(digest, before)), (
-        Action("publish", digest),
-        Action("watch", digest),
-        _report(ON_TRIAL, digest),
-    )
-
-
-def _failed(now: Deployment, event: Event) -> tuple[Deployment, tuple[Action, ...]]:
-    digest, reason = event.digest, event.reason
-    failed = Waiting(digest, reason) if event.may_pass else Failed(digest, reason)
-    outcome = WAITS if event.may_pass else REFUSED
-    return replace(now, delivery=failed), (_report(outcome, digest, reason),)
-
-
-def _retried(now: Deployment) -> tuple[Deployment, tuple[Action, ...]]:
-    commit: tuple[Action, ...] = ()
-    if isinstance(now.serves, Serving) and not now.serves.is_kept:
-        commit = (Action("commit", now.serves.digest),)
-    match now.delivery:
-        case Waiting(""):
-            return replace(now, delivery=Staging()), (*commit, Action("stage"))
-        case Waiting(digest):
-            return replace(now, delivery=Loading(digest)), (*commit, Action("load", digest))
-    return now, commit
-
-
-def _report(outcome: str, digest: str, reason: str = "") -> Action:
-    return Action("report", digest, outcome, reason)
+Delivery = Settled | Uncopied | Waiting | Loading | Refused | Leaving

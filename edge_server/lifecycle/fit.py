@@ -44,31 +44,30 @@ class InterfaceRule:
         self._check_lane_model = check_lane_model
         self._has_served = has_served
 
-    def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
-        """Return the error that forbids `new` to replace `serving`; None if the rule allows it."""
+    def check(self, serving: LoadedVersions, new: LoadedVersions) -> None:
+        """Raises: ModelConfigError: `new` must not replace `serving`."""
         model_spec = new.model_spec
         for old_config, new_config in _pairs(serving, new):
             if model_spec.name in self._of_cameras:
                 try:
                     self._check_lane_model(old_config, new_config)
                 except ModelConfigError as error:
-                    return ModelConfigError(
+                    raise ModelConfigError(
                         f"a camera uses it: {error}; push it under another name, and let the "
                         "camera use that"
-                    )
+                    ) from error
             change = interface_break(old_config, new_config)
             if change and not (
                 _allows(model_spec)
                 or self._has_served(model_spec)
                 or (serving.model_spec.is_overridden and not model_spec.is_overridden)
             ):
-                return ModelConfigError(
+                raise ModelConfigError(
                     f"model '{model_spec.name}' would break those who call it: {change}; keep what "
                     "they call, or, when they know of it, push with --allow-interface-change, or "
                     f'put the parameter {ALLOW_INTERFACE_CHANGE}: "true" into config.pbtxt; in '
                     "mode explicit unloading it first does as well"
                 )
-        return None
 
 
 USUAL_INTERFACE_RULE = InterfaceRule()
@@ -233,10 +232,8 @@ def _find_member(
 
 
 def find_cycle(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the shortest cycle from `name` through members back to `name`, both ends included.
-
-    The list is empty if there is no cycle.
-    """
+    """Return the shortest cycle from `name` through members back to `name`, both ends included. The
+    list is empty if there is no cycle."""
     paths, seen = [[name]], set[str]()
     for path in paths:  # grows while it is walked
         for member in members.get(path[-1], ()):

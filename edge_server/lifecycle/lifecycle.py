@@ -12,14 +12,15 @@ from weakref import WeakSet
 from edge_server.backends.contract import interrupt
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedVersions, LoadFailure
+from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import LoadedModel
-    from edge_server.lifecycle.build import Build
     from edge_server.lifecycle.fit import Fit, InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.records import ModelTable
@@ -34,253 +35,30 @@ OUTDATED = (
 )
 
 
-class Canary:
-    """Runs a canary for each model with new versions, and keeps their predecessors open.
+class CanaryOutcomes:
+    """Hears how the canaries of versions end, on a thread of the canary's own."""
 
-    A version that replaces a version in its canary is compared with the last version that passed.
-    A version without a predecessor gets no canary. All versions of an ensemble count as new: the
-    ensemble is made again with its members, and may be the one that reveals a faulty member.
+    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
+        """Quarantine a version that failed, before its predecessor is published again: a process
+        that is killed once anybody knows of the rollback must not serve it after its restart."""
 
-    Args:
-        roll_back: called with spec and reason when a version fails, on a thread of the canary's
-            own; at that time the version may be replaced or unloaded already.
-        on_passed: called with the spec when a version passes, on the same thread.
-        on_news: called with the spec and the progress of its canary, on the same thread; an empty
-            text ends the report.
-    """
+    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
+        """Note that the predecessor is published again."""
 
-    def __init__(
-        self,
-        table: ModelTable,
-        terms: CanaryTerms | None,
-        roll_back: Callable[[ModelSpec, str], object],
-        on_passed: Callable[[ModelSpec], None],
-        on_news: Callable[[ModelSpec, str], None],
-    ) -> None:
-        self._table = table
-        self._terms = terms
-        self._roll_back = roll_back
-        self._on_passed = on_passed
-        self._on_news = on_news
-        # Includes ended canaries whose thread has yet to close the predecessor.
-        self._alive: set[CanaryRun] = set()
-
-    # The caller of the methods up to `forget` holds the lock of the table.
-
-    def begin(
-        self,
-        built: LoadedVersions,
-        serving: LoadedVersions | None,
-        ensembles: Mapping[str, ModelSpec],
-        members: Sequence[LoadedModel] = (),
-    ) -> LoadedVersions:
-        """Start a canary for the new versions of `built`; return `built` ready to publish.
-
-        Args:
-            serving: the predecessor; open until the method returns.
-            ensembles: the serving specs of the ensembles that change together with `built`.
-            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
-        """
-        if self._terms is None:
-            return built
-        record = self._table[built.model_spec.name]
-        new = {model.version for model in built.models} - built.kept
-        former, record.canary = record.canary, None
-        if former is not None:
-            new |= former.versions
-        watched = frozenset(model.version for model in built.models if model.version in new)
-        before = None
-        if watched and serving is not None:
-            # The former canary may pass at this moment and give up its predecessor.
-            kept = None if former is None else former.take()
-            if kept is None:
-                shares = replace(serving, models=_shared(serving.models))
-                before = KeptPredecessor(shares, ensembles, _shared(members))
-            else:
-                before = replace(kept, ensembles={**ensembles, **kept.ensembles})
-        if former is not None:
-            former.monitor.stop()
-        if before is None or not before.built.models:
-            if before is not None:
-                before.close()
-            return self._recorded(built)
-        run = record.canary = CanaryRun(built.model_spec, before, watched)
-        run.monitor = CanaryMonitor(
-            record.name,
-            self._terms,
-            on_failed=partial(self._failed, run),
-            on_passed=partial(self._on_passed, run.model_spec),
-            on_over=partial(self._over, run),
-            on_news=partial(self._on_news, run.model_spec),
-        )
-        models = [
-            run.monitor.watch(model, _predecessor(model, before.built), before.members)
-            if model.version in watched
-            else recorded(model, self._terms)
-            for model in built.models
-        ]
-        self._alive.add(run)
-        run.monitor.start()
-        return replace(built, models=tuple(models))
-
-    def record(self, built: LoadedVersions) -> LoadedVersions:
-        """Return `built` ready to publish without a canary; end the canary of its predecessor."""
-        self.forget([built.model_spec.name])
-        return self._recorded(built)
-
-    def take(self, model_spec: ModelSpec) -> KeptPredecessor | None:
-        """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
-        record = self._table.get(model_spec.name)
-        run = record.canary
-        if run is None or run.model_spec is not model_spec:
-            return None
-        record.canary = None
-        before = run.take()
-        run.monitor.stop()
-        return before
-
-    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
-        """Take the predecessors of those specs that are in a canary and changed."""
-        return {
-            spec.name: before
-            for spec in model_specs
-            if self._table.get(spec.name).changed_canary(spec) is not None
-            and (before := self.take(spec)) is not None
-        }
-
-    def forget(self, names: Collection[str]) -> None:
-        """End the canaries of the unloaded models; their threads soon close the predecessors."""
-        for name in names:
-            record = self._table.get(name)
-            run, record.canary = record.canary, None
-            if run is not None:
-                run.monitor.stop()
-
-    def close(self, timeout_s: float) -> None:
-        """End every canary; wait up to `timeout_s` in all until the predecessors are closed."""
-        until = time.monotonic() + timeout_s
-        with self._table.lock:
-            alive = list(self._alive)
-        for run in alive:
-            run.monitor.stop()
-        for run in alive:
-            run.monitor.wait_over(max(0.0, until - time.monotonic()))
-
-    def _recorded(self, built: LoadedVersions) -> LoadedVersions:
-        terms = self._terms
-        if terms is None:
-            return built
-        return replace(built, models=tuple(recorded(model, terms) for model in built.models))
-
-    def _failed(self, run: CanaryRun, reason: str) -> None:
-        model_spec = run.model_spec
-        end_s = time.monotonic() + _SETTLES_S
-        # Only comparisons of both distinguish a faulty member from a faulty ensemble.
-        while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
-        with self._table.lock:
-            # The rollback of a member in the meantime starts another canary for its ensemble.
-            is_current = self._table.get(model_spec.name).canary is run
-        if is_current:
-            self._roll_back(model_spec, reason)
-
-    def _is_comparing(self) -> bool:
-        with self._table.lock:
-            running = [record.canary for record in self._table if record.canary is not None]
-        return any(run.monitor.is_comparing for run in running)
-
-    def _over(self, run: CanaryRun) -> None:
-        with self._table.lock:
-            record = self._table.get(run.model_spec.name)
-            if record.canary is run:
-                record.canary = None
-            before = run.take()
-        if before is not None:
-            before.close()
-        with self._table.lock:
-            self._alive.discard(run)
+    def passed(self, model_spec: ModelSpec) -> None: ...
 
 
-def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
-    """Return a share of each model that is still open."""
-    shared = (model.shared(model.config) for model in models)
-    return tuple(model for model in shared if model is not None)
-
-
-def _predecessor(model: LoadedModel, before: LoadedVersions) -> LoadedModel:
-    """Return the same version of the predecessor, or its latest version."""
-    return max(before.models, key=lambda old: (old.version == model.version, old.version))
+_NO_OUTCOMES = CanaryOutcomes()
 
 
 @dataclass(frozen=True)
-class RollbackSet:
-    """The models to roll back.
-
-    Attributes:
-        not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
-            of others.
-    """
+class _Rollback:
+    """The models to roll back, by name, each with its predecessor, which the caller owns.
+    Attributes: not_at_fault: the ensemble whose canary failed for the fault of others, likewise."""
 
     back: Mapping[str, KeptPredecessor]
     not_at_fault: Mapping[str, KeptPredecessor]
     reason: str
-
-
-def find_suspects(
-    model_spec: ModelSpec, reason: str, table: ModelTable, canary: Canary
-) -> RollbackSet:
-    """Return the models to roll back after `model_spec` failed its canary, which ends.
-
-    The caller owns the predecessors in the result.
-    """
-    before = canary.take(model_spec)
-    if before is None:
-        return RollbackSet({}, {}, reason)
-    name = model_spec.name
-    if not model_spec.is_ensemble:
-        return RollbackSet({name: before}, {}, reason)
-    used = table.serving_below(model_spec)
-    faults = {}
-    for each in used:
-        run = table.get(each.name).changed_canary(each)
-        if run is not None and (fault := run.monitor.fault()):
-            faults[each.name] = fault
-    if faults:
-        # The fault of the ensemble shows in its members, so the members are at fault.
-        bad = [each for each in used if each.name in faults]
-        return RollbackSet(canary.take_changed(bad), {name: before}, next(iter(faults.values())))
-    if before.built.model_spec is not model_spec:
-        return RollbackSet({name: before}, {}, reason)
-    return RollbackSet(canary.take_changed(used), {name: before}, f"in ensemble '{name}': {reason}")
-
-
-def fit_back(
-    model_spec: ModelSpec,
-    rollback_set: RollbackSet,
-    table: ModelTable,
-    canary: Canary,
-    *,
-    take_down: bool,
-) -> tuple[RollbackSet, dict[str, LoadedVersions], Fit]:
-    """Extend the rollback until it fits, and return it with the offered versions and their fit.
-
-    If the predecessors do not fit otherwise, the models that changed together with an ensemble are
-    rolled back, too.
-    """
-    back = dict(rollback_set.back)
-    waiting = {each.name: LoadedVersions(each) for each in table.waiting(())}
-    offered = {**waiting, **{name: before.built for name, before in back.items()}}
-    found = table.fit(offered, {})
-    if not found.refused.keys().isdisjoint(back):
-        back.update(canary.take_changed(table.serving_below(model_spec)))
-        for before in back.values():
-            offered.update((name, LoadedVersions(each)) for name, each in before.ensembles.items())
-        offered.update((name, before.built) for name, before in back.items())
-        found = table.fit(offered, {})
-    if take_down and not found.refused.keys().isdisjoint(back):
-        found = table.fit(offered, {}, take_down=True)
-    offered = {name: built for name, built in offered.items() if name not in found.refused}
-    return replace(rollback_set, back=back), offered, found
 
 
 class ModelLifecycle:
@@ -288,14 +66,13 @@ class ModelLifecycle:
 
     At any moment every ensemble in the registry fits its members. No method waits for a model.
 
+    A model with new versions gets a canary, which keeps the predecessor open. A version that
+    replaces a version in its canary is compared with the last version that passed; one without a
+    predecessor gets no canary. All versions of an ensemble count as new: the ensemble is made again
+    with its members, and may be the one that reveals a faulty member.
+
     Args:
-        canary_terms: the terms of the canary of a version that replaces another; None runs no
-            canary.
-        quarantine: called with the spec of a version that failed its canary, and the reason, on a
-            thread of the canary's own, before the predecessor is published again: a process that is
-            killed once anybody knows of the rollback must not serve the version after its restart.
-        on_rolled_back: called likewise, after the predecessor is published.
-        on_passed: called with the spec of a version that passed its canary, likewise.
+        terms: the terms of the canaries; None runs none.
         take_down: True unloads an ensemble that no longer fits a new member; False refuses that
             member.
     """
@@ -303,33 +80,29 @@ class ModelLifecycle:
     def __init__(
         self,
         table: ModelTable,
-        build: Build,
-        canary_terms: CanaryTerms | None,
+        build: Build | None = None,
+        terms: CanaryTerms | None = None,
+        outcomes: CanaryOutcomes = _NO_OUTCOMES,
         *,
-        quarantine: Callable[[ModelSpec, str], None],
-        on_rolled_back: Callable[[ModelSpec, str], None],
-        on_passed: Callable[[ModelSpec], None],
-        take_down: bool,
-        interface: InterfaceRule,
+        take_down: bool = False,
+        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
-        self._table = table
-        self._interface = interface
+        self.table = self._table = table
+        self.build = build or Build()
+        self._terms = terms
+        self._outcomes = outcomes
         self._take_down = take_down
-        self._canary = Canary(table, canary_terms, self.roll_back, on_passed, self.report_canary)
-        self._quarantine = quarantine
-        self._on_rolled_back = on_rolled_back
-        self._build = build
+        self._interface = interface
         # What was unloaded while it loaded; the lock of the table guards it.
         self._unloaded: WeakSet[ModelSpec] = WeakSet()
+        # Includes ended canaries whose thread has yet to close the predecessor.
+        self._canaries: set[CanaryRun] = set()
 
     def begin(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
         """Publish the models of `found` that differ from the serving ones as LOADING; return them.
-
-        Raises:
-            Unavailable: the lifecycle has ended.
-        """
+        Raises: Unavailable: the lifecycle has ended."""
         due: dict[str, ModelSpec | LoadFailure] = {}
         changed = []
         with self._table.lock:
@@ -390,7 +163,8 @@ class ModelLifecycle:
             for name, error in found.refused.items():
                 spec = offered.pop(name).model_spec
                 failed[name] = LoadFailure(error, model_spec=spec, misfit=True)
-            former = self._former(found)
+            names = found.ensembles.keys() | found.taken_down.keys()
+            former = {n: each for n in names if (each := self._table.get(n).spec) is not None}
             changed = self._take_down_misfits(found)
             for built in self._made(offered, found):
                 name = built.model_spec.name
@@ -409,6 +183,51 @@ class ModelLifecycle:
                 result.close()
         return {name: f for name, f in {**failed, **outdated}.items() if name in results}
 
+    def unload(self, name: str, *, with_members: bool = False) -> None:
+        """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
+
+        The ensembles are published again when `name` is loaded again. A load of `name` that is in
+        progress goes on, and its result is closed.
+
+        Args: with_members: also unload the members that were not requested by name and that no
+            other ensemble uses.
+        """
+        with self._table.lock:
+            coming = {record.name: record.coming for record in self._table}
+            gone, changed = self._table.unload(name, with_members=with_members)
+            found = (coming.get(each) for each in gone if self._table.get(each).coming is None)
+            self._unloaded.update(spec for spec in found if spec is not None)
+            self.end_canaries(gone)
+            for each in changed:
+                log.info("model %s: unloading", each)
+            self._table.publish(changed)
+
+    def end(self, timeout_s: float = 5.0) -> None:
+        """Clear the desired state and the registry for good; loads in progress are closed, and runs
+        of requests that still go on are ended where their backends can do that."""
+        until = time.monotonic() + timeout_s
+        with self._table.lock:
+            self._table.end()
+        if not self._table.registry.clear(timeout_s):
+            log.warning("models: still closing after %.1f s", timeout_s)
+        # A run of ONNX Runtime that goes on while the interpreter exits aborts the process.
+        for loaded in self._table.registry.models_in_use():
+            interrupt(loaded.model)
+        with self._table.lock:
+            canaries = list(self._canaries)
+        for run in canaries:
+            run.monitor.stop()
+        for run in canaries:
+            run.monitor.wait_over(max(0.0, until - time.monotonic()))
+
+    def report_canary(self, model_spec: ModelSpec, news: str) -> None:
+        """Report the progress of the canary of `model_spec` on the index."""
+        with self._table.lock:
+            record = self._table.get(model_spec.name)
+            if record.spec is model_spec and record.coming is None:
+                record.reason = news
+                self._table.publish([record.name])
+
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """Publish the predecessor of `model_spec` again, with its ensembles, in one step.
 
@@ -425,82 +244,45 @@ class ModelLifecycle:
         with self._table.lock:
             if self._table.over:
                 return False
-            rollback_set = find_suspects(model_spec, reason, self._table, self._canary)
-            faulty = [
-                spec
-                for name in rollback_set.back
-                if (spec := self._table.get(name).spec) is not None
-            ]
-            rollback_set, offered, found = fit_back(
-                model_spec, rollback_set, self._table, self._canary, take_down=self._take_down
-            )
-            back = rollback_set.back
+            rollback = self._suspects(model_spec, reason)
+            specs = (self._table.get(name).spec for name in rollback.back)
+            faulty = [spec for spec in specs if spec is not None]
+            rollback, offered, found = self._fit_back(model_spec, rollback)
+            back = rollback.back
             misfits = [error for name, error in found.refused.items() if name in back]
-            if back and not misfits:
-                for each in faulty:
-                    self._quarantine(each, rollback_set.reason)
-                self._go_back(rollback_set, offered, found)
-            elif misfits:
+            if misfits:
                 for name in back:
-                    self._table[name].stay(rollback_set.reason, misfits[0])
+                    self._table[name].stay(rollback.reason, misfits[0])
                 self._table.publish(back)
+            elif back:
+                for each in faulty:
+                    self._outcomes.quarantine(each, rollback.reason)
+                self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
             if misfits or before.built.model_spec.is_ensemble:
                 before.close()
             else:
                 before.close_members()
-        for before in rollback_set.not_at_fault.values():
+        for before in rollback.not_at_fault.values():
             before.close()
         if misfits:
             log.error("model %s: cannot be rolled back: %s", model_spec.name, misfits[0])
             return False
         for each in faulty:
-            log.warning("model %s: rolled back: %s", each.name, rollback_set.reason)
-            self._on_rolled_back(each, rollback_set.reason)
+            log.warning("model %s: rolled back: %s", each.name, rollback.reason)
+            self._outcomes.rolled_back(each, rollback.reason)
         return bool(back)
 
-    def unload(self, name: str, *, with_members: bool = False) -> None:
-        """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
+    # The caller of the methods below holds the lock of the table.
 
-        The ensembles are published again when `name` is loaded again. A load of `name` that is in
-        progress goes on, and its result is closed.
-
-        Args:
-            with_members: also unload the members that were not requested by name and that no other
-                ensemble uses.
-        """
-        with self._table.lock:
-            coming = {record.name: record.coming for record in self._table}
-            gone, changed = self._table.unload(name, with_members=with_members)
-            found = (coming.get(each) for each in gone if self._table.get(each).coming is None)
-            self._unloaded.update(spec for spec in found if spec is not None)
-            self._canary.forget(gone)
-            for each in changed:
-                log.info("model %s: unloading", each)
-            self._table.publish(changed)
-
-    def end(self, timeout_s: float = 5.0) -> None:
-        """Clear the desired state and the registry for good; loads in progress are closed, and runs
-        of requests that still go on are ended where their backends can do that.
-        """
-        until = time.monotonic() + timeout_s
-        with self._table.lock:
-            self._table.end()
-        if not self._table.registry.clear(timeout_s):
-            log.warning("models: still closing after %.1f s", timeout_s)
-        # A run of ONNX Runtime that goes on while the interpreter exits aborts the process.
-        for loaded in self._table.registry.models_in_use():
-            interrupt(loaded.model)
-        self._canary.close(max(0.0, until - time.monotonic()))
-
-    def report_canary(self, model_spec: ModelSpec, news: str) -> None:
-        """Report the progress of the canary of `model_spec` on the index."""
-        with self._table.lock:
-            record = self._table.get(model_spec.name)
-            if record.spec is model_spec and record.coming is None:
-                record.reason = news
-                self._table.publish([record.name])
+    def end_canaries(self, names: Iterable[str]) -> None:
+        """End the canaries of these models; their threads soon close the predecessors."""
+        for name in names:
+            record = self._table.get(name)
+            run, record.canary = record.canary, None
+            if run is not None:
+                run.monitor.stop()
 
     def _overtaken(
         self, model_spec: ModelSpec, result: LoadedVersions | LoadFailure
@@ -521,60 +303,107 @@ class ModelLifecycle:
             if serving is None:
                 continue
             try:
-                refusal = self._interface.refusal(serving, built)
+                self._interface.check(serving, built)
             except ModelConfigError as error:
-                refusal = error
-            if refusal is not None:
-                broken[name] = LoadFailure(refusal, model_spec=built.model_spec)
+                broken[name] = LoadFailure(error, model_spec=built.model_spec)
         return broken
-
-    def _former(self, found: Fit) -> dict[str, ModelSpec]:
-        names = found.ensembles.keys() | found.taken_down.keys()
-        return {name: spec for name in names if (spec := self._table.get(name).spec) is not None}
 
     def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """Return the versions to publish: models first, then each ensemble after its members."""
         models = [built for built in offered.values() if not built.model_spec.is_ensemble]
         # A serving ensemble is made again, too, when a member changes.
-        return [*models, *(self._build.ensemble(part) for part in found.ensembles.values())]
+        return [*models, *(self.build.ensemble(part) for part in found.ensembles.values())]
 
     def _take_down_misfits(self, found: Fit) -> set[str]:
-        self._canary.forget(found.taken_down.keys())
+        self.end_canaries(found.taken_down)
         for name, error in found.taken_down.items():
             self._table[name].take_down(error)
         return set(found.taken_down)
 
+    # Canaries.
+
+    def _watched(
+        self,
+        built: LoadedVersions,
+        serving: LoadedVersions | None,
+        ensembles: Mapping[str, ModelSpec],
+        members: Sequence[LoadedModel] = (),
+    ) -> LoadedVersions:
+        """Start a canary for the new versions of `built`; return `built` ready to publish.
+
+        Args:
+            serving: the predecessor; open until the method returns.
+            ensembles: the serving specs of the ensembles that change together with `built`.
+            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
+        """
+        terms, record = self._terms, self._table[built.model_spec.name]
+        if terms is None:
+            return built
+        new = {model.version for model in built.models} - built.kept
+        former, record.canary = record.canary, None
+        if former is not None:
+            new |= former.versions
+        watched = frozenset(model.version for model in built.models if model.version in new)
+        before = None
+        if watched and serving is not None:
+            # The former canary may pass at this moment and give up its predecessor.
+            kept = None if former is None else former.take()
+            if kept is None:
+                shares = replace(serving, models=_shared(serving.models))
+                before = KeptPredecessor(shares, ensembles, _shared(members))
+            else:
+                before = replace(kept, ensembles={**ensembles, **kept.ensembles})
+        if former is not None:
+            former.monitor.stop()
+        if before is None or not before.built.models:
+            if before is not None:
+                before.close()
+            return self._recorded(built)
+        run = record.canary = CanaryRun(built.model_spec, before, watched)
+        run.monitor = CanaryMonitor(
+            record.name,
+            terms,
+            on_failed=partial(self._failed, run),
+            on_passed=partial(self._outcomes.passed, run.model_spec),
+            on_over=partial(self._over, run),
+            on_news=partial(self.report_canary, run.model_spec),
+        )
+        models = [
+            run.monitor.watch(model, _predecessor(model, before.built), before.members)
+            if model.version in watched
+            else recorded(model, terms)
+            for model in built.models
+        ]
+        self._canaries.add(run)
+        run.monitor.start()
+        return replace(built, models=tuple(models))
+
+    def _watched_beside_serving(
+        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
+    ) -> LoadedVersions:
+        serving = self._table.get(built.model_spec.name).serving
+        members = () if serving is None else self._table.members(serving)
+        return self._watched(built, serving, ensembles, members)
+
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
-        model_spec = built.model_spec
-        if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
-            return self._canary.record(built)
-        others = {name: each for name, each in former.items() if name != model_spec.name}
-        return self._compared(built, others)
+        spec = built.model_spec
+        if spec is self._table.get(spec.name).spec and not self._is_new(spec):
+            return self._unwatched(built)
+        others = {name: each for name, each in former.items() if name != spec.name}
+        return self._watched_beside_serving(built, others)
 
-    def _with_canary_again(
-        self, built: LoadedVersions, rollback_set: RollbackSet
-    ) -> LoadedVersions:
-        """Return `built` ready to publish in a rollback, which makes only ensembles again."""
-        model_spec = built.model_spec
-        if not model_spec.is_ensemble:
+    def _unwatched(self, built: LoadedVersions) -> LoadedVersions:
+        """Return `built` ready to publish without a canary; end the canary of its predecessor."""
+        self.end_canaries([built.model_spec.name])
+        return self._recorded(built)
+
+    def _recorded(self, built: LoadedVersions) -> LoadedVersions:
+        terms = self._terms
+        if terms is None:
             return built
-        before = {**rollback_set.not_at_fault, **rollback_set.back}.get(model_spec.name)
-        was_new = before is not None and before.built.model_spec is not model_spec
-        if not (was_new or self._is_new(model_spec)):
-            return self._canary.record(built)
-        if before is not None:
-            return self._canary.begin(built, before.built, before.ensembles, before.members)
-        return self._compared(built, {})
-
-    def _compared(
-        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
-    ) -> LoadedVersions:
-        """Return `built` in a canary beside the versions that serve, if any do."""
-        serving = self._table.get(built.model_spec.name).serving
-        members = () if serving is None else self._table.members(serving)
-        return self._canary.begin(built, serving, ensembles, members)
+        return replace(built, models=tuple(recorded(model, terms) for model in built.models))
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
         """Return whether the model or one of its members is still in its canary."""
@@ -583,20 +412,139 @@ class ModelLifecycle:
             self._table.get(name).canary is not None for name in names
         )
 
+    def _failed(self, run: CanaryRun, reason: str) -> None:
+        model_spec = run.model_spec
+        end_s = time.monotonic() + _SETTLES_S
+        # Only comparisons of both distinguish a faulty member from a faulty ensemble.
+        while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        with self._table.lock:
+            # The rollback of a member in the meantime starts another canary for its ensemble.
+            is_current = self._table.get(model_spec.name).canary is run
+        if is_current:
+            self.roll_back(model_spec, reason)
+
+    def _is_comparing(self) -> bool:
+        with self._table.lock:
+            running = [record.canary for record in self._table if record.canary is not None]
+        return any(run.monitor.is_comparing for run in running)
+
+    def _over(self, run: CanaryRun) -> None:
+        with self._table.lock:
+            record = self._table.get(run.model_spec.name)
+            if record.canary is run:
+                record.canary = None
+            before = run.take()
+        if before is not None:
+            before.close()
+        with self._table.lock:
+            self._canaries.discard(run)
+
+    # Rollbacks.
+
+    def _taken(self, model_spec: ModelSpec) -> KeptPredecessor | None:
+        """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
+        record = self._table.get(model_spec.name)
+        run = record.canary
+        if run is None or run.model_spec is not model_spec:
+            return None
+        record.canary = None
+        before = run.take()
+        run.monitor.stop()
+        return before
+
+    def _taken_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
+        """Take the predecessors of those specs that are in a canary and changed."""
+        return {
+            spec.name: before
+            for spec in model_specs
+            if self._table.get(spec.name).changed_canary(spec) is not None
+            and (before := self._taken(spec)) is not None
+        }
+
+    def _suspects(self, model_spec: ModelSpec, reason: str) -> _Rollback:
+        """Return the models to roll back after `model_spec` failed its canary, which ends."""
+        before = self._taken(model_spec)
+        if before is None:
+            return _Rollback({}, {}, reason)
+        name = model_spec.name
+        used = self._table.serving_below(model_spec)
+        faults = {}
+        for each in used:
+            run = self._table.get(each.name).changed_canary(each)
+            if run is not None and (fault := run.monitor.fault()):
+                faults[each.name] = fault
+        if faults:
+            # The fault of the ensemble shows in its members, so the members are at fault.
+            bad = [each for each in used if each.name in faults]
+            return _Rollback(self._taken_changed(bad), {name: before}, next(iter(faults.values())))
+        if not model_spec.is_ensemble or before.built.model_spec is not model_spec:
+            return _Rollback({name: before}, {}, reason)
+        return _Rollback(
+            self._taken_changed(used), {name: before}, f"in ensemble '{name}': {reason}"
+        )
+
+    def _fit_back(
+        self, model_spec: ModelSpec, rollback: _Rollback
+    ) -> tuple[_Rollback, dict[str, LoadedVersions], Fit]:
+        """Extend the rollback until it fits; return it with the offered versions and their fit. If
+        the predecessors do not fit otherwise, the models that changed together with an ensemble are
+        rolled back, too."""
+        back = dict(rollback.back)
+        waiting = {each.name: LoadedVersions(each) for each in self._table.waiting(())}
+        offered = {**waiting, **{name: before.built for name, before in back.items()}}
+        found = self._table.fit(offered, {})
+        if not found.refused.keys().isdisjoint(back):
+            back.update(self._taken_changed(self._table.serving_below(model_spec)))
+            for before in back.values():
+                offered.update((n, LoadedVersions(each)) for n, each in before.ensembles.items())
+            offered.update((name, before.built) for name, before in back.items())
+            found = self._table.fit(offered, {})
+        if self._take_down and not found.refused.keys().isdisjoint(back):
+            found = self._table.fit(offered, {}, take_down=True)
+        offered = {name: built for name, built in offered.items() if name not in found.refused}
+        return replace(rollback, back=back), offered, found
+
     def _go_back(
-        self, rollback_set: RollbackSet, offered: Mapping[str, LoadedVersions], found: Fit
+        self, rollback: _Rollback, offered: Mapping[str, LoadedVersions], found: Fit
     ) -> None:
         changed = self._take_down_misfits(found)
         for built in self._made(offered, found):
             record = self._table[built.model_spec.name]
             spec, coming = record.spec, record.coming
-            goes_back = record.name in rollback_set.back
+            goes_back = record.name in rollback.back
             record.serve(
-                self._with_canary_again(built, rollback_set),
-                f"rolled back: {rollback_set.reason}" if goes_back else "",
+                self._watched_again(built, rollback),
+                f"rolled back: {rollback.reason}" if goes_back else "",
             )
             if not goes_back and spec is not None and built.model_spec not in (spec, coming):
                 # The ensemble is not at fault; it only does not fit these members.
                 record.coming = record.coming or spec
+                if (copy := copy_of(spec)) is not None:
+                    record.does_not_fit(copy, f"in the way of a rollback: {rollback.reason}")
             changed.add(record.name)
         self._table.publish(changed)
+
+    def _watched_again(self, built: LoadedVersions, rollback: _Rollback) -> LoadedVersions:
+        """Return `built` ready to publish in a rollback, which makes only ensembles again."""
+        model_spec = built.model_spec
+        if not model_spec.is_ensemble:
+            return built
+        before = {**rollback.not_at_fault, **rollback.back}.get(model_spec.name)
+        was_new = before is not None and before.built.model_spec is not model_spec
+        if not (was_new or self._is_new(model_spec)):
+            return self._unwatched(built)
+        if before is None:
+            return self._watched_beside_serving(built, {})
+        return self._watched(built, before.built, before.ensembles, before.members)
+
+
+def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
+    """Return a share of each model that is still open."""
+    shared = (model.shared(model.config) for model in models)
+    return tuple(model for model in shared if model is not None)
+
+
+def _predecessor(model: LoadedModel, before: LoadedVersions) -> LoadedModel:
+    """Return the same version of the predecessor, or its latest version."""
+    return max(before.models, key=lambda old: (old.version == model.version, old.version))

@@ -11,13 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.backends.contract import STANDALONE
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
-from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build
-from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
-from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import ModelFiles
@@ -26,17 +21,11 @@ from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from edge_server.backends.contract import ServerContext
-    from edge_server.errors import EdgeServerError
-    from edge_server.gpu.device import Devices
-    from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lifecycle.build import MemoryBudget
-    from edge_server.lifecycle.fit import InterfaceRule
+    from edge_server.lifecycle.lifecycle import ModelLifecycle
     from edge_server.lifecycle.model_spec import Override
-    from edge_server.lifecycle.records import ModelTable
     from edge_server.model_config.config import Completion
     from edge_server.repository.manifest import SignaturePolicy
     from edge_server.requests import Cancellation
@@ -54,10 +43,7 @@ LEAST_LOAD_S = 5.0
 
 class _Hold:
     """The names that one caller holds or waits for.
-
-    Attributes:
-        within: the hold that cannot end before this hold has ended.
-    """
+    Attributes: within: the hold that cannot end before this hold has ended."""
 
     def __init__(self, names: Collection[str], within: _Hold | None) -> None:
         self.names = frozenset(names)
@@ -65,11 +51,9 @@ class _Hold:
 
 
 class ModelLocks:
-    """Locks by name; several names are locked in one step, so that two callers cannot deadlock.
-
-    A model may request a load during its own load, within the names that are held for it. A request
-    that would wait for that load itself is refused.
-    """
+    """Locks by name; several names are locked in one step, so that two callers cannot deadlock. A
+    model may request a load during its own load, within the names that are held for it. A request
+    that would wait for that load itself is refused."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -86,8 +70,7 @@ class ModelLocks:
     ) -> Iterator[None]:
         """Wait until all of `names` are free, and hold them inside the block.
 
-        Args:
-            within: the model that requests the load; the holder of its lock waits for the caller.
+        Args: within: the model that requests the load; the holder of its lock waits for the caller.
 
         Raises:
             Cancelled: the request was cancelled before the names were free.
@@ -146,44 +129,12 @@ class ModelLocks:
         return False
 
 
-class LoadSlot:
-    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._holder: str | None = None
-        self._since = 0.0
-
-    @contextmanager
-    def take(self, name: str) -> Iterator[None]:
-        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
-        with self._changed:
-            while self._holder is not None:
-                left_s = self._since + self._timeout_s - time.monotonic()
-                if left_s <= 0:
-                    log.warning("model %s: still loads; others load beside it", self._holder)
-                    break
-                self._changed.wait(left_s)
-            self._holder, self._since = name, time.monotonic()
-        try:
-            yield
-        finally:
-            with self._changed:
-                if self._holder == name:
-                    self._holder = None
-                    self._changed.notify_all()
-
-
 class ModelSource(Protocol):
     """Finds the files of models, or the error why they are unusable."""
 
     def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
         """Return every model, sorted by name.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        Raises: ModelConfigError: a repository itself cannot be read."""
         ...
 
     def find(self, name: str) -> ModelFiles | ModelConfigError | None: ...
@@ -210,50 +161,27 @@ class RepositoryLoader:
         load_threads: the number of models that one call loads in parallel.
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced, or the loader ends.
-        budget, devices, server_context: see `Build`.
-        canary_terms, quarantine, on_rolled_back, on_passed, take_down, interface: see
-            `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
 
     def __init__(
         self,
-        table: ModelTable,
+        lifecycle: ModelLifecycle,
         source: ModelSource,
         *,
-        scheduling: Scheduling | None = None,
         completion: Completion = USUAL_COMPLETION,
         load_threads: int = 4,
         load_retries: int = 0,
-        budget: MemoryBudget | None = None,
-        devices: Devices | None = None,
-        server_context: ServerContext = STANDALONE,
-        canary_terms: CanaryTerms | None = None,
-        quarantine: Callable[[ModelSpec, str], None] = lambda *_: None,
-        on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
-        on_passed: Callable[[ModelSpec], None] = lambda _: None,
-        take_down: bool = False,
         signatures: SignaturePolicy | None = None,
-        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
-        self._signatures = signatures
-        self.table = table
+        self.lifecycle = lifecycle
+        self.table = lifecycle.table
         self.source = source
         self._completion = completion
         self._load_threads = load_threads
         self._load_retries = load_retries
-        self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
-        self.lifecycle = ModelLifecycle(
-            table,
-            self._build,
-            canary_terms,
-            quarantine=quarantine,
-            on_rolled_back=on_rolled_back,
-            on_passed=on_passed,
-            take_down=take_down,
-            interface=interface,
-        )
+        self._signatures = signatures
         self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
@@ -268,11 +196,9 @@ class RepositoryLoader:
     ) -> list[ModelEntry]:
         """Load the named models and their members, and publish each as soon as it is loaded.
 
-        Args:
-            stop: once set, no further model is loaded; models not reached stay LOADING.
+        Args: stop: once set, no further model is loaded; models not reached stay LOADING.
 
-        Returns:
-            The models that failed, one entry per model.
+        Returns: The models that failed, one entry per model.
         """
         found = self._read_with_members(names)
         absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
@@ -294,8 +220,7 @@ class RepositoryLoader:
             cancellation: the cancellation of the request; a load that has begun continues.
             stop: once set, the load is given up.
 
-        Returns:
-            The failures by model name; the predecessor of each failed model still serves.
+        Returns: The failures by model name; the predecessor of each failed model still serves.
 
         Raises:
             NotFound: no repository holds the model.
@@ -315,11 +240,6 @@ class RepositoryLoader:
                     return self.lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
-
-    def refuse(self, name: str, error: EdgeServerError) -> None:
-        """Report `error` as the load failure of `name`; its serving versions continue to serve."""
-        with self._model_locks.hold({name}):
-            self.lifecycle.publish({name: LoadFailure(error)})
 
     def unload_absent(self, name: str) -> None:
         """Unload `name` if the source has it no longer, and a load that read it before has
@@ -444,7 +364,7 @@ class RepositoryLoader:
     ) -> LoadedVersions | LoadFailure:
         progress = partial(self.lifecycle.report_progress, read.name)
         for attempt in range(1, self._load_retries + 2):
-            built = self._build.model(read, self.table.serving(read.name), progress)
+            built = self.lifecycle.build.model(read, self.table.serving(read.name), progress)
             if (
                 attempt > self._load_retries
                 or not isinstance(built, LoadFailure)

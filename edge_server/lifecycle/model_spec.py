@@ -149,10 +149,7 @@ class ModelSpec:
         completion: Completion = USUAL_COMPLETION,
     ) -> ModelSpec:
         """Return the spec of the model in `files`.
-
-        Raises:
-            ModelConfigError: the configuration is wrong, or the model has no version.
-        """
+        Raises: ModelConfigError: the configuration is wrong, or the model has no version."""
         if override is not None:
             message = pb.ModelConfig()
             message.CopyFrom(override.message)
@@ -216,8 +213,7 @@ class LoadedVersions:
 
     The versions of an ensemble are made only after the ensemble fits its members.
 
-    Attributes:
-        kept: the versions reused from the predecessor, apart from a change of instances.
+    Attributes: kept: the versions reused from the predecessor, apart from a change of instances.
     """
 
     model_spec: ModelSpec
@@ -317,10 +313,7 @@ class KeptPredecessor:
 
 class CanaryRun:
     """The canary of one model's new versions.
-
-    Attributes:
-        before: the predecessor; None once another owner has taken it.
-    """
+    Attributes: before: the predecessor; None once another owner has taken it."""
 
     monitor: CanaryMonitor
 

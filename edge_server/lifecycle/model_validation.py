@@ -9,10 +9,9 @@ import time
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib import format as npy
 
 from edge_server.backends.contract import GOLDEN_MAX_LATENCY_MS
 from edge_server.errors import (
@@ -34,7 +33,6 @@ from edge_server.tensors import (
     DataType,
     Tensor,
     as_floats,
-    element_count,
     is_finite,
     random_data,
     shape_fits,
@@ -68,7 +66,6 @@ TOLERANCES = {
     DataType.BF16: (5e-2, 5e-2),
 }
 
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 # Models of these backends only compute, so made-up data can do no harm.
 _CALCULATE = FRAMEWORK_BACKENDS | {"onnxruntime", "tensorrt"}
 _LATENCY_RUNS = 5
@@ -97,8 +94,7 @@ def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator
     The pairs are in `golden/<version>` if that exists, otherwise in `golden`. The files are read
     one by one; no code in them is executed, and the limits of this file bound their memory.
 
-    Raises:
-        ModelConfigError: a pair is unusable; the text names file, array and remedy.
+    Raises: ModelConfigError: a pair is unusable; the text names file, array and remedy.
     """
     folder = directory / GOLDEN_DIRECTORY
     with reading(folder):
@@ -164,42 +160,20 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             if not path.is_file():
                 raise ModelConfigError(f"{path}: is no regular file; remove it")
             with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
-                size_bytes = sum(member.file_size for member in members)
-                if len(members) > MOST_ARRAYS or size_bytes > MOST_BYTES:
-                    raise ModelConfigError(
-                        f"{path}: {len(members)} arrays of {size_bytes >> 20} MiB; a golden pair "
-                        f"has at most {MOST_ARRAYS} of {MOST_BYTES >> 20} MiB together"
-                    )
-                arrays = {}
-                for member in members:
-                    with archive.open(member) as file:
-                        name = member.filename.removesuffix(".npy")
-                        arrays[name] = _array(file)
-                return arrays
-    # RuntimeError: a password; NotImplementedError: an unknown compression.
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError) as error:
+                sizes = [member.file_size for member in archive.infolist()]
+            if len(sizes) > MOST_ARRAYS or sum(sizes) > MOST_BYTES:
+                raise ModelConfigError(
+                    f"{path}: {len(sizes)} arrays of {sum(sizes) >> 20} MiB; a golden pair "
+                    f"has at most {MOST_ARRAYS} of {MOST_BYTES >> 20} MiB together"
+                )
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+    # RuntimeError: a password; NotImplementedError: an unknown compression; MemoryError: a header
+    # of more than there is.
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError) as e:
         raise ModelConfigError(
-            f"{path}: is no file of arrays: {error}; write it with numpy.savez"
-        ) from error
-
-
-def _array(file: IO[bytes]) -> NDArray[Any]:
-    """Return the array as `numpy.load` does, without allocating more than the file contains."""
-    read_header = _HEADERS.get(npy.read_magic(file))
-    if read_header is None:
-        raise ValueError("arrays of named fields cannot be used")
-    shape, column_major, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("arrays of Python objects cannot be used; texts are arrays of 'S' or 'U'")
-    expected = element_count(shape) * dtype.itemsize
-    # The read allocates no more than is there; one byte more, as zipfile checks the CRC at the end.
-    data = file.read(expected + 1)
-    if len(data) != expected:
-        raise ValueError(f"an array of shape {shape} is recorded in {len(data)} bytes")
-    if not expected:
-        return np.empty(shape, dtype)
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
+            f"{path}: is no file of arrays: {e}; write it with numpy.savez"
+        ) from e
 
 
 def not_finite(tensor: Tensor) -> str:
@@ -213,10 +187,7 @@ def not_finite(tensor: Tensor) -> str:
 
 def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
     """Return how `made` differs from `recorded`, or "" if it does not.
-
-    Args:
-        tolerance: the largest allowed absolute difference; None uses `TOLERANCES`.
-    """
+    Args: tolerance: the largest allowed absolute difference; None uses `TOLERANCES`."""
     if made.datatype is not recorded.datatype:
         return f"is {made.datatype.value}, recorded as {recorded.datatype.value}"
     if made.shape != recorded.shape:
@@ -290,12 +261,10 @@ def validate(
 
     The function never returns if the model hangs.
 
-    Returns:
-        The report of the validation.
+    Returns: The report of the validation.
 
-    Raises:
-        ModelConfigError: the model must not serve; the text names the file, the output, the fault
-            and its place.
+    Raises: ModelConfigError: the model must not serve; the text names the file, the output, the
+        fault and its place.
     """
     if model.config.is_ensemble:
         return ValidationReport(not_validated="its members are")
@@ -332,10 +301,7 @@ def _validate(running: _Running, directory: Path) -> ValidationReport:
 class _Running:
     """Sends requests to one model through its own scheduler, past its queue, with an empty registry
     snapshot; only a Python model reaches the models that serve already.
-
-    Attributes:
-        took_s: the latency of each successful request, in seconds.
-    """
+    Attributes: took_s: the latency of each successful request, in seconds."""
 
     def __init__(self, model: LoadedModel, on_progress: Callable[[], None]) -> None:
         self._on_progress = on_progress

@@ -9,63 +9,45 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
 from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
+from edge_server.lifecycle.deployment import (
+    Leaving,
+    Loading,
+    Outcome,
+    Refused,
+    Retry,
+    Settled,
+    Uncopied,
+    Waiting,
+)
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
 from edge_server.model_config.fields import without_effect
-from edge_server.process.worker import Backoff
 from edge_server.repository.store import StagedModel
-from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, WAITS, Verdict
+from edge_server.repository.verdicts import (
+    GOOD,
+    LOADING,
+    ON_TRIAL,
+    REFUSED,
+    ROLLED_BACK,
+    WAITS,
+    Verdict,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from edge_server.errors import EdgeServerError, ModelConfigError
+    from edge_server.errors import ModelConfigError
     from edge_server.inference.registry import LoadedModel, ModelRegistry
+    from edge_server.lifecycle.deployment import Delivery
     from edge_server.lifecycle.model_spec import CanaryRun, LoadedVersions, LoadFailure, ModelSpec
-    from edge_server.repository.change_detector import SeenFiles
 
 log = logging.getLogger(__name__)
-
-# Between two loads of one model, so that fluctuating memory does not cause a busy loop.
-_FIRST_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 300.0
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """A change of the repository that is due: the copy to load, and the copy accepted before it.
-
-    `copy` None means that the model was removed from the repository, or that it is refused for
-    `refusal`.
-    """
-
-    copy: StagedModel | None
-    before: StagedModel | None = None
-    refusal: EdgeServerError | None = None
-
-
-class Retry:
-    """A load or a copy that is tried again, after a growing pause.
-
-    Attributes:
-        copy: the copy to load again; None for the staging of the model.
-        needs_bytes: the memory that the last load lacked; 0 if it lacked none.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.copy: StagedModel | None = None
-        self.needs_bytes = 0
-        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self.pause(now)
-
-    def pause(self, now: float) -> None:
-        self.not_before = now + self._pauses.next_s()
 
 
 @dataclass(eq=False)
@@ -81,21 +63,14 @@ class ModelRecord:
         versions: the versions in that state; 0 stands for a model without a known version.
         reason: why the model is in its state, or the progress of its load.
         may_pass: the files are not known to be at fault, so the next load may succeed.
-        needs_bytes: the memory that the last load lacked; 0 if it lacked none.
-        seen: mode POLL: the files that the last scans of the repository found.
-        shown: the model's directory in the repository, for texts about a copy.
-        is_gone: the model has gone from the repository, and no copy was accepted since.
-        accepted: the private copy that the next load reads.
-        deployed: the serving copy that was last reported.
-        last_good: the copy that a restart serves.
-        not_kept: the copy that passed, or needed no canary, and that the store could not commit.
-        update: the next change to carry out; `updating` while a thread carries changes out.
-        refusal: the refusal of a later change, shown after that.
-        retry: the load that is tried again.
-        staging: the staging that is tried again, of a change that the store could not copy.
         stays: why the serving versions, whose canary failed, could not be rolled back.
-        outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
-            the delivery is still copied.
+        shown: mode POLL, as all below: the model's directory in the repository, for texts.
+        delivery: what becomes of the newest delivery.
+        again: the copy that served last and failed at the start, loaded again beside a newer
+            delivery until a version serves.
+        last_good: the copy that a restart serves.
+        late: why the store could not commit the serving copy; empty if it could.
+        job: what the thread of the model does next; `updating` while there is a thread.
     """
 
     name: str
@@ -107,24 +82,16 @@ class ModelRecord:
     versions: tuple[int, ...] = ()
     reason: str = ""
     may_pass: bool = False
-    needs_bytes: int = 0
-    seen: SeenFiles | None = None
-    shown: Path | None = None
-    is_gone: bool = False
-    accepted: StagedModel | None = None
-    deployed: StagedModel | None = None
-    last_good: StagedModel | None = None
-    not_kept: StagedModel | None = None
-    update: Update | None = None
-    refusal: Update | None = None
-    updating: bool = False
-    retry: Retry | None = None
-    staging: Retry | None = None
     stays: str = ""
-    outcome: str = ""
-    digest: str = ""
-    outcome_reason: str = ""
-    reported_ns: int = 0
+    shown: Path | None = None
+    delivery: Delivery = field(default_factory=Settled)
+    again: Waiting | None = None
+    last_good: StagedModel | None = None
+    late: str = ""
+    job: Callable[[], None] | None = None
+    updating: bool = False
+    _told: Outcome = field(default_factory=Outcome)
+    _told_ns: int = 0
 
     # What is read.
 
@@ -148,42 +115,23 @@ class ModelRecord:
         return None if run.before.built.model_spec is model_spec else run
 
     @property
-    def is_blank(self) -> bool:
-        """Whether nothing is known of the model."""
-        known = (self.seen, self.accepted, self.retry or self.staging, self.update)
-        is_idle = not self.updating and self.state is ModelState.UNKNOWN and not self.outcome
-        return is_idle and self.serving is None and known == (None, None, None, None)
-
-    @property
     def serving_copy(self) -> StagedModel | None:
         """The private copy that the serving versions were loaded from, in mode POLL."""
-        spec = self.spec
-        copy = None if spec is None else spec.files.holder
-        return copy if isinstance(copy, StagedModel) else None
+        return None if self.spec is None else copy_of(self.spec)
 
     def entries(self) -> list[ModelEntry]:
+        reason = self.reason
+        if not reason and isinstance(self.delivery, Refused | Uncopied):
+            reason = self.delivery.outcome.reason
         if self.serving is None:
             return [
-                ModelEntry(self.name, version, self.state, self.reason, may_pass=self.may_pass)
+                ModelEntry(self.name, version, self.state, reason, may_pass=self.may_pass)
                 for version in self.versions
             ]
         return [
-            ModelEntry(self.name, model.version, ModelState.READY, self.reason, model)
+            ModelEntry(self.name, model.version, ModelState.READY, reason, model)
             for model in self.serving.models
         ]
-
-    def verdict(self, store: Path) -> Verdict:
-        """Return the verdict on the model for `models push`; `store` is the store's directory."""
-        serves, good = self.serving_copy, self.last_good
-        return Verdict(
-            self.outcome,
-            self.digest,
-            self.outcome_reason,
-            self.reported_ns,
-            "" if serves is None else serves.digest,
-            "" if good is None else good.digest,
-            "" if good is None else str(good.directory.relative_to(store)),
-        )
 
     # Loading and serving.
 
@@ -212,16 +160,21 @@ class ModelRecord:
         spec = built.model_spec
         if spec is not self.spec and spec is self.coming:
             self.coming = None
-        self.serving, self.reason, self.needs_bytes, self.stays = built, reason, 0, ""
-        for field, effect in without_effect(spec.message).items():
-            log.warning("model %s: field '%s' has no effect here: %s", self.name, field, effect)
+        copy = copy_of(spec)
+        if copy is not self.serving_copy:
+            self.late = ""
+        if isinstance(self.delivery, Loading | Waiting) and self.delivery.copy is copy:
+            self.delivery = Settled(copy)
+        self.again = None
+        self.serving, self.reason, self.stays = built, reason, ""
+        for name, effect in without_effect(spec.message).items():
+            log.warning("model %s: field '%s' has no effect here: %s", self.name, name, effect)
         versions = ", ".join(str(model.version) for model in built.models)
         log.info("model %s: READY, version %s, %.0f ms", self.name, versions, 1e3 * built.took_s)
 
     def fail(self, failure: LoadFailure) -> None:
         """Note a failed load. Versions that serve continue to; an ensemble waits for members."""
         spec, error = failure.model_spec, failure.error
-        self.needs_bytes = failure.needed_bytes
         if spec is not None:
             may_fit = self.serving is None or (failure.misfit and not spec.is_overridden)
             self.coming = spec if spec.is_ensemble and may_fit else None
@@ -250,10 +203,7 @@ class ModelRecord:
 
     def unload(self, *, waits: bool) -> bool:
         """End the service of the model; return whether its entries in the registry change.
-
-        Args:
-            waits: True for an ensemble that lost a member and waits for the member.
-        """
+        Args: waits: True for an ensemble that lost a member and waits for the member."""
         self.coming = (self.coming or self.spec) if waits else None
         self.explicit = self.explicit and waits
         changes = bool(self.serving or self.versions)
@@ -269,105 +219,155 @@ class ModelRecord:
         if self.spec is not None:
             text = self.spec.files.as_shown(text)
         self.reason = self.stays = text[:LONGEST_REASON]
-        self.deployed = None
 
     def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
         self.serving, self.stays = None, ""
-        if self.deployed is not self.last_good:
-            # Its canary has ended. Once it serves again, it is reported anew.
-            self.deployed = None
         self.state, self.versions, self.reason = state, versions, reason
         self.may_pass = False
 
     # Deliveries, in mode POLL.
 
-    def accept(self, copy: StagedModel | None) -> StagedModel | None:
-        """Let the next load read `copy`, None none; return the copy accepted before."""
-        before, self.accepted = self.accepted, copy
-        return before
+    @property
+    def accepted(self) -> StagedModel | None:
+        """The private copy that the next load reads."""
+        match self.delivery:
+            case Leaving():
+                return None
+            case Loading(copy):
+                return copy
+            case _ if self.again is not None:
+                return self.again.copy
+            case Settled(copy):
+                return copy
+            case Waiting(copy, misfit=misfit) if misfit or self.serving is None:
+                return copy
+        return self.serving_copy or self.last_good
 
-    def deliver(self, copy: StagedModel, directory: Path) -> Update:
-        """Accept a new copy of the model in `directory`; return the update that loads the copy."""
-        self.shown, self.is_gone = directory, False
-        self.report(LOADING, copy.digest)
-        return Update(copy, self.accept(copy))
+    @property
+    def outcome(self) -> Outcome:
+        if not isinstance(self.delivery, Settled):
+            return self.delivery.outcome
+        copy = self.delivery.copy
+        if copy is None:
+            return Outcome()
+        if copy is self.last_good:
+            return Outcome(GOOD, copy.digest)
+        reason = f"a restart would not serve it: {self.late}" if self.late else self.stays
+        if reason:
+            return Outcome(WAITS, copy.digest, reason)
+        return Outcome(LOADING if self.canary is None else ON_TRIAL, copy.digest)
 
-    def withdraw(self) -> Update:
-        """Note that the model has gone from the repository; return the update that removes it."""
-        self.is_gone = True
-        return Update(None)
+    def verdict(self, store: Path) -> Verdict:
+        """Return the verdict on the model for `models push`; `store` is the store's directory."""
+        if self.outcome != self._told:
+            self._told, self._told_ns = self.outcome, time.monotonic_ns()
+        serves, good = self.serving_copy, self.last_good
+        return Verdict(
+            *self.outcome,
+            self._told_ns,
+            "" if serves is None else serves.digest,
+            "" if good is None else good.digest,
+            "" if good is None else str(good.directory.relative_to(store)),
+        )
+
+    @property
+    def uncommitted(self) -> StagedModel | None:
+        """The serving copy, if it is to be committed as last known good."""
+        copy = None if self.stays else self.serving_copy
+        is_due = copy is not self.last_good and (self.canary is None or self.late)
+        return copy if is_due else None
+
+    def deliver(self, copy: StagedModel, directory: Path) -> None:
+        """Accept a new copy of the model in `directory`."""
+        self._supersede(Loading(copy))
+        self.shown = directory
+
+    def withdraw(self) -> None:
+        """Note that the model has gone from the repository."""
+        self._supersede(Leaving())
+
+    def refuse(self, digest: str, reason: str) -> None:
+        """Note a delivery that cannot be loaded until its files change."""
+        self._supersede(Refused(Outcome(REFUSED, digest, reason)))
+
+    def cannot_copy(self, reason: str, now: float) -> None:
+        """Note a delivery that the store could not copy."""
+        before = self.delivery
+        retry = before.retry if isinstance(before, Uncopied) else Retry(now)
+        self._supersede(Uncopied(reason, retry))
+
+    def load_again(self, waiting: Waiting) -> None:
+        """Let the next load read the copy that waited."""
+        if waiting is self.delivery:
+            self.delivery = Loading(waiting.copy, waiting)
 
     def outdates(self, model_spec: ModelSpec) -> bool:
         """Return whether a later delivery, or the removal, replaces what `model_spec` loads."""
-        copy, latest = model_spec.files.holder, self.accepted
-        if not isinstance(copy, StagedModel) or latest is None:
-            return False
-        return self.is_gone or latest.digest != copy.digest
+        copy = copy_of(model_spec)
+        if isinstance(self.delivery, Loading):
+            return copy is not None and self.delivery.copy.digest != copy.digest
+        return isinstance(self.delivery, Leaving)
+
+    def not_loaded(
+        self, copy: StagedModel, failure: LoadFailure, now: float, *, passes: bool, served: bool
+    ) -> None:
+        """Note the failed load of `copy`.
+
+        Args:
+            passes: the copy may be loaded later, without a change of its files.
+            served: the copy served last, and nothing serves now.
+        """
+        again, delivery = self.again, self.delivery
+        if again is not None and again.copy is copy and again.retry is not None:
+            again.retry.needs_bytes = failure.needed_bytes
+            self.again = again if passes else None
+        if not (isinstance(delivery, Loading) and delivery.copy is copy):
+            return  # a newer delivery came
+        if not (passes or failure.misfit):
+            self.delivery = Refused(Outcome(REFUSED, copy.digest, failure.reason))
+            return
+        retry = None
+        if passes:
+            retry = (delivery.was and delivery.was.retry) or Retry(now)
+            retry.needs_bytes = failure.needed_bytes
+        self.delivery = Waiting(copy, failure.reason, retry, failure.misfit, served)
+
+    def does_not_fit(self, copy: StagedModel, reason: str) -> None:
+        """Note that `copy`, which served, waits for a change of another model."""
+        if isinstance(self.delivery, Settled):
+            self.delivery = Waiting(copy, reason, None, misfit=True, served=False)
 
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
-        """Let the next load read `serving`, which has the content of `copy`."""
-        # A later change may have been accepted already.
-        if self.accepted is copy:
-            self.accepted = serving
-
-    def decline(self, update: Update) -> None:
-        """Let the next load read the copy before that of `update`, which failed."""
-        # A later change may have been accepted already.
-        if self.accepted is update.copy:
-            self.accepted = self.serving_copy or update.before
-
-    def report(self, outcome: str, digest: str, reason: str = "") -> None:
-        self.outcome, self.digest, self.outcome_reason = outcome, digest, reason
-        self.reported_ns = time.monotonic_ns()
-
-    def report_serving(self, copy: StagedModel) -> bool:
-        """Report that `copy` serves, unless that is over; return whether it is to be committed as
-        last known good, and reported after that."""
-        if self.serving_copy is not copy:
-            return False
-        self.deployed = copy
-        is_new = self.last_good is not copy
-        if is_new and self.stays:
-            self.report(WAITS, copy.digest, self.stays)
-            return False
-        if is_new and (self.canary is None or self.not_kept is copy):
-            return True
-        self.report(ON_TRIAL if is_new else GOOD, copy.digest)
-        return False
-
-    def cannot_keep(self, copy: StagedModel, reason: str) -> bool:
-        """Report that `copy` serves and could not be committed; return whether that is new."""
-        is_new = self.not_kept is not copy
-        self.not_kept = copy
-        # It is on trial again where the same content was delivered again.
-        if is_new or (self.outcome, self.digest) == (ON_TRIAL, copy.digest):
-            self.report(WAITS, copy.digest, f"a restart would not serve it: {reason}")
-        return is_new
+        """Note that `copy` has the content of `serving`."""
+        if isinstance(self.delivery, Loading) and self.delivery.copy is copy:
+            self.delivery = Settled(serving)
 
     def is_good(self, copy: StagedModel) -> None:
         """Note that the store has committed `copy` as last known good."""
-        was_late = self.not_kept is copy
-        self.last_good, self.not_kept = copy, None
-        # A later delivery that was refused keeps its verdict.
-        if not (was_late and self.digest != copy.digest):
-            self.report(GOOD, copy.digest)
+        self.last_good, self.late = copy, ""
 
     def rolled_back(self, copy: StagedModel, reason: str) -> None:
-        # The rollback is the news, not that the copy before serves again.
-        self.deployed = self.last_good or self.deployed
-        self.decline(Update(copy))
-        self.report(ROLLED_BACK, copy.digest, reason)
+        """Note that the canary of `copy` failed; the verdict on a newer delivery stays."""
+        if isinstance(self.delivery, Settled) and self.delivery.copy is copy:
+            self.delivery = Refused(Outcome(ROLLED_BACK, copy.digest, reason))
 
     def removed(self) -> None:
-        self.deployed = self.last_good = self.not_kept = None
-        self.retry = self.staging = None
-        if self.is_gone:
-            self.accepted = None
-        self.outcome = ""
+        self.last_good = self.again = None
+        self.late = ""
+        if isinstance(self.delivery, Leaving):
+            self.delivery = Settled()
 
-    def keep_retry(self, copy: StagedModel, needs_bytes: int, now: float) -> None:
-        self.retry = self.retry or Retry(now)
-        self.retry.copy, self.retry.needs_bytes = copy, needs_bytes
+    def _supersede(self, delivery: Delivery) -> None:
+        before = self.delivery.was if isinstance(self.delivery, Loading) else self.delivery
+        if isinstance(before, Waiting) and before.served and before.retry:
+            self.again = before
+        self.delivery, self._told = delivery, Outcome()
+
+
+def copy_of(model_spec: ModelSpec) -> StagedModel | None:
+    """Return the private copy that `model_spec` loads, in mode POLL."""
+    copy = model_spec.files.holder
+    return copy if isinstance(copy, StagedModel) else None
 
 
 class ModelTable:
@@ -421,19 +421,6 @@ class ModelTable:
 
     def publish(self, names: Iterable[str]) -> None:
         self.registry.publish({name: self.get(name).entries() for name in names})
-
-    def seen(self) -> dict[str, SeenFiles]:
-        """Return model name → the files that the last scan of the repositories found."""
-        return {record.name: record.seen for record in self if record.seen is not None}
-
-    def note_seen(self, seen: Mapping[str, SeenFiles]) -> None:
-        """Note what a scan of the repositories found; a directory that came and went again leaves
-        no record."""
-        for name in {**self._records, **seen}:
-            record = self[name]
-            record.seen = seen.get(name)
-            if record.is_blank:
-                del self._records[name]
 
     def end(self) -> None:
         """Forget for good which models load and serve; their canaries are ended by the caller."""
@@ -499,10 +486,7 @@ class ModelTable:
 
     def unload(self, name: str, *, with_members: bool) -> tuple[list[str], list[str]]:
         """Unload `name`, and the ensembles that use it, which then wait for it.
-
-        Returns:
-            The names of the unloaded models, and of those whose entries change.
-        """
+        Returns: The names of the unloaded models, and of those whose entries change."""
         gone, changed = [name], []
         for each in gone:  # grows while it is walked
             record = self.get(each)

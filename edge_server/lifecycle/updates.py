@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,27 +18,26 @@ from edge_server.errors import (
     Unavailable,
     may_pass,
 )
-from edge_server.lifecycle.loader import LoadSlot
+from edge_server.lifecycle.deployment import Loading, Uncopied, Waiting
+from edge_server.lifecycle.lifecycle import CanaryOutcomes
 from edge_server.lifecycle.model_spec import LoadFailure
-from edge_server.lifecycle.records import Retry, Update
+from edge_server.lifecycle.records import copy_of
 from edge_server.process.threads import GivenUp, start_thread
 from edge_server.repository.content import TornModel
 from edge_server.repository.scan import files_in
-from edge_server.repository.store import StagedModel
-from edge_server.repository.verdicts import GOOD, ON_TRIAL, REFUSED, WAITS, VerdictFile
+from edge_server.repository.verdicts import VerdictFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.lifecycle.build import MemoryBudget
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.records import ModelRecord, ModelTable
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.change_detector import Change
     from edge_server.repository.scan import ModelTree
-    from edge_server.repository.store import ModelStore
+    from edge_server.repository.store import ModelStore, StagedModel
     from edge_server.repository.verdicts import Verdict
 
 log = logging.getLogger(__name__)
@@ -48,15 +47,11 @@ log = logging.getLogger(__name__)
 OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
-# Each staging writes the whole model to the disk.
-STAGE_AGAIN_S = 300.0
 
 
-class Deployments:
-    """Keeps the store and the verdicts consistent with the records. Thread-safe.
-
-    As a `ModelSource` it finds the copies that the records accept.
-    """
+class Deployments(CanaryOutcomes):
+    """Keeps the store and the verdicts consistent with the records. Thread-safe. As a `ModelSource`
+    it finds the copies that the records accept."""
 
     where = "the accepted copies of the model repositories"
 
@@ -96,31 +91,14 @@ class Deployments:
         with self.table.lock:
             return dict(self._outcomes)
 
-    @contextmanager
-    def reporting(self, name: str) -> Iterator[ModelRecord]:
-        """Give the record of `name`, locked, and write the verdicts after the block."""
-        with self.table.lock:
-            yield self.table[name]
-        self._write()
-
-    def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
-        """Report that the new content of `name` does not serve; the predecessor still does.
-
-        Args:
-            digest: the digest of the content; empty if the content could not be read.
-            waits: True if the daemon retries the load.
-        """
-        with self.reporting(name) as record:
-            record.report(WAITS if waits else REFUSED, digest, reason)
-
-    def serves_again(self, copy: StagedModel) -> None:
-        """Report that `copy`, the last known good copy, serves again after a restart."""
-        with self.reporting(copy.name) as record:
-            record.deployed = copy
-            record.is_good(copy)
+    def report(self) -> None:
+        """Write the verdicts that differ from the written ones."""
+        # At the end of the daemon nothing serves any more, which is no news of a model.
+        if not self.table.over:
+            self._verdicts.write(self._by_name)
 
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
-        """Report that `copy` has the content of `serving`, so a restart need not copy it again."""
+        """Note that `copy` has the content of `serving`, so a restart need not copy it again."""
         self.count("unchanged")
         with self.table.lock:
             record = self.table[copy.name]
@@ -131,102 +109,83 @@ class Deployments:
                 self.store.commit(copy)
             except EdgeServerError as error:
                 log.warning("model %s: is copied again after a restart: %s", copy.name, error)
-        with self.reporting(copy.name) as record:
-            outcome = GOOD if is_good else WAITS if record.stays else ON_TRIAL
-            record.report(outcome, copy.digest, record.stays)
+        self.report()
 
     def note_serving(self) -> None:
-        """Report the copies that serve now, also those that were published or rolled back with
-        another model, and commit those without a canary as last known good.
-
-        A copy that the store could not commit is tried again by the next call.
-        """
+        """Commit the copies that serve without a canary as last known good, and report all. A copy
+        that the store could not commit is tried again by the next call."""
         with self._noting:
             with self.table.lock:
-                copies = [
-                    r.serving_copy
-                    for r in self.table
-                    if r.deployed is not r.serving_copy or r.not_kept is r.serving_copy
-                ]
-            new = [c for c in copies if c is not None and not self.store.quarantined(c.digest)]
-            if not new:
-                return
-            with self.table.lock:
-                due = [copy for copy in new if self.table[copy.name].report_serving(copy)]
-            self._write()
-            for copy in due:
-                self._commit(copy)
+                copies = [record.uncommitted for record in self.table]
+            for copy in copies:
+                if copy is not None and not self.store.quarantined(copy.digest):
+                    self._commit(copy)
+        self.report()
 
     def passed(self, model_spec: ModelSpec) -> None:
         """Commit the copy of `model_spec`, which passed its canary, as last known good."""
-        copy = model_spec.files.holder
-        if not isinstance(copy, StagedModel):
+        copy = copy_of(model_spec)
+        if copy is None:
             return
         with self.table.lock:
             record = self.table.get(copy.name)
             is_due = record.serving_copy is copy and record.last_good is not copy
         if is_due:
             self._commit(copy)
+            self.report()
 
     def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
         """Quarantine the content of `model_spec`, which is rolled back for `reason`."""
-        copy = model_spec.files.holder
-        if isinstance(copy, StagedModel):
+        copy = copy_of(model_spec)
+        if copy is not None:
             self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
 
     def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        copy = model_spec.files.holder
-        if not isinstance(copy, StagedModel):
+        copy = copy_of(model_spec)
+        if copy is None:
             return
         self.count("rolled_back")
-        with self.reporting(copy.name) as record:
-            record.rolled_back(copy, reason)
+        with self.table.lock:
+            self.table[copy.name].rolled_back(copy, reason)
+        self.report()
 
     def has_served(self, model_spec: ModelSpec) -> bool:
-        copy = model_spec.files.holder
-        return isinstance(copy, StagedModel) and self.store.has_served(copy.name, copy.digest)
+        copy = copy_of(model_spec)
+        return copy is not None and self.store.has_served(copy.name, copy.digest)
 
     def release_noted(self) -> set[str]:
         """Release what is noted to leave quarantine; return the models to stage again: those that
         had the content, and those that were refused for it."""
         released = self.store.release_noted()
         with self.table.lock:
-            refused = {record.name for record in self.table if record.digest in released}
+            refused = {record.name for record in self.table if record.outcome.digest in released}
         return refused | set(released.values())
 
     def removed(self, name: str) -> None:
         self.count("removed")
-        with self.reporting(name) as record:
-            record.removed()
+        with self.table.lock:
+            self.table[name].removed()
+        self.report()
         self.store.forget(name)
 
-    def write_again(self) -> None:
-        """Write the verdicts again if the last write failed, for example on a full disk."""
-        if self._verdicts.failed:
-            self._write()
-
     def _commit(self, copy: StagedModel) -> None:
+        record = self.table[copy.name]
         try:
             self.store.commit(copy)
         except EdgeServerError as error:
-            with self.reporting(copy.name) as record:
-                is_news = record.cannot_keep(copy, str(error))
+            with self.table.lock:
+                is_news, record.late = not record.late, str(error)
             if is_news:
                 log.warning("model %s: is not kept for a restart: %s", copy.name, error)
             return
-        with self.reporting(copy.name) as record:
+        with self.table.lock:
             record.is_good(copy)
         log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
 
-    def _write(self) -> None:
-        # At the end of the daemon nothing serves any more, which is no news of a model.
-        if not self.table.over:
-            self._verdicts.write(self._by_name)
-
     def _by_name(self) -> dict[str, Verdict]:
-        directory = self.store.directory
         with self.table.lock:
-            return {r.name: r.verdict(directory) for r in self.table if r.outcome}
+            found = {record.name: record.verdict(self.store.directory) for record in self.table}
+        return {name: verdict for name, verdict in found.items() if verdict.outcome}
 
 
 class QuarantinedModel(ModelConfigError):
@@ -253,100 +212,78 @@ class Updates:
     raised, no GPU yet), until a version serves.
     """
 
-    def __init__(
-        self,
-        loader: RepositoryLoader,
-        deployments: Deployments,
-        *,
-        budget: MemoryBudget | None = None,
-    ) -> None:
+    def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:
         self._loader = loader
         self._deployments = deployments
         self._table = deployments.table
         self._store = deployments.store
-        self._budget = budget
-        self._slot = LoadSlot(LOAD_TIMEOUT_S)
+        self._budget = loader.lifecycle.build.budget
+        self._slot = threading.Semaphore()
         self._closed = False
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
-        """Load the last known good copies; return them by name, including those that failed.
-
-        Copies during whose load a process may have died are loaded last, each alone.
-        """
+        """Load the last known good copies; return them by name, including those that failed. Copies
+        during whose load a process may have died are loaded last, each alone."""
         kept = self._store.last_good()
         suspects = [copy for copy in kept.values() if self._store.suspected(copy.digest)]
         with ExitStack() as loading:
             for copy in kept.values():
                 if copy not in suspects:
-                    with self._table.lock:
-                        self._table[copy.name].accept(copy)
+                    self._accept(copy)
                     loading.enter_context(self._store.loading(copy))
             self._loader.load_all(stop)
         for copy in suspects:
             if stop is not None and stop.is_set():
                 break
-            with self._table.lock:
-                self._table[copy.name].accept(copy)
+            self._accept(copy)
             with self._store.loading(copy):
                 self._loader.load(copy.name, stop=stop)
         if stop is not None and stop.is_set():
             return kept  # what was not loaded has not failed
-        for name, copy in kept.items():
-            with self._table.lock:
+        with self._table.lock:
+            for name, copy in kept.items():
                 record = self._table[name]
-                serves, reason = record.serving is not None, record.reason
-                waits = not serves and (record.may_pass or bool(record.needs_bytes))
-                if waits:
-                    record.keep_retry(copy, record.needs_bytes, time.monotonic())
-            if serves:
-                self._deployments.serves_again(copy)
-            else:
-                self._deployments.failed(name, reason, copy.digest, waits=waits)
+                if record.serving is not None:
+                    record.is_good(copy)
+                    continue
+                kind = Unavailable if record.may_pass else ModelConfigError
+                failure = LoadFailure(kind(record.reason))
+                now = time.monotonic()
+                record.not_loaded(copy, failure, now, passes=record.may_pass, served=True)
+        self._deployments.report()
         return kept
+
+    def _accept(self, copy: StagedModel) -> None:
+        with self._table.lock:
+            self._table[copy.name].delivery = Loading(copy)
 
     def carry_out(self, changes: Iterable[Change]) -> list[str]:
         """Start the updates for `changes`; return once all of them are staged.
-
-        Returns:
-            The models whose files changed during staging; no update was started for them.
-        """
-        torn = []
-        updates: dict[str, Update] = {}
+        Returns: The models whose files changed during staging; no update was started for them."""
+        torn: list[str] = []
+        due: dict[str, Callable[[], None]] = {}
         for change in changes:
             name = change.name
-            self._forget_load(name)
             try:
-                updates[name] = self._stage(name, change.tree)
-                self._forget_staging(name)
+                due[name] = self._stage(name, change.tree)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
                 self._deployments.count("torn")
                 torn.append(name)
-            except QuarantinedModel as error:
-                self._forget_staging(name)
-                self._refuse(name, error, error.digest)
             except EdgeServerError as error:
-                waits = may_pass(error)
-                if waits:
-                    with self._table.lock:
-                        record = self._table[name]
-                        record.staging = record.staging or Retry(time.monotonic())
-                else:
-                    self._forget_staging(name)
-                self._refuse(name, error, waits=waits)
+                self._refuse(name, error, waits=may_pass(error))
         with self._table.lock:
-            for name, update in updates.items():
-                self._begin(name, update)
+            for name, job in due.items():
+                self._begin(self._table[name], job)
         return torn
 
-    def _stage(self, name: str, tree: ModelTree | None) -> Update:
-        """Make a private copy of the model that `tree` describes; return the update to load it.
-
-        Without a tree, return the update that removes the model.
-        """
+    def _stage(self, name: str, tree: ModelTree | None) -> Callable[[], None]:
+        """Make a private copy of the model that `tree` describes; return what loads it, or without
+        a tree, what removes the model."""
         if tree is None:
             with self._table.lock:
-                return self._table[name].withdraw()
+                self._table[name].withdraw()
+            return partial(self._remove, name)
         tree.require_usable()
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
@@ -356,39 +293,38 @@ class Updates:
                 f"with `edge-server models release {held}`",
                 copy.digest,
             )
-        with self._deployments.reporting(name) as record:
-            return record.deliver(copy, tree.directory)
+        with self._table.lock:
+            self._table[name].deliver(copy, tree.directory)
+        self._deployments.report()
+        return partial(self._load, name)
 
     def retry(self, now: float) -> set[str]:
         """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
-        enough memory; return the models to stage again, after a full or failing disk.
-
-        The pause before the next retry of each of these models grows.
-        """
+        enough memory; return the models to stage again, after a full or failing disk. The pause
+        before the next retry of each of these models grows."""
         with self._table.lock:
-            due = [
-                (record.name, retry)
-                for record in self._table
-                for retry in (record.retry, record.staging)
-                if retry is not None and now >= retry.not_before
-            ]
+            # What served last comes first.
+            failed = [(r, each) for r in self._table for each in (r.again, r.delivery)]
         to_stage = set()
-        for name, retry in due:
+        for record, each in failed:
+            retry = each.retry if isinstance(each, Waiting | Uncopied) else None
+            if retry is None or now < retry.not_before:
+                continue
             if self._budget is not None and not self._budget.has(retry.needs_bytes):
                 continue
             with self._table.lock:
-                record, copy = self._table[name], retry.copy
-                retry.pause(now)
-                if retry not in (record.retry, record.staging):
+                if each not in (record.again, record.delivery):
                     continue
-                if copy is None:
-                    to_stage.add(name)
-                elif record.serving_copy is copy:
-                    # The retry of an ensemble has loaded this member already, or the reverse.
-                    record.retry = None
-                elif not (self._closed or record.updating):
-                    log.info("model %s: loaded again: what it failed for may have passed", name)
-                    self._begin(name, Update(copy, record.accept(copy)))
+                if isinstance(each, Uncopied):
+                    retry.pause(now)
+                    to_stage.add(record.name)
+                elif isinstance(each, Waiting) and not (self._closed or record.updating):
+                    retry.pause(now)
+                    log.info(
+                        "model %s: loaded again: what it failed for may have passed", record.name
+                    )
+                    record.load_again(each)
+                    self._begin(record, partial(self._load, record.name))
         return to_stage
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -403,32 +339,13 @@ class Updates:
         with self._table.lock:
             self._closed = True
             for record in self._table:
-                record.update = record.refusal = None
+                record.job = None
 
-    def _forget_staging(self, name: str) -> None:
-        with self._table.lock:
-            self._table.get(name).staging = None
-
-    def _forget_load(self, name: str, failed: StagedModel | None = None) -> None:
-        """Forget the retry of a load, unless nothing serves and it is of another copy than
-        `failed`, which served last."""
-        with self._table.lock:
-            retry = self._table.get(name).retry
-        copy = None if retry is None else retry.copy
-        if copy is None or copy is failed or not self._served_before(copy):
-            with self._table.lock:
-                record = self._table.get(name)
-                record.retry = None if record.retry is retry else record.retry
-
-    def _begin(self, name: str, update: Update) -> None:
-        """Queue `update` and start its thread; the caller holds the lock of the table."""
+    def _begin(self, record: ModelRecord, job: Callable[[], None]) -> None:
+        """Queue a job; the caller holds the lock of the table."""
         if self._closed:
             return
-        record = self._table[name]
-        record.update, record.refusal = update, None
-        self._start(record)
-
-    def _start(self, record: ModelRecord) -> None:
+        record.job = job
         if not record.updating:
             name = record.name
             record.updating = start_thread(f"update-{name}", partial(self._work, name))
@@ -436,45 +353,39 @@ class Updates:
                 log.warning("model %s: updated with its next change: no thread is left", name)
 
     def _work(self, name: str) -> None:
-        """Apply the queued updates of `name` until there is none, a refusal last."""
+        """Do what is due for `name` until nothing is."""
         while True:
             with self._table.changed:
                 record = self._table[name]
-                before = record.spec
-                update, record.update = record.update, None
-                if update is None:
-                    update, record.refusal = record.refusal, None
-                if update is None:
+                before, job, record.job = record.spec, record.job, None
+                if job is None:
                     record.updating = False
                     self._table.changed.notify_all()
                     return
-            digest = "" if update.copy is None else update.copy.digest
             try:
-                self._apply(name, update)
-                self._load_refused(name, before)
+                job()
+                self._load_misfits(before, name)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
             except EdgeServerError as error:
-                self._refuse(name, error, digest)
+                self._refuse(name, error)
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                if update.refusal is None:
-                    self._refuse(name, InternalError(text), digest)
+                self._refuse(name, InternalError(text))
 
-    def _apply(self, name: str, update: Update) -> None:
-        if update.refusal is not None:
-            self._loader.refuse(name, update.refusal)
-            return
-        copy = update.copy
-        if copy is None:
-            log.info("model %s: taken out of the repository", name)
-            self._loader.lifecycle.unload(name)
-            self._deployments.removed(name)
-            self._loader.unload_absent(name)
-            return
+    def _remove(self, name: str) -> None:
+        log.info("model %s: taken out of the repository", name)
+        self._loader.lifecycle.unload(name)
+        self._deployments.removed(name)
+        self._loader.unload_absent(name)
+
+    def _load(self, name: str) -> None:
         with self._table.lock:
-            serving = self._table[name].serving_copy
+            record = self._table[name]
+            copy, serving = record.accepted, record.serving_copy
+        if copy is None:
+            return  # removed by now
         if serving is not None and copy.digest == serving.digest:
             # Files touched, moved or copied again, content the same: the verdict is written again.
             self._deployments.unchanged(copy, serving)
@@ -483,64 +394,58 @@ class Updates:
         if reason := self._store.quarantined(copy.digest):
             # It was rolled back after this copy of it was staged.
             error = ModelConfigError(f"model '{name}': quarantined: {reason}")
-            self._failed(name, update, copy, LoadFailure(error))
+            self._failed(copy, LoadFailure(error))
             return
-        with self._slot.take(name), self._store.loading(copy):
-            failure = self._loader.load(name).get(name)
+        is_alone = self._slot.acquire(timeout=LOAD_TIMEOUT_S)
+        if not is_alone:
+            log.warning("model %s: loaded beside another one, which still loads", name)
+        try:
+            with self._store.loading(copy):
+                failure = self._loader.load(name).get(name)
+        finally:
+            if is_alone:
+                self._slot.release()
         if failure is None:
-            self._forget_load(name)
             self._deployments.count("loaded")
             self._deployments.note_serving()
-        elif isinstance(failure.error, GivenUp):
-            self._deployments.count("failed")  # the later change is reported
         else:
-            self._failed(name, update, copy, failure)
+            self._failed(copy, failure)
 
-    def _load_refused(self, name: str, before: ModelSpec | None) -> None:
+    def _load_misfits(self, before: ModelSpec | None, name: str) -> None:
         """Load the members of the ensemble `before` that waited for its change; without a change do
         nothing."""
         with self._table.lock:
             if before is None or self._table.get(name).spec is before:
                 return
-            for each in map(self._table.get, self._table.below(before)):
-                copy, serves = each.accepted, each.serving_copy
-                waits = copy is not None and serves is not None and copy is not serves
-                if waits and not (each.updating or each.retry):
-                    self._begin(each.name, Update(copy, serves))
+            for record in map(self._table.get, self._table.below(before)):
+                each = record.delivery
+                if isinstance(each, Waiting) and each.retry is None and not record.updating:
+                    record.load_again(each)
+                    self._begin(record, partial(self._load, record.name))
 
-    def _failed(self, name: str, update: Update, copy: StagedModel, failure: LoadFailure) -> None:
-        error = failure.error
-        passes = isinstance(error, Unavailable) or (may_pass(error) and self._served_before(copy))
+    def _failed(self, copy: StagedModel, failure: LoadFailure) -> None:
+        self._deployments.count("failed")
+        if isinstance(failure.error, GivenUp):
+            return  # the later change is reported
+        error, name = failure.error, copy.name
+        served = self._table.serves(name) is None and self._store.has_served(name, copy.digest)
+        passes = isinstance(error, Unavailable) or (may_pass(error) and served)
         with self._table.lock:
-            retry = self._table[name].retry
-        if not passes or (retry is not None and retry.copy is not copy):
-            self._forget_load(name, copy)
+            record, now = self._table[name], time.monotonic()
+            record.not_loaded(copy, failure, now, passes=passes, served=served)
+        self._deployments.report()
+
+    def _refuse(self, name: str, error: EdgeServerError, *, waits: bool = False) -> None:
+        """Report that the newest delivery cannot be staged, loaded or removed."""
+        self._deployments.count("failed")
+        failure = LoadFailure(error)
         with self._table.lock:
             record = self._table[name]
-            if passes and (record.retry is None or record.retry.copy is copy):
-                record.keep_retry(copy, failure.needed_bytes, time.monotonic())
-            elif passes:
-                # What served last comes first.
-                record.staging = Retry(time.monotonic() + STAGE_AGAIN_S)
-            if not failure.misfit:
-                # A model that does not fit yet may fit after the next change of another model.
-                record.decline(update)
-        self._deployments.count("failed")
-        self._deployments.failed(name, failure.reason, copy.digest, waits=passes or failure.misfit)
-
-    def _served_before(self, copy: StagedModel) -> bool:
-        """Return whether `copy` served last, and no version of that name serves now."""
-        return self._table.serves(copy.name) is None and self._store.has_served(
-            copy.name, copy.digest
-        )
-
-    def _refuse(
-        self, name: str, error: EdgeServerError, digest: str = "", *, waits: bool = False
-    ) -> None:
-        self._deployments.count("failed")
-        self._deployments.failed(name, str(error), digest, waits=waits)
-        with self._table.lock:
-            if not self._closed:
-                # Not here: a load of the model, which may hang, would hold up the other models.
-                self._table[name].refusal = Update(None, refusal=error)
-                self._start(self._table[name])
+            if waits:
+                record.cannot_copy(failure.reason, time.monotonic())
+            else:
+                record.refuse(getattr(error, "digest", ""), failure.reason)
+            if not record.is_loading:
+                record.fail(failure)
+                self._table.publish([name])
+        self._deployments.report()

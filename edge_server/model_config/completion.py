@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
-    from edge_server.tensors import DataType
+    from edge_server.tensors import DataType, Signature
 
 # Backend, its platform, and its file in a version directory: the first that exists wins, and is the
 # default where none does. Triton does not find Paddle's models by their files.
@@ -204,20 +204,6 @@ def _complete_instance_groups(message: Any, gpus: int) -> None:
 
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A model's tensors in the file's order; the batch dimension is included.
-
-    Attributes:
-        with_defaults: inputs for which the file has default values; they count as inputs of the
-            model where the configuration names them.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    with_defaults: tuple[TensorSpec, ...] = ()
 
 
 def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) -> ModelConfig:

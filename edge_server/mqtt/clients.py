@@ -48,7 +48,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
     """
     connection = Connection(mqtt, client_id)
@@ -60,8 +59,10 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     with closing(Wake()) as wake, closing(connection):
         until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
-            with connection.ended_by_errors():
+            try:
                 connection.step(wake, _STEP_S)
+            except Exception as error:  # noqa: BLE001
+                connection.fail(error)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:
@@ -71,11 +72,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
 
 class LaneSubscriber:
     """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
-
-    Args:
-        mqtt: the broker.
-        device: the name of the device.
-        on_payload: receives the JSON bytes; must return at once.
 
     Raises:
         Unavailable: the broker cannot be reached.
@@ -113,9 +109,7 @@ class RetainedState:
     for it.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's.
-        topic: the topic.
     """
 
     def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:

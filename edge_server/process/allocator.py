@@ -31,13 +31,8 @@ _ARENAS = 2
 
 
 def keep_large_buffers() -> bool:
-    """Make freed memory of large tensors reusable without the kernel; call once, at the daemon's
-    start.
-
-    Returns:
-        False where libc has no such setting (musl, macOS): the daemon runs with more CPU per
-        tensor.
-    """
+    """Make freed memory of large tensors reusable without the kernel; False where libc has no such
+    setting (musl, macOS), and a tensor costs more CPU."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
@@ -65,7 +60,6 @@ def give_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where the kernel does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

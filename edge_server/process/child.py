@@ -1,4 +1,4 @@
-"""Run a function in a process of its own, which may crash, hang, or be killed at any moment.
+"""Run a function in a new process, which may crash, hang, or be killed at any moment.
 
 The process ends with its parent, however the parent ends. Used by plan builds, by reading of
 untrusted plans, by doctor's probes, and for what runs in a framework's own Python.
@@ -18,7 +18,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ import edge_server
 from edge_server import errors
 from edge_server.process.channel import (
     CHUNK_BYTES,
+    LONGEST_BYTES,
     Channel,
     ChannelClosed,
     NotUnderstood,
@@ -34,6 +35,8 @@ from edge_server.process.threads import require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+M = TypeVar("M")
 
 # systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -96,21 +99,6 @@ class ChildOptions(msgspec.Struct, frozen=True):
     account: tuple[int, tuple[int, ...]] | None = None
 
 
-class _ChildCall(msgspec.Struct, frozen=True):
-    function: str
-    # JSON.
-    arguments: str
-    with_events: bool
-    options: ChildOptions
-
-
-class _Line(msgspec.Struct, frozen=True):
-    """An event of the process, or its last words, `result` and `error`; the value is JSON."""
-
-    kind: str
-    value: str
-
-
 def run_in_child(
     function: str,
     *arguments: object,
@@ -128,12 +116,10 @@ def run_in_child(
     Args:
         function: as `package.module:name`.
         arguments: what msgspec encodes; the function gets plain JSON types.
-        timeout_s: the process is killed then.
         on_event: called on this thread with each event; the function then gets another first
             argument, which sends one, on any thread.
         watch: called about twice a second; what it raises ends the process and is raised here.
         on_output: called on this thread with what the process prints, before the call ends.
-        options: of the process.
         python: the interpreter; another than this one imports nothing that this one has but
             edge_server, so that `function` does without msgspec where that Python may lack it.
         env: variables beside those that the process inherits.
@@ -144,18 +130,47 @@ def run_in_child(
         ChildStopped: the process was asked to end.
         ChildFailed: the process crashed, or `function` raised anything else.
         GivenUp: see `require_wanted`.
-        OSError: `python` cannot be started.
     """
-    text = json.dumps(arguments, default=msgspec.to_builtins)
-    call = _ChildCall(function, text, on_event is not None, options or ChildOptions())
+    call = {
+        "function": function,
+        "arguments": json.dumps(arguments, default=msgspec.to_builtins),
+        "with_events": on_event is not None,
+        "options": options or ChildOptions(),
+    }
     ends_at = time.monotonic() + timeout_s
-    with _Call(call, python, env or {}, on_output) as under_way:
-        while (lines := under_way.lines(min(_POLL_S, timeout_s))) is not None:
-            for line in lines:
-                value = json.loads(line.value)
-                if line.kind == "result":
+
+    def command(connection: int, lifeline: int) -> list[str]:
+        main = _MAIN.format(connection=connection, lifeline=lifeline)
+        if python != sys.executable:
+            return [python, "-c", another_python(main)]
+        return [python, "-c", _OUR_PATHS.format(path=_import_paths()) + main]
+
+    environ = {**environ_for(python), **(env or {})}
+    # Kind and value of each event, or of the last words, `result` and `error`.
+    started: Child[tuple[str, str]] = Child(
+        command,
+        environ,
+        tuple[str, str],
+        codec=msgspec.json,
+        timeout_s=_SEND_TIMEOUT_S,
+        on_output=on_output,
+    )
+    with started as child:
+        # A process that has ended before is seen where its lines are read.
+        with suppress(ChannelClosed):
+            child.channel.send(call)
+        while True:
+            try:
+                lines = child.receive(min(_POLL_S, timeout_s))
+            except NotUnderstood as error:
+                raise ChildFailed(f"sent something unreadable: {error}") from None
+            except ChannelClosed:
+                raise _ending(child) from None
+            for kind, text in lines:
+                value = json.loads(text)
+                if kind == "result":
                     return value
-                if line.kind == "error":
+                if kind == "error":
                     raise _ours(*value)
                 if on_event is not None:
                     on_event(value)
@@ -164,7 +179,20 @@ def run_in_child(
                 watch()
             if time.monotonic() >= ends_at:
                 raise ChildTimeout(f"gave no result within {timeout_s:g} s")
-        raise under_way.ending()
+
+
+def _ending(child: Child[Any]) -> ChildFailed:
+    code = child.end(KILLED_S) if child.wait(KILLED_S) else None
+    if code == -signal.SIGKILL:
+        return ChildFailed("was killed: most likely for want of memory")
+    if code in _STOPPED:
+        return ChildStopped(f"was ended by {signal_name(code)}")
+    if code is not None and code < 0:
+        how = f"died of {signal_name(code)}"
+    else:
+        how = f"ended with code {code} and no result"
+    words = child.last_output.decode(errors="replace").strip().splitlines()
+    return ChildFailed(f"{how}: {words[-1]}" if words else how)
 
 
 def _ours(kind: str, text: str) -> Exception:
@@ -175,7 +203,6 @@ def _ours(kind: str, text: str) -> Exception:
 
 
 def environ_for(python: str) -> dict[str, str]:
-    """Return the environment of a process of `python`."""
     another = python not in ("", sys.executable)
     dropped = _NOT_INHERITED + another * _OF_OUR_PYTHON
     return {name: value for name, value in os.environ.items() if name not in dropped}
@@ -187,11 +214,8 @@ def another_python(main: str) -> str:
 
 
 def missing_modules(python: str, modules: Sequence[str], timeout_s: float = math.inf) -> list[str]:
-    """Return which of the modules `python` cannot import.
-
-    Raises:
-        OSError, ChildFailed: it is no Python that starts.
-    """
+    """Return which of the modules `python` cannot import; raise OSError or ChildFailed where it
+    is no Python that starts."""
     function = "edge_server.process.in_child:missing"
     found: list[str] = run_in_child(function, list(modules), python=python, timeout_s=timeout_s)
     return found
@@ -203,41 +227,49 @@ def _import_paths() -> list[str]:
     return [path for path in sys.path if not Path(path, "__init__.py").is_file()]
 
 
-class Child:
-    """A process in a session of its own, which ends with all its children when this process ends.
+class Child(Generic[M]):
+    """A process in its own session, which ends with all its children when this process ends.
 
-    It inherits its end of `connection`, a lifeline, and a pipe for its standard output and error.
+    It inherits its end of a connection, a lifeline, and a pipe for its standard output and error.
 
     Args:
         command: returns the command line, from the descriptors of its connection and its lifeline.
+        received: the type of its messages; see `Channel`, as for the arguments behind it.
+        on_output: called with what the process prints, inside `receive` and `end`.
         inherited: further descriptors.
 
     Attributes:
-        ended: readable when the process has ended. That counts, not the end of the socket, which a
-            forked process may hold open.
-
-    Raises:
-        OSError: the system cannot start another process.
+        channel: to the process, whose end counts, not that of the channel: a forked process may
+            hold it open.
+        watched: see `watch`; one for the connection replaces the reading of messages.
+        last_output: the end of what the process has printed.
     """
 
     def __init__(
         self,
         command: Callable[[int, int], list[str]],
         env: Mapping[str, str],
+        received: Any,
         *,
+        codec: Any = msgspec.msgpack,
+        timeout_s: float = 5.0,
+        longest_received_bytes: int = LONGEST_BYTES,
+        on_output: Callable[[bytes], None] | None = None,
         inherited: Sequence[int] = (),
         cwd: Path | None = None,
     ) -> None:
         self._killing = threading.Lock()
         self._closed = False
+        self._on_output = on_output
+        self.last_output = b""
         with ExitStack() as ours, ExitStack() as theirs:
             self.connection, connection = socket.socketpair()
             ours.callback(self.connection.close)
             theirs.callback(connection.close)
             # The kernel kills the process when the parent's end of the lifeline closes.
             lifeline, _ = _pipe(theirs, ours)
-            self.output, output = _pipe(ours, theirs)
-            os.set_blocking(self.output, False)
+            self._output, output = _pipe(ours, theirs)
+            os.set_blocking(self._output, False)
             fds = (connection.fileno(), lifeline)
             self._popen = subprocess.Popen(  # noqa: S603 - our own modules
                 command(*fds),
@@ -251,33 +283,59 @@ class Child:
             )
             ours.callback(self.end, KILLED_S)
             self.pid = self._popen.pid
-            self.ended = os.pidfd_open(self.pid)
-            ours.callback(os.close, self.ended)
-            self.poll = select.poll()
-            for fd in (self.connection.fileno(), self.ended, self.output):
-                self.poll.register(fd, select.POLLIN)
+            self._ended = os.pidfd_open(self.pid)
+            ours.callback(os.close, self._ended)
+            self.channel: Channel[M] = Channel(
+                self.connection,
+                received,
+                codec=codec,
+                timeout_s=timeout_s,
+                longest_received_bytes=longest_received_bytes,
+            )
+            self._poll = select.poll()
+            self.watched: dict[int, Callable[[], object]] = {}
+            for fd in (self.connection.fileno(), self._ended):
+                self._poll.register(fd, select.POLLIN)
+            self.watch(self._output, self._read_output)
             self._stack = ours.pop_all()
 
-    def ready(self, timeout_s: float) -> set[int]:
-        """Return the descriptors of `poll` that can be read within `timeout_s`, or infinity."""
-        left_ms = None if timeout_s == math.inf else 1e3 * timeout_s
-        return {descriptor for descriptor, _ in self.poll.poll(left_ms)}
+    def __enter__(self) -> Child[M]:
+        return self
 
-    def read_output(self) -> bytes:
-        """Return what the process has printed; empty where there is nothing now."""
-        try:
-            data = os.read(self.output, CHUNK_BYTES)
-        except BlockingIOError:
-            return b""
-        if not data:
-            with suppress(KeyError):
-                self.poll.unregister(self.output)
-        return data
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def watch(self, descriptor: int, readable: Callable[[], object]) -> None:
+        """Call `readable` inside `receive` where the descriptor can be read."""
+        self._poll.register(descriptor, select.POLLIN)
+        self.watched[descriptor] = readable
+
+    def receive(self, timeout_s: float = math.inf) -> list[M]:
+        """Return the next messages of the process; empty after `timeout_s`.
+
+        With a timeout of 0, the messages that have arrived, as many as one read takes.
+
+        Raises:
+            ChannelClosed: the process has ended.
+            NotUnderstood: a message is malformed.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            ready = {fd for fd, _ in self._poll.poll(None if left_s == math.inf else 1e3 * left_s)}
+            for fd in ready & self.watched.keys():
+                ready.discard(fd)
+                self.watched[fd]()
+            if self.connection.fileno() in ready:
+                return self.channel.receive()
+            if self._ended in ready:
+                raise ChannelClosed("the process has ended")
+            if not left_s:
+                return []
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the process ends within `timeout_s`."""
         poll = select.poll()
-        poll.register(self.ended, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
         return bool(poll.poll(1e3 * timeout_s))
 
     def kill(self) -> None:
@@ -294,6 +352,8 @@ class Child:
             self._closed = True
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(within_s)
+        while self._read_output():
+            pass
         return self._popen.returncode
 
     def close(self) -> None:
@@ -305,95 +365,27 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def _read_output(self) -> bool:
+        try:
+            data = os.read(self._output, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            with suppress(KeyError):
+                self._poll.unregister(self._output)
+        elif self._on_output is not None:
+            self._on_output(data)
+        self.last_output = (self.last_output + data)[-_LAST_OUTPUT_BYTES:]
+        return bool(data)
+
 
 def signal_name(code: int) -> str:
-    """Return the name of the signal that ended a process with this negative exit code."""
     names = {each.value: each.name for each in signal.Signals}
     return names.get(-code, f"signal {-code}")
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Return both ends of a new pipe; each stack closes its end."""
     reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)
     return reading, writing
-
-
-class _Call:
-    """A call under way, seen from the parent."""
-
-    def __init__(
-        self,
-        call: _ChildCall,
-        python: str,
-        env: Mapping[str, str],
-        on_output: Callable[[bytes], None] | None,
-    ) -> None:
-        def command(connection: int, lifeline: int) -> list[str]:
-            main = _MAIN.format(connection=connection, lifeline=lifeline)
-            if python != sys.executable:
-                return [python, "-c", another_python(main)]
-            return [python, "-c", _OUR_PATHS.format(path=_import_paths()) + main]
-
-        self._child = Child(command, {**environ_for(python), **env})
-        self._on_output = on_output
-        self._last_output = b""
-        self._channel: Channel[_Line] = Channel(
-            self._child.connection, _Line, codec=msgspec.json, timeout_s=_SEND_TIMEOUT_S
-        )
-        # A process that has ended before is seen where its lines are read.
-        with suppress(ChannelClosed):
-            self._channel.send(call)
-
-    def __enter__(self) -> _Call:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._child.end(KILLED_S)
-            while self._read_output():
-                pass
-        finally:
-            self._child.close()
-
-    def lines(self, timeout_s: float) -> list[_Line] | None:
-        """Return the lines of the process within `timeout_s`; None when it has ended."""
-        child = self._child
-        ready = child.ready(timeout_s)
-        if child.output in ready:
-            self._read_output()
-        if child.connection.fileno() not in ready:
-            return None if child.ended in ready else []
-        try:
-            return self._channel.receive()
-        except NotUnderstood as error:
-            raise ChildFailed(f"sent something unreadable: {error}") from None
-        except ChannelClosed:
-            return None
-
-    def ending(self) -> ChildFailed:
-        """Return the error that says how the process ended, with its last words."""
-        has_ended = self._child.wait(KILLED_S)
-        code = self._child.end(KILLED_S)
-        while self._read_output():
-            pass
-        if not has_ended:
-            code = None
-        if code == -signal.SIGKILL:
-            return ChildFailed("was killed: most likely for want of memory")
-        if code in _STOPPED:
-            return ChildStopped(f"was ended by {signal_name(code)}")
-        if code is not None and code < 0:
-            how = f"died of {signal_name(code)}"
-        else:
-            how = f"ended with code {code} and no result"
-        words = self._last_output.decode(errors="replace").strip().splitlines()
-        return ChildFailed(f"{how}: {words[-1]}" if words else how)
-
-    def _read_output(self) -> bool:
-        data = self._child.read_output()
-        if data and self._on_output is not None:
-            self._on_output(data)
-        self._last_output = (self._last_output + data)[-_LAST_OUTPUT_BYTES:]
-        return bool(data)

@@ -41,19 +41,14 @@ def stays(error: OSError, *, mounted: bool = True) -> bool:
     EIO, ESTALE, EMFILE or a full disk, may pass.
 
     Args:
-        error: the error; without an errno it is our own, about a file.
-        mounted: False for a path that may be on a disk that is mounted later: it may be missing, or
-            closed, until then.
+        error: without an errno it is our own, about a file.
+        mounted: False for a path that may be missing, or closed, until its disk is mounted.
     """
     return error.errno in _OTHER_KIND or (mounted and error.errno in _ABSENT)
 
 
 def open_regular(path: Path) -> int:
-    """Return the descriptor of a regular file for reading; wait for nobody, as a pipe would.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
+    """Return the descriptor of a regular file for reading, without waiting as a pipe would."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -78,15 +73,9 @@ def atomic_write(
     """Return when `path` durably holds `data`; until then its content is unchanged.
 
     Args:
-        path: the file.
-        data: its new content.
-        mode: the permissions of the file, before the umask.
+        mode: before the umask.
         beside: the file that is written first; by default one of this process alone.
-        previous: if given, the file that gets the former content; a crash may leave `previous`
-            with it and `path` missing.
-
-    Raises:
-        OSError: the write failed, and the content is unchanged.
+        previous: gets the former content; a crash may leave it there, and `path` missing.
     """
     beside = beside or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,16 +88,8 @@ def atomic_write(
 
 
 def atomic_replace(written: Path, path: Path, *, previous: Path | None = None) -> None:
-    """Atomically and durably replace `path` by `written`, on the same file system.
-
-    Args:
-        written: the new file.
-        path: the file to replace.
-        previous: see `atomic_write`.
-
-    Raises:
-        OSError: the replacement failed.
-    """
+    """Atomically and durably replace `path` by `written`, on the same file system; for `previous`
+    see `atomic_write`."""
     sync(written)
     if previous is not None:
         with suppress(FileNotFoundError):
@@ -127,11 +108,6 @@ def sync(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of the file's content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -142,15 +118,11 @@ def file_sha256(path: Path) -> str:
 def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
     """Create a directory that only its owner may enter, and lock it.
 
-    The directory has no name with that prefix before it is locked, so that one which is not locked
-    has lost its process: see `orphans`. Another process may take the new directory for an orphan
-    until it is locked; then another one is made.
+    It has no name with that prefix before it is locked, so that one which is not locked has lost
+    its process: see `orphans`, which may take the new one for an orphan until then.
 
     Returns:
         The directory, and the descriptor that holds the lock.
-
-    Raises:
-        OSError: the directory cannot be created or locked.
     """
     while True:
         new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
@@ -181,33 +153,21 @@ def orphans(parent: Path, prefix: str) -> Iterator[tuple[Path, int]]:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the space below `directory` that is free for users other than root.
-
-    Raises:
-        OSError: the file system does not report it.
-    """
+    """Return the space below `directory` that is free for users other than root."""
     numbers = os.statvfs(directory)
     return numbers.f_bavail * numbers.f_frsize
 
 
 def floor_bytes(directory: Path, reserve_bytes: int) -> int:
     """Return the space that shall stay free on the disk of `directory`: the reserve, but at most a
-    twentieth of a small disk.
-
-    Raises:
-        OSError: the file system does not report its size.
-    """
+    twentieth of a small disk."""
     numbers = os.statvfs(directory)
     return min(reserve_bytes, numbers.f_blocks * numbers.f_frsize // 20)
 
 
 def lock_file(path: Path) -> int:
-    """Create the file if it is missing, lock it, and return the descriptor that holds the lock.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-        OSError: it cannot be created or locked.
-    """
+    """Create the file if it is missing, lock it, and return the descriptor that holds the lock;
+    raise BlockingIOError where another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,13 +19,8 @@ FRAME_BOUNDS_S = (
 
 
 class Distribution(NamedTuple):
-    """A histogram at one moment.
-
-    Attributes:
-        bounds: the upper bounds of the buckets, ascending.
-        at_most: the number of observations up to each bound, and of all.
-        total: the sum of the observations.
-    """
+    """A histogram at one moment: for each upper bound, and infinity, how many observations are at
+    most that; and the sum of all."""
 
     bounds: tuple[float, ...]
     at_most: tuple[int, ...]
@@ -52,9 +47,6 @@ class Histograms:
     """Counts durations in buckets, apart for each set of labels; any thread may call any method.
 
     An observation holds the lock of its own labels for a fraction of a microsecond.
-
-    Args:
-        bounds_s: the upper bounds of the buckets in seconds, ascending.
     """
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
@@ -63,18 +55,15 @@ class Histograms:
         self._series: Mapping[tuple[str, ...], _Series] = {}  # replaced, never changed
 
     def observe(self, labels: tuple[str, ...], seconds: float) -> None:
-        """Count one duration."""
         series = self._series.get(labels) or self._add(labels)
         with series.lock:
             series.buckets.add(seconds)
 
     def forget(self, label: str) -> None:
-        """Drop all that has `label` as its first one."""
         with self._lock:
             self._series = {key: each for key, each in self._series.items() if key[0] != label}
 
     def distributions(self) -> dict[tuple[str, ...], Distribution]:
-        """Return what was counted, by labels."""
         found = {}
         for labels, series in sorted(self._series.items()):
             with series.lock:

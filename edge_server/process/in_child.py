@@ -32,7 +32,7 @@ LENGTH_BYTES = 4
 def end_with_parent(lifeline: int) -> None:
     """Let the kernel kill this process's group when the last writing end of a pipe closes.
 
-    The kill works whatever code runs here, even where no Python thread gets the GIL.
+    The kill works even where no Python thread gets the GIL.
 
     Args:
         lifeline: reading end of the pipe, whose writing end only the parent has.
@@ -62,7 +62,7 @@ def child_main(connection: int, lifeline: int) -> None:
         def send(kind: str, value: object) -> None:
             # The value is a text of JSON itself, which carries NaN, and paths that are no UTF-8.
             text = json.dumps(value, default=_builtins)
-            body = json.dumps({"kind": kind, "value": text}).encode()
+            body = json.dumps([kind, text]).encode()
             with sending:
                 peer.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
 

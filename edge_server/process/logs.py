@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import re
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,43 +37,18 @@ if TYPE_CHECKING:
     from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
 
-# The same line is logged so often in this time: a state that comes and goes shows as what it is.
+# How often the same line is logged in a window, so that a state that comes and goes shows as what
+# it is; and how many lines of one logger: a start with many models logs hundreds.
+WINDOW_S = 30.0
 SAME_LINES = 3
-FOLD_S = 10.0
-# A source is a logger: about one file of the program. It may log so many lines at once, and so many
-# per second for good; a start with many models logs some hundred.
-BURST_LINES = 300
-LINES_PER_S = 10.0
-# Different lines that are remembered.
-_MOST_LINES = 512
-
-
-@dataclass
-class _Repeated:
-    since_s: float
-    logged: int = 1
-    count: int = 0
-
-
-@dataclass
-class _Source:
-    credit: float
-    at_s: float
-    dropped: int = 0
-    since_s: float = 0.0
+MOST_LINES = 300
 
 
 class LineLimits(logging.Filter):
     """Drops repeated lines and floods of a handler, and logs how many of them were dropped.
 
-    A line that comes more than `SAME_LINES` times within `FOLD_S` is counted; the count is logged
-    once that time is over and the handler gets another line, or closes. A source beyond its limit
-    is cut, and the number of its lines is logged when it logs less again. Debug lines have no
-    limits.
-
-    Args:
-        handler: writes the counts.
-        now_s: the monotonic clock.
+    The counts are logged once a window is over and the handler gets another line, or closes. Debug
+    lines have no limits.
     """
 
     def __init__(
@@ -81,37 +58,19 @@ class LineLimits(logging.Filter):
         self._handler = handler
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._lines: OrderedDict[tuple[str, int, str], _Repeated] = OrderedDict()
-        self._sources: dict[str, _Source] = {}
+        self._until_s = -math.inf
+        # How often each line and each logger has come in this window.
+        self._lines: Counter[tuple[str, int, str]] = Counter()
+        self._sources: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is logged; counts that are due are logged before it."""
         if record.levelno <= logging.DEBUG:
             return True
         now_s = self._now_s()
-        with self._lock:
-            due = self._ended_folds(now_s)
-            passes = self._is_new(record, now_s) and self._has_credit(record, now_s, due)
-        for name, level, text in due:
-            self._write(name, level, text)
-        return passes
-
-    def close(self) -> None:
-        """Log the counts that are still due."""
-        with self._lock:
-            due = self._ended_folds(float("inf"))
-            due += [
-                (name, logging.WARNING, _left_out(source.dropped))
-                for name, source in self._sources.items()
-                if source.dropped
-            ]
-            self._sources.clear()
-        for name, level, text in due:
-            self._write(name, level, text)
-
-    # The caller of the methods below holds the lock.
-
-    def _is_new(self, record: logging.LogRecord, now_s: float) -> bool:
+        if now_s >= self._until_s:
+            self.close()
+            self._until_s = now_s + WINDOW_S
         try:
             text = record.getMessage()
         except Exception:  # noqa: BLE001 - the handler reports a broken record
@@ -120,44 +79,27 @@ class LineLimits(logging.Filter):
             # One fault with two traces is two lines.
             text += repr(record.exc_info[1])
         key = record.name, record.levelno, text
-        known = self._lines.get(key)
-        if known is not None and known.logged == SAME_LINES:
-            known.count += 1
-            return False
-        if known is not None:
-            known.logged += 1
-            return True
-        self._lines[key] = _Repeated(now_s)
-        return True
+        with self._lock:
+            if self._lines[key] < SAME_LINES:
+                self._sources[record.name] += 1
+                if self._sources[record.name] > MOST_LINES:
+                    # Its text is not kept.
+                    return False
+            self._lines[key] += 1
+            return self._lines[key] <= SAME_LINES
 
-    def _has_credit(
-        self, record: logging.LogRecord, now_s: float, due: list[tuple[str, int, str]]
-    ) -> bool:
-        source = self._sources.setdefault(record.name, _Source(BURST_LINES, now_s))
-        earned = (now_s - source.at_s) * LINES_PER_S
-        source.credit = min(float(BURST_LINES), source.credit + earned)
-        source.at_s = now_s
-        if source.credit < 1:
-            source.dropped += 1
-            return False
-        source.credit -= 1
-        # Said once the source has calmed down, not at each line that slips through.
-        if source.dropped and source.credit >= BURST_LINES / 10:
-            due.append((record.name, logging.WARNING, _left_out(source.dropped)))
-            source.dropped = 0
-        return True
-
-    def _ended_folds(self, now_s: float) -> list[tuple[str, int, str]]:
-        due = []
-        while self._lines:
-            key, line = next(iter(self._lines.items()))
-            if now_s - line.since_s < FOLD_S and len(self._lines) <= _MOST_LINES:
-                break
-            del self._lines[key]
-            if line.count:
-                name, level, text = key
-                due.append((name, level, f"{text} [{line.count} more of it]"))
-        return due
+    def close(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, Counter()
+            sources, self._sources = self._sources, Counter()
+        for (name, level, text), count in lines.items():
+            if count > SAME_LINES:
+                self._write(name, level, f"{text} [{count - SAME_LINES} more of it]")
+        for name, count in sources.items():
+            if count > MOST_LINES:
+                left = count - MOST_LINES
+                text = f"log: {left} lines of this source were left out: too many at once"
+                self._write(name, logging.WARNING, text)
 
     def _write(self, name: str, level: int, text: str) -> None:
         record = logging.LogRecord(name, level, "", 0, "%s", (text,), None)
@@ -172,10 +114,6 @@ class LineLimits(logging.Filter):
 def log_once(log: logging.Logger, text: str) -> None:
     """Log `text` once in the life of this process: a lost camera is opened again and again."""
     log.info("%s", text)
-
-
-def _left_out(count: int) -> str:
-    return f"log: {count} lines of this source were left out: too many at once"
 
 
 PRIORITIES = {
@@ -194,52 +132,28 @@ _SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
-    """An event that a person has to do something about.
-
-    Attributes:
-        error_id: for `journalctl ERROR_ID=…`.
-        message_id: its entry in systemd/edge-server.catalog.
-        text: how its log line begins, as it stands in the code, with `%s` for names.
-    """
-
-    error_id: str
-    message_id: str
-    text: str
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.text).replace("%s", r"[^:\n]+"))
-
-
+# What a person has to do something about: for `journalctl ERROR_ID=…`, its entry in
+# systemd/edge-server.catalog, and how its log line begins, as it stands in the code, with `%s` for
+# names.
 EVENTS = (
-    CatalogEntry(
-        "model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "
-    ),
-    CatalogEntry(
-        "model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"
-    ),
-    CatalogEntry(
-        "model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "
-    ),
-    CatalogEntry(
-        "model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "
-    ),
-    CatalogEntry(
-        "model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "
-    ),
-    CatalogEntry(
+    ("model_unavailable", "bf8858b58358482492da443825b08938", "model %s: UNAVAILABLE: "),
+    ("model_not_updated", "492431430e4845f0b8e80dfeb1b205f4", "model %s: serves on as it was"),
+    ("model_rolled_back", "e85b6a3f26b3473298554e809419002f", "model %s: rolled back: "),
+    ("model_quarantined", "bc1b3e507c6949bbb96149879e3d7f44", "model %s: quarantined: "),
+    ("model_without_plan", "efd876cb7b514c2faedeaf63707b6a40", "model %s: no plan that fits: "),
+    (
         "camera_without_lanes",
         "b0ebf0940db144ae9643f10aa060e807",
         "camera %s: no lanes from now on: ",
     ),
-    CatalogEntry(
-        "settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"
-    ),
-    CatalogEntry("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
-    CatalogEntry("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
+    ("settings_not_reloaded", "3396544b0eb84bd2bbc4339419923905", "settings: not reloaded"),
+    ("broker_unreachable", "0ec5f7503b454daca46dbc3a7b7040e3", "mqtt: cannot reach "),
+    ("broker_refuses", "61fa3493f4c241af80f91b4afbb5af02", "mqtt: %s refuses us: "),
 )
+_EVENT_PATTERNS = [
+    (error_id, message_id, re.compile(re.escape(text).replace("%s", r"[^:\n]+")))
+    for error_id, message_id, text in EVENTS
+]
 # Errors that end the daemon, by the name of their class, which the record has in `error_classes`.
 ENDING = {
     "SettingsError": "9ecac4ab6ba545f393ab0a632035235f",
@@ -251,7 +165,7 @@ ENDING = {
 
 
 def writes_to_journal() -> bool:
-    """Return whether stderr is the journal itself, and no file or pipe of whoever started this."""
+    """Return whether stderr is the journal itself, and no file or pipe."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -299,7 +213,6 @@ class JournalHandler(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
-    """Return the fields of a record whose formatted text is `text`."""
     fields: dict[str, str] = {}
     template, _, _ = str(record.msg).partition(":")
     if template in _SUBJECTS and record.args and isinstance(record.args, tuple):
@@ -309,9 +222,9 @@ def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
     for name in getattr(record, "error_classes", ()):
         if name in ENDING:
             return {**fields, "ERROR_ID": name, "MESSAGE_ID": ENDING[name]}
-    for event in EVENTS:
-        if event.pattern.match(text):
-            return {**fields, "ERROR_ID": event.error_id, "MESSAGE_ID": event.message_id}
+    for error_id, message_id, pattern in _EVENT_PATTERNS:
+        if pattern.match(text):
+            return {**fields, "ERROR_ID": error_id, "MESSAGE_ID": message_id}
     return fields
 
 
@@ -323,7 +236,6 @@ _ESCAPED = {
 
 
 def journal_listens() -> bool:
-    """Return whether stderr is connected to systemd's journal."""
     return bool(os.environ.get("JOURNAL_STREAM"))
 
 
@@ -338,12 +250,8 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Which records are logged, and the format of their time.
-
-    Attributes:
-        verbose_level: 1 and more adds debug records.
-        iso8601: date and time in UTC.
-    """
+    """Which records are logged, debug ones from `verbose_level` 1 on, and the format of their
+    time."""
 
     info: bool = True
     warning: bool = True
@@ -353,15 +261,10 @@ class LogSettings:
 
 
 class LogSwitches(logging.Filter):
-    """Applies log settings from their first change on; before that the logging configuration is
-    untouched.
-
-    The settings apply to the handlers of the root logger, the only handlers of the daemon.
+    """Applies log settings to the handlers of the root logger, from their first change on.
 
     Attributes:
-        settings: those that apply now; see `change`.
-
-    Args:
+        settings: those that apply now.
         file: the log file; empty is stderr.
     """
 
@@ -373,7 +276,6 @@ class LogSwitches(logging.Filter):
         self.settings = LogSettings(verbose_level=int(verbose))
 
     def change(self, **changes: Any) -> LogSettings:
-        """Apply the given values; the other settings stay."""
         with self._lock:
             self.settings = settings = replace(self.settings, **changes)
             root = logging.getLogger()
@@ -411,13 +313,10 @@ class LogFormatter(logging.Formatter):
     `2026-01-31T12:00:00Z I text`; for the journal, which adds its own time, `<6>text`; or as JSON.
 
     A text is of limited length and shows no secret; its further lines are indented, control
-    characters escaped. JSON is
-    one object on its own line, with the full time in any case; duplicate fields of a record are
-    left out.
+    characters escaped. JSON is one object on its own line, with the full time in any case.
 
     Args:
         switches: whether times are ISO8601 now.
-        json: objects instead of texts.
         journal: the lines go to the journal, each with its priority.
         prefixed: the priority is a prefix of the line; False where it is sent beside the text.
     """
@@ -470,22 +369,17 @@ class LogFormatter(logging.Formatter):
 
 
 def logs_json() -> bool:
-    """Return whether the log is JSON, for programs."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return any(isinstance(each, LogFormatter) and each.json for each in formatters)
 
 
 def logs_fields() -> bool:
-    """Return whether records reach the journal with their fields."""
     return any(isinstance(each, JournalHandler) for each in logging.getLogger().handlers)
 
 
 def check_log_file(path: str) -> None:
-    """Return if the log can be appended to `path`; changes nothing.
-
-    Raises:
-        SettingsError: it cannot, and will not be; Unavailable if it may be later.
-    """
+    """Raise SettingsError where the log cannot be appended to `path`, Unavailable where it may be
+    later; nothing is changed."""
     try:
         # O_NONBLOCK: the open of a pipe must not wait for its reader.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -505,7 +399,7 @@ def _not_writable(path: str, error: OSError) -> SettingsError | Unavailable:
     return error_of_place(error, f"log.file: {path}: cannot be written: {error.strerror}")
 
 
-class LogFile(logging.FileHandler):
+class LogFile(WatchedFileHandler):
     """Appends to a file, and to a new one where that was moved or removed, as logrotate does; where
     it cannot, stderr gets one line for each reason, and the log's lines are lost."""
 
@@ -518,27 +412,19 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         # O_NONBLOCK: neither the open of a pipe nor a line waits for its reader.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.baseFilename, flags, 0o666)
-        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123
+        return open(
+            self.baseFilename,
+            "a",
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666),
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            former = self.stream
-            if former is not None and not self._is_at_path(former):
-                self.stream = self._open()
-                former.close()
+            super().emit(record)
         except OSError:
             self.handleError(record)
-        super().emit(record)
-
-    def _is_at_path(self, stream: io.TextIOWrapper) -> bool:
-        own = os.fstat(stream.fileno())
-        try:
-            found = os.stat(self.baseFilename)  # noqa: PTH116 - half the time, at every line
-        except FileNotFoundError:
-            return False
-        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
 
     # The name is that of logging.Handler.
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
@@ -563,7 +449,6 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
     process runs.
 
     Args:
-        settings: the section `[log]`.
         fields: the journal gets fields with each record, where systemd's Python library is
             installed; such records do not reach a console beside the journal.
 
@@ -591,7 +476,6 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
 
 
 def end_logging() -> None:
-    """Write the counts of repeated lines that are due, and close the log."""
     for handler in logging.getLogger().handlers:
         for each in handler.filters:
             if isinstance(each, LineLimits):

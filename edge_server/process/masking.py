@@ -29,7 +29,7 @@ _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
 _LONG = 4096
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
-# One table for the process, as the root logger is one: whoever writes a text need not know who
+# One table for the process, as the root logger is one: the writer of a text need not know who
 # holds a secret. Longest first, as a secret may begin with another; replaced, never changed.
 _patterns: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
@@ -50,7 +50,6 @@ def remember_login(user: str, password: str) -> None:
 
 
 def masked(text: str) -> str:
-    """Return `text` with `MASK` instead of every secret."""
     for secret, pattern in _patterns:
         if len(text) < _LONG or _may_have(text, secret):
             text = pattern.sub(MASK, text)
@@ -115,7 +114,6 @@ def _logins(text: str) -> Iterator[re.Match[str]]:
 
 
 def _keyed_values(text: str) -> Iterator[re.Match[str]]:
-    """Yield the values behind `_KEYS` and an equals sign."""
     at = 0
     while (at := text.find("=", at)) >= 0:
         at += 1

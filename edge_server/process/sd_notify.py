@@ -14,12 +14,8 @@ NOTIFY_TIMEOUT_S = 1.0
 
 
 def notify(*assignments: str) -> bool:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
-    raises, and returns whether they were sent.
-
-    Waits at most `NOTIFY_TIMEOUT_S` for a service manager that does not read: lanes continue
-    without the notification, and systemd's own timeouts apply.
-    """
+    """Return whether `READY=1`, `STATUS=…`, `WATCHDOG=1`, … were sent to systemd; never raise, and
+    wait at most `NOTIFY_TIMEOUT_S` for one that does not read."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False

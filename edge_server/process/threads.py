@@ -1,9 +1,7 @@
 """Threads for work that ends, beside `Worker` for work that repeats.
 
-Where the system refuses a thread, `run_parallel` and `side_by_side` do the work with the threads
-that they got, or on the caller's; `start_thread` returns False and `start_future` None, and their
-caller decides;
-`run_with_timeout` raises.
+Where the system refuses a thread, `run_parallel` and `side_by_side` use those that they got, or the
+caller's; `start_thread` returns False and `start_future` None; `run_with_timeout` raises.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.errors import ModelLoadError, Unavailable
 
@@ -54,7 +53,7 @@ def require_wanted() -> None:
 
 
 def start_thread(name: str, work: Callable[[], object]) -> bool:
-    """Start `work` on a daemon thread of its own; return False if the system refuses a thread."""
+    """Start `work` on a new daemon thread; return False if the system refuses a thread."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError:
@@ -63,13 +62,13 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
 
 
 def start_future(name: str, work: Callable[[], R]) -> Future[R] | None:
-    """Start `work` on a daemon thread of its own; None if the system refuses a thread."""
+    """Start `work` on a new daemon thread; None if the system refuses a thread."""
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             future.set_exception(error)
 
     return future if start_thread(name, run) else None
@@ -78,44 +77,28 @@ def start_future(name: str, work: Callable[[], R]) -> Future[R] | None:
 def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return `function(item)` for each item, in order, with up to `limit` calls at a time.
 
-    The caller's thread waits, so that signals are handled meanwhile; it does the work itself where
-    there is one item, or no other thread. After an exception the other items are still done; then
-    the first exception is raised.
-
-    Args:
-        name: of the threads.
-        limit: the number of threads.
-        function: called on any of the threads.
-        items: the arguments.
+    The caller's thread waits; it does the work itself where there is one item, or no other thread.
+    After an exception the other items are still done; then the first exception is raised.
     """
     todo = deque(enumerate(items))
     results: dict[int, R] = {}
     errors: list[BaseException] = []
 
     def work() -> None:
-        while todo:
-            try:
+        with suppress(IndexError):
+            while True:
                 index, item = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[index] = function(item)
-            # The caller raises it.
-            except BaseException as error:  # noqa: BLE001
-                errors.append(error)
+                try:
+                    results[index] = function(item)
+                # The caller raises it.
+                except BaseException as error:  # noqa: BLE001
+                    errors.append(error)
 
-    threads: list[threading.Thread] = []
-    for _ in range(min(limit, len(todo)) if len(todo) > 1 else 0):
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            break
-        threads.append(thread)
-    if not threads:
+    count = min(limit, len(todo)) if len(todo) > 1 else 0
+    started = [future for _ in range(count) if (future := start_future(name, work))]
+    if not started:
         work()
-    for thread in threads:
-        thread.join()
+    wait(started)
     if errors:
         raise errors[0]
     return [results[index] for index in sorted(results)]
@@ -125,10 +108,6 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
     """Run all functions, each on its own thread; return when all are done.
 
     An exception in one function is logged, and does not stop the others.
-
-    Args:
-        works: the functions.
-        name: of the threads.
     """
 
     def do(work: Callable[[], None]) -> None:
@@ -151,18 +130,16 @@ def run_with_timeout(
     *,
     late: Callable[[], None],
 ) -> T:
-    """Run `work` on a thread of its own; return its result or raise its exception.
+    """Run `work` on a new thread; return its result or raise its exception.
 
     Args:
-        name: the name of the thread.
         work: receives a function to call at each sign of progress, which raises `GivenUp` once
             this call has ended.
         timeout_s: the longest time between two signs of progress, in seconds.
         late: called on that thread if the work ends after the timeout.
 
     Raises:
-        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
-            running with all resources that it holds.
+        Hangs: the work made no progress in time. It keeps running with all that it holds.
         GivenUp: see `require_wanted`; likewise.
         ModelLoadError: the system refuses a thread.
     """
@@ -176,19 +153,15 @@ def run_with_timeout(
         progress_s = time.monotonic()
 
     def run() -> None:
-        result: T | None = None
-        raised: BaseException | None = None
+        settle: Callable[[], None]
         try:
-            result = work(note_progress)
+            settle = partial(outcome.set_result, work(note_progress))
         # The waiting caller raises it, even a SystemExit of a model.
         except BaseException as error:  # noqa: BLE001
-            raised = error
+            settle = partial(outcome.set_exception, error)
         # False where the caller has given up.
         if outcome.set_running_or_notify_cancel():
-            if raised is None:
-                outcome.set_result(cast("T", result))
-            else:
-                outcome.set_exception(raised)
+            settle()
             return
         try:
             late()

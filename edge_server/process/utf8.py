@@ -34,7 +34,6 @@ def shortened(text: str, longest: int, *, counted: bool = False) -> str:
 
 
 def is_utf8(name: str) -> bool:
-    """Return whether a file name is valid UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -25,14 +25,13 @@ class AwakeTime:
     """The age of what one monitor watches, without the time in which the monitor did not run.
 
     A process that was stopped, suspended or starved runs all its threads again at once, and the
-    monitor may be the first of them. By the clock alone everything would then seem to hang. What
-    this counts was there in all that time, and the monitor looked at it again and again.
+    monitor may be the first of them. By the clock alone everything would then seem to hang.
 
     For the monitor's thread alone.
 
     Args:
         longest_s: the time between two looks that counts at most; of a longer one the rest was
-            sleep. It is to be more than the monitor's period, and less than its limits.
+            sleep. It is more than the monitor's period, and less than its limits.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -64,12 +63,8 @@ class AwakeTime:
 class Backoff:
     """Doubling delays with jitter, so that the devices of a fleet do not reconnect all at once.
 
-    The n-th delay lies between half and the whole of `first_s * 2**n`, at most `longest_s`.
-
-    Args:
-        first_s: upper bound of the first delay.
-        longest_s: upper bound of all delays.
-        draw: returns a number in 0..1 for each delay; 1.0 always takes the whole delay.
+    The n-th delay lies between half and the whole of `first_s * 2**n`, at most `longest_s`; `draw`
+    says where, in 0..1.
     """
 
     def __init__(
@@ -81,7 +76,6 @@ class Backoff:
         self._whole_s = first_s
 
     def next_s(self) -> float:
-        """Return the delay before the next attempt."""
         whole_s = self._whole_s
         self._whole_s = min(self.longest_s, whole_s * 2)
         return whole_s * (0.5 + self._draw() / 2)
@@ -174,7 +168,6 @@ class Worker:
 
     @property
     def limit_s(self) -> float:
-        """The current limit for the next progress."""
         return self.heartbeat[1]
 
     @property
@@ -183,7 +176,6 @@ class Worker:
         return self._heartbeat
 
     def stuck(self, now: float) -> bool:
-        """Return whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
         at, limit_s = self._heartbeat
         return self.alive and now - at > limit_s
 
@@ -212,12 +204,8 @@ class Worker:
 def check_progress(workers: Sequence[Worker], awake: AwakeTime) -> None:
     """Raise where a worker hangs or has died.
 
-    Only the main loop calls it, so that no timer thread can feed the watchdog while a stage is
-    stuck.
-
-    Args:
-        workers: all workers whose end or hang must end the process, so that systemd restarts it.
-        awake: of the main loop, which has just looked.
+    Only the main loop calls it, which has just looked with `awake`, so that no timer thread can
+    feed the watchdog while a stage is stuck.
 
     Raises:
         StageStuck: a worker's tick has passed its deadline, or raised this.

@@ -1,6 +1,6 @@
 """The detection of changes: the scan of the repositories, and which changes are complete.
 
-What the scans found of a model is a `SeenFiles`, which the model's record holds between two scans.
+What the scans found of a model is a `SeenFiles`, which the caller keeps between two scans.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
 @dataclass(frozen=True)
 class Change:
     """A complete change of one model.
-
-    Attributes:
-        tree: the model's directory; None if it was removed; with a fault if it is unusable.
+    Attributes: tree: the model's directory; None if it was removed; with a fault if it is unusable.
     """
 
     name: str
@@ -82,9 +80,7 @@ class Change:
 @dataclass(frozen=True)
 class _Candidate:
     """A change that may be incomplete: first seen at `since` (monotonic, s), in `scans` scans.
-
-    `files` None is a model that is missing.
-    """
+    `files` None is a model that is missing."""
 
     files: FileSet | None
     since: float
@@ -107,10 +103,8 @@ class SeenFiles:
 
     @staticmethod
     def of_earlier_run(files: tuple[SeenFile, ...]) -> SeenFiles:
-        """Return the files that a model serves already, from an earlier run.
-
-        A model that also has empty directories is reported once more.
-        """
+        """Return the files that a model serves already, from an earlier run. A model that also has
+        empty directories is reported once more."""
         return SeenFiles(FileSet(files, _directories(files)))
 
     def doubted(self) -> SeenFiles:
@@ -222,10 +216,8 @@ class ChangeDetector:
 
 
 class InotifyWatch:
-    """Waits for a change among the models of `repositories`. Not thread-safe.
-
-    Without free inotify watches, or on a file system without events, the wait only times out.
-    """
+    """Waits for a change among the models of `repositories`. Not thread-safe. Without free inotify
+    watches, or on a file system without events, the wait only times out."""
 
     def __init__(self, repositories: Sequence[Path]) -> None:
         self._repositories = tuple(repositories)

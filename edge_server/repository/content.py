@@ -289,12 +289,9 @@ class PrivateDirectory:
 
 
 class PrivateCopies:
-    """Copies each model at the time of its load, for repositories that are not watched.
-
-    No repository file stays open or mapped, because truncating a mapped file would kill the
-    process, and no file can change after its check against the manifest. Links are followed.
-    Thread-safe.
-    """
+    """Copies each model at the time of its load, for repositories that are not watched. No
+    repository file stays open or mapped, because truncating a mapped file would kill the process,
+    and no file can change after its check against the manifest. Links are followed. Thread-safe."""
 
     def __init__(self, directory: PrivateDirectory) -> None:
         self._directory = directory
@@ -303,11 +300,8 @@ class PrivateCopies:
 
     def copy(self, directory: Path) -> ModelFiles:
         """Return the files of a copy of the model in `directory`; reuse an unchanged copy.
-
-        Raises:
-            ModelConfigError: the model cannot be read or copied, differs from its manifest, or
-                keeps changing.
-        """
+        Raises: ModelConfigError: the model cannot be read or copied, differs from its manifest, or
+            keeps changing."""
         with self._lock:
             copy = self._copies.get(directory)
         if copy is None or copy.tree != _look(directory):
@@ -425,10 +419,7 @@ def model_names(repository: Path) -> list[str]:
 
 def usable_tree(repository: Path, name: str) -> ModelTree:
     """Scan model `name`.
-
-    Raises:
-        ModelConfigError: the model does not exist or is unusable.
-    """
+    Raises: ModelConfigError: the model does not exist or is unusable."""
     if not is_model_name(name) or not os.path.lexists(repository / name):
         raise ModelConfigError(f"{repository}: there is no model '{name}'")
     tree = look_at(repository, name)

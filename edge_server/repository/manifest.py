@@ -98,10 +98,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.format(data, indent=2) + b"\n"
 
     def missing(self, tree: ModelTree) -> str:
-        """Return the first difference of `tree` by name or size, or "" if there is none.
-
-        The text calls the manifest "it", to stand behind the manifest's name.
-        """
+        """Return the first difference of `tree` by name or size, or "" if there is none. The text
+        calls the manifest "it", to stand behind the manifest's name."""
         sizes = {file.path: file.size for file in tree.files}
         return self._difference(tree.name, sizes, tree.empty_directories, "it")
 
@@ -149,10 +147,8 @@ def unfit(
 
 
 def allows_interface_change(path: Path) -> bool:
-    """Return whether the manifest at `path` allows its model to break its callers.
-
-    A missing or invalid manifest does not.
-    """
+    """Return whether the manifest at `path` allows its model to break its callers. A missing or
+    invalid manifest does not."""
     try:
         with path.open("rb") as file:
             manifest = Manifest.parse(file.read(MOST_MANIFEST_BYTES))
@@ -169,10 +165,8 @@ def read_manifest(tree: ModelTree) -> Manifest:
 
 
 def read_about(tree: ModelTree, path: str) -> bytes | None:
-    """Return the manifest or the signature of `tree`, which is at `path`; None if there is none.
-
-    A file that is too long is cut, but long enough to be found invalid.
-    """
+    """Return the manifest or the signature of `tree`, which is at `path`; None if there is none. A
+    file that is too long is cut, but long enough to be found invalid."""
     if all(file.path != path for file in tree.files):
         return None
     try:
@@ -183,11 +177,9 @@ def read_about(tree: ModelTree, path: str) -> bytes | None:
 
 
 class SignaturePolicy:
-    """Accepts only models with a signature of a trusted key, depending on its mode.
-
-    The signature covers the exact bytes of manifest.json, which names the model and the SHA-256 of
-    every file. A signature has no time, so an older signed model is accepted as well.
-    """
+    """Accepts only models with a signature of a trusted key, depending on its mode. The signature
+    covers the exact bytes of manifest.json, which names the model and the SHA-256 of every file. A
+    signature has no time, so an older signed model is accepted as well."""
 
     def __init__(self, mode: Literal["off", "warn", "require"], keys: Sequence[Path]) -> None:
         """Read the public keys.
@@ -196,9 +188,8 @@ class SignaturePolicy:
             mode: `off` checks nothing, `warn` logs the faults that `require` refuses.
             keys: the PEM files of Ed25519 public keys; a signature of any of them is valid.
 
-        Raises:
-            SettingsError: `require` has no keys, a file holds no key, or the package that reads
-                keys is missing.
+        Raises: SettingsError: `require` has no keys, a file holds no key, or the package that reads
+            keys is missing.
         """
         self.mode = mode
         self._keys = {} if mode == "off" else {path: _public_key(path) for path in keys}
@@ -258,11 +249,8 @@ class SignaturePolicy:
 class SigningKey:
     def __init__(self, path: Path) -> None:
         """Read the key from the PEM file `path`.
-
-        Raises:
-            SettingsError: the file is unreadable, accessible to others, encrypted or holds no
-                Ed25519 key, or the package for keys is missing; the text names file and remedy.
-        """
+        Raises: SettingsError: the file is unreadable, accessible to others, encrypted or holds no
+            Ed25519 key, or the package for keys is missing; the text names file and remedy."""
         ed25519, serialization = _cryptography()
         try:
             with path.open("rb") as file:
@@ -301,12 +289,10 @@ class SigningKey:
 def make_keys(path: Path) -> Path:
     """Write a new private key to `path` for its owner only, and the public key beside it.
 
-    Returns:
-        The file of the public key: `path` with the suffix `.pub`.
+    Returns: The file of the public key: `path` with the suffix `.pub`.
 
-    Raises:
-        SettingsError: one of the files exists already or cannot be written; neither file is
-            changed in this case.
+    Raises: SettingsError: one of the files exists already or cannot be written; neither file is
+        changed in this case.
     """
     ed25519, serialization = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()

@@ -7,8 +7,6 @@ could hardly hold. `Incoming.take` checks each path again.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import json
 import lzma
@@ -20,7 +18,7 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edge_server.board.installation import remedy
@@ -58,17 +56,6 @@ _IMAGE_MANIFESTS = (
 # archives of text shrink well.
 _MOST_RATIO = 100
 _ALWAYS_BYTES = 64 << 20
-# tarfile reads a header of any length into memory, and keeps it; those of a model are a block for
-# each file, and with a long name three or four.
-_LONGEST_READ_BYTES = 4 << 20
-_LONGEST_HEADER_BYTES = 256 << 10
-_MOST_HEADERS_BYTES = 2048 * MOST_FILES + _LONGEST_HEADER_BYTES
-_OPENERS: tuple[tuple[bytes, Callable[..., Any]], ...] = (
-    (b"\x1f\x8b", gzip.open),
-    (b"\xfd7zXZ", lzma.open),
-    (b"BZh", bz2.open),
-    (b"", open),
-)
 _BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -241,8 +228,7 @@ def archive_entries(path: Path) -> Iterator[Entry]:
     The model is what lies beside its config.pbtxt, or beside version directories; directories above
     it are left out. Each entry is to be read before the next.
 
-    Raises:
-        ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
+    Raises: ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
     """
     with _naming(path), _opened(path) as (members, read):
         root = _root(path, members)
@@ -281,43 +267,8 @@ def _opened(path: Path) -> Iterator[tuple[list[_Member], Callable[[_Member], Any
             found = list(_checked(path, limit, map(_of_zip, archive.infolist())))
             yield found, lambda member: archive.open(member.source)
         return
-    with path.open("rb") as file:
-        first = file.read(8)
-    opener = next(each for magic, each in _OPENERS if first.startswith(magic))
-    with opener(path, "rb") as plain:
-        careful = _Careful(plain)
-        tar = tarfile.open(fileobj=cast("IO[bytes]", careful), mode="r:")  # noqa: SIM115 - of `plain`
-        found = list(_checked(path, limit, map(_of_tar, tar)))
-        careful.reads_headers = False
-
-        def read(member: _Member) -> Any:
-            return tar.extractfile(member.source)
-
-        yield found, read
-
-
-class _Careful:
-    """A file that refuses to be read into memory in one piece larger than any header may be, and
-    in more pieces than the headers of a model are.
-
-    Attributes:
-        reads_headers: set until all of them are read, and counts.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek, self.tell = file.seek, file.tell
-        self.reads_headers = True
-        self._left = _MOST_HEADERS_BYTES
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= (_LONGEST_HEADER_BYTES if self.reads_headers else _LONGEST_READ_BYTES):
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        if self.reads_headers:
-            self._left -= size
-            if self._left < 0:
-                raise tarfile.ReadError(f"headers of more than {_MOST_HEADERS_BYTES} bytes")
-        return self._file.read(size)
+    with tarfile.open(path) as tar:
+        yield list(_checked(path, limit, map(_of_tar, tar))), lambda m: tar.extractfile(m.source)
 
 
 def _of_zip(info: zipfile.ZipInfo) -> _Member:
@@ -332,8 +283,6 @@ def _of_tar(info: tarfile.TarInfo) -> _Member:
     if not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
         raise ModelConfigError(f"{info.name[:200]!r} is neither a file nor a directory")
     runs = bool(info.mode & stat.S_IXUSR)
-    # Each member has a copy of the archive's own headers, as many as they are.
-    info.pax_headers = {}
     return _Member(info.name, info.size, info.isdir(), runs, info)
 
 

@@ -137,8 +137,7 @@ class OciRepository(HttpsStore):
     oras parses the reference and logs in. Its own `pull` neither checks the digests of blobs nor
     resumes, so the blobs are fetched like any other file here.
 
-    Raises:
-        ValueError: `reference` is none.
+    Raises: ValueError: `reference` is none.
     """
 
     def __init__(self, reference: str) -> None:

@@ -72,8 +72,7 @@ class Repositories:
 
         Plain files beside the models, and directories without a valid model name, are left out.
 
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
+        Raises: ModelConfigError: a repository itself cannot be read.
         """
         directories: dict[str, list[Path]] = {}
         for path in self._paths:
@@ -94,10 +93,8 @@ class Repositories:
         return dict(sorted(zip(directories, found, strict=True)))
 
     def find(self, name: str) -> ModelFiles | ModelConfigError | None:
-        """Return one model's files or the error; None if no repository holds the model.
-
-        An invalid model name never reaches the file system.
-        """
+        """Return one model's files or the error; None if no repository holds the model. An invalid
+        model name never reaches the file system."""
         if not is_model_name(name):
             return None
         found = [path / name for path in self._paths if _may_be_directory(path / name)]
@@ -105,10 +102,7 @@ class Repositories:
 
     def names(self) -> dict[str, int]:
         """Return model name → number of repositories that hold the model.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
+        Raises: ModelConfigError: a repository itself cannot be read."""
         directories = (directory for path in self._paths for directory in _directories(path))
         return Counter(d.name for d in directories if is_model_name(d.name))
 
@@ -180,11 +174,9 @@ def _versions(model: Path) -> dict[int, Path]:
 
 
 class SeenFile(NamedTuple):
-    """A regular file of a model as scanned; two values are compared for equality only.
-
-    A clock that was set back and an older file copied over a newer one are changes, too. A writer
-    may set `mtime_ns` back, but not `ctime_ns`; 0 comes from a store that did not record it.
-    """
+    """A regular file of a model as scanned; two values are compared for equality only. A clock that
+    was set back and an older file copied over a newer one are changes, too. A writer may set
+    `mtime_ns` back, but not `ctime_ns`; 0 comes from a store that did not record it."""
 
     path: str
     size: int
@@ -267,10 +259,7 @@ def models_in(repository: Path) -> list[ModelTree]:
 
 def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     """Scan one model's directory; a read error becomes the tree's fault.
-
-    Args:
-        follow_links: True follows links, for a repository whose writers are trusted.
-    """
+    Args: follow_links: True follows links, for a repository whose writers are trusted."""
     with _directory(repository) as descriptor:
         return _look(descriptor, repository, name, follow_links=follow_links)
 
@@ -291,10 +280,7 @@ def fingerprint(directory: Path) -> Fingerprint:
 @contextmanager
 def opened(tree: ModelTree, path: str) -> Iterator[int]:
     """Open the file at `path` of `tree`; follow links only if `tree` follows them.
-
-    Raises:
-        OSError: the file is gone, is not a regular file, or is reached through a link.
-    """
+    Raises: OSError: the file is gone, is not a regular file, or is reached through a link."""
     *folders, last = [tree.name, *path.split("/")]
     if ".." in folders:
         raise OSError(f"{path}: leads out of the model")

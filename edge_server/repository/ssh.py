@@ -66,8 +66,7 @@ class RemoteRepository:
     def run(self, *verb: str, entries: Iterator[Entry] | None = None) -> None:
         """Run `edge-server models` with `verb` there; what it prints is printed here.
 
-        Args:
-            entries: a model to send to its standard input, as an archive.
+        Args: entries: a model to send to its standard input, as an archive.
 
         Raises:
             EdgeServerError: the verb failed there, with its text.

@@ -29,7 +29,6 @@ from edge_server.repository.content import (
 )
 from edge_server.repository.scan import look
 from edge_server.repository.store_state import (
-    MOST_QUARANTINED,
     KeptCopy,
     StateFile,
     StoreState,
@@ -81,10 +80,8 @@ class StagedModel:
 
 class Copies:
     """Keeps complete copies as `copies/<key>/<model>` below `directory`, never a partial copy.
-
     Unfinished copies are in `incoming` and are removed at the next start. The caller locks all
-    methods but `is_whole`.
-    """
+    methods but `is_whole`."""
 
     def __init__(self, directory: Path) -> None:
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
@@ -126,11 +123,9 @@ class Copies:
         return None if size_bytes > 0 else found
 
     def is_whole(self, kept: KeptCopy, name: str) -> bool | None:
-        """Return whether the copy is unchanged, byte by byte.
-
-        None means that the copy cannot be read now, for example because the disk fails or too many
-        files are open; the copy may be intact.
-        """
+        """Return whether the copy is unchanged, byte by byte. None means that the copy cannot be
+        read now, for example because the disk fails or too many files are open; the copy may be
+        intact."""
         try:
             tree = look(self._finished / kept.key, name)
             if tree.fault:
@@ -152,10 +147,8 @@ class Copies:
         remove(place)
 
     def finish(self, place: Path, key: str) -> None:
-        """Make the contents of `place` the copy of `key`, durably.
-
-        An existing copy of the same key is kept, because its content is the same.
-        """
+        """Make the contents of `place` the copy of `key`, durably. An existing copy of the same key
+        is kept, because its content is the same."""
         if key in self._sizes:
             return
         sync(place)
@@ -256,7 +249,18 @@ class ModelStore:
         self._state = self._file.read()
         # Not resolved: a repository that is a link stays the same when its target changes.
         paths = tuple(sorted({os.path.abspath(path) for path in repositories}))  # noqa: PTH100
-        recovered = self._file.recovered(self._state, self._copies.keys, self._boot, paths)
+        before = self._state.repositories
+        recovered = self._state.recovered(self._copies.keys, self._boot).followed(paths)
+        if before and recovered.repositories != before:
+            log.warning(
+                "model store %s: was last used for %s, now for %s: the models and the quarantine "
+                "of those are not used, but kept until they are followed again; of these %d models "
+                "are known",
+                directory,
+                ", ".join(before),
+                ", ".join(paths),
+                len(recovered.models),
+            )
         self._note(lambda _: recovered)
         self._tidy()
         self.release_noted()
@@ -292,7 +296,6 @@ class ModelStore:
             content = copy_model(tree, place / tree.name)
             self._check_signature(tree.name, place / tree.name)
             kept = KeptCopy(content.digest, content.key(tree.name), tree.files)
-            self._require_room_in_quarantine(tree, kept)
             with self._lock:
                 staged = self._copies.lend(tree.name, kept)
                 is_known = kept.key in self._copies.keys
@@ -325,11 +328,9 @@ class ModelStore:
             self._tidy()
 
     def forget(self, name: str) -> None:
-        """Remove all copies of `name`, which was removed from the repository.
-
-        On a full disk the copies go first, to make room for the state: a copy that the state
-        mentions and that is not there is one that is dropped at the next start.
-        """
+        """Remove all copies of `name`, which was removed from the repository. On a full disk the
+        copies go first, to make room for the state: a copy that the state mentions and that is not
+        there is one that is dropped at the next start."""
         with self._lock, self._writing():
             state = self._state.forgotten(name)
             try:
@@ -343,11 +344,9 @@ class ModelStore:
             self._tidy()
 
     def last_good(self) -> dict[str, StagedModel]:
-        """Return model name → last known good copy, each verified byte by byte.
-
-        A damaged copy is dropped. If the newest copy is damaged, quarantined or not signed as the
-        policy requires now, the copy before it counts.
-        """
+        """Return model name → last known good copy, each verified byte by byte. A damaged copy is
+        dropped. If the newest copy is damaged, quarantined or not signed as the policy requires
+        now, the copy before it counts."""
         with self._lock:
             models = dict(self._state.models)
         # Hashing 200 MB takes 0.1 to 0.4 s on one core.
@@ -361,11 +360,9 @@ class ModelStore:
 
     @contextmanager
     def loading(self, staged: StagedModel) -> Iterator[None]:
-        """Record on disk, inside the block, that `staged` is loading, in case the process dies.
-
-        The end of the block, even by an exception, clears the record; an end without an exception
-        clears earlier deaths, too.
-        """
+        """Record on disk, inside the block, that `staged` is loading, in case the process dies. The
+        end of the block, even by an exception, clears the record; an end without an exception
+        clears earlier deaths, too."""
         self._note(lambda state: state.began(staged.name, staged.digest, self._boot))
         loaded = False
         try:
@@ -427,17 +424,6 @@ class ModelStore:
             return staged
         return None
 
-    def _require_room_in_quarantine(self, tree: ModelTree, kept: KeptCopy) -> None:
-        with self._lock:
-            count = len(self._state.quarantined)
-            known = {*self._state.quarantined, *(each.digest for each in self._state.kept)}
-        if count >= MOST_QUARANTINED and kept.digest not in known:
-            raise ModelConfigError(
-                f"{tree.directory}: {count} models are in quarantine, and none of them is "
-                "forgotten: nothing new is taken before some are let out with `edge-server models "
-                "release NAME`"
-            )
-
     def _check_signature(self, name: str, directory: Path) -> None:
         if self._signatures is not None:
             self._signatures.check(name, manifest_and_signature(directory))
@@ -488,15 +474,15 @@ class ModelStore:
 
     def _tidy(self) -> None:
         """Remove the copies that are neither recorded in the state nor in use."""
-        self._copies.keep_only({*self._state.unclaimed, *(kept.key for kept in self._state.kept)})
+        self._copies.keep_only({kept.key for kept in self._state.kept})
 
     def _make_room(self, size_bytes: int) -> None:
-        """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies
-        that served before, oldest first, those of other repositories before those of these."""
+        """Drop copies until there is space for `size_bytes`: copies that served before,
+        oldest first."""
         self._tidy()
         beyond = self._copies.size_bytes + size_bytes - self._most_bytes
         lacking = size_bytes + self._floor_bytes() - free_bytes(self._directory)
-        spare = [*self._state.unclaimed, *(kept.key for kept in self._state.spare)]
+        spare = [kept.key for kept in self._state.spare]
         going = self._copies.oldest(spare, max(beyond, lacking))
         if going is None and beyond >= lacking:
             raise InternalError(

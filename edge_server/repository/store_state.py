@@ -35,13 +35,9 @@ MOST_KEPT = 3
 # reasons, often while an engine is cranked, but not again and again.
 MOST_CRASHES = 2
 MOST_RESETS = 5
-# More than the number of models that one process can load at once.
-_MOST_DEATHS = 4096
-# Quarantined digests are never dropped; at this number the store refuses new content.
-MOST_QUARANTINED = 4096
-_LONGEST_REASON = 1000
 # Earlier sets of repositories that a store remembers.
 MOST_SETS = 8
+_LONGEST_REASON = 1000
 FORMAT = 1
 _LOCK = "lock"
 
@@ -84,7 +80,6 @@ class StoreState(msgspec.Struct, frozen=True):
         deaths: digest → the deaths during its loads since the last successful load.
         repositories: the repositories of these models, sorted; empty if not known yet.
         elsewhere: the states for other sets of repositories, the last used first.
-        unclaimed: the keys of copies that no state mentions, after a state could not be read.
     """
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
@@ -95,7 +90,6 @@ class StoreState(msgspec.Struct, frozen=True):
     quarantined_as: dict[str, str] = {}
     repositories: tuple[str, ...] = ()
     elsewhere: tuple[StoreState, ...] = ()
-    unclaimed: tuple[str, ...] = ()
 
     @property
     def kept(self) -> list[KeptCopy]:
@@ -107,15 +101,15 @@ class StoreState(msgspec.Struct, frozen=True):
     def spare(self) -> list[KeptCopy]:
         """The copies that may be dropped for space, in that order: all but the last known good
         copies of these repositories."""
-        histories = [list(state.models.values()) for state in (*self.elsewhere, self)]
-        elsewhere, here = list(chain(*histories[:-1])), histories[-1]
+        elsewhere = [history for other in self.elsewhere for history in other.models.values()]
+        here = list(self.models.values())
         older = (
             sorted((kept for history in each for kept in history[1:]), key=attrgetter("turn"))
             for each in (elsewhere, here)
         )
         last = sorted((history[0] for history in elsewhere), key=attrgetter("turn"))
         serves = {history[0].key for history in here}
-        return [kept for kept in [*chain(*older), *last] if kept.key not in serves]
+        return [kept for kept in (*chain(*older), *last) if kept.key not in serves]
 
     def followed(self, repositories: tuple[str, ...]) -> StoreState:
         """Return the state for these repositories, with the other states kept in `elsewhere`."""
@@ -123,16 +117,11 @@ class StoreState(msgspec.Struct, frozen=True):
             return self
         if not self.repositories:
             return replace(self, repositories=repositories)
-        new = StoreState(repositories=repositories)
-        known = (other for other in self.elsewhere if other.repositories == repositories)
-        left = replace(self.stopped(), elsewhere=(), unclaimed=())
-        others = [left, *(o for o in self.elsewhere if o.repositories != repositories)]
-        return replace(
-            next(known, new),
-            turn=max(self.turn, *(other.turn for other in self.elsewhere), 0),
-            elsewhere=tuple(others[:MOST_SETS]),
-            unclaimed=self.unclaimed,
-        )
+        others = {other.repositories: other for other in self.elsewhere}
+        known = others.pop(repositories, StoreState(repositories=repositories))
+        left = (replace(self.stopped(), elsewhere=()), *others.values())
+        turn = max(each.turn for each in (*left, known))
+        return replace(known, turn=turn, elsewhere=left[:MOST_SETS])
 
     def committed(self, name: str, copy: KeptCopy) -> StoreState:
         """Return the state in which `copy` is the last known good copy of `name`."""
@@ -150,7 +139,6 @@ class StoreState(msgspec.Struct, frozen=True):
             self,
             models={name: history for name, history in models.items() if history},
             elsewhere=tuple(other.without(keys) for other in self.elsewhere),
-            unclaimed=tuple(key for key in self.unclaimed if key not in keys),
         )
 
     def forgotten(self, name: str) -> StoreState:
@@ -172,6 +160,20 @@ class StoreState(msgspec.Struct, frozen=True):
         """Return the state without loads in progress, so that none counts as a death."""
         return replace(self, loading={})
 
+    def recovered(self, there: Collection[str], boot: str) -> StoreState:
+        """Return the state after the last process has ended, and log what has become of it.
+        Args: there: the keys of the copies that the store holds."""
+        for name, history in self.models.items():
+            for kept in history:
+                if kept.key not in there:
+                    log.warning("model %s: its copy %s is gone", name, kept.key)
+        state = self.without({kept.key for kept in self.kept} - {*there}).interrupted(boot)
+        for name, load in self.loading.items():
+            log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
+            if load.digest in state.quarantined:
+                log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
+        return state
+
     def interrupted(self, boot: str) -> StoreState:
         """Count each load left in `loading` at a start as a death; quarantine after too many."""
         state = self.stopped()
@@ -181,8 +183,7 @@ class StoreState(msgspec.Struct, frozen=True):
             before = self.deaths.get(digest, Deaths())
             crashed = was_up[digest]
             now = Deaths(before.crashes + crashed, before.resets + (not crashed))
-            deaths = list({**state.deaths, digest: now}.items())
-            state = replace(state, deaths=dict(deaths[-_MOST_DEATHS:]))
+            state = replace(state, deaths={**state.deaths, digest: now})
             if now.crashes >= MOST_CRASHES or now.resets >= MOST_RESETS:
                 state = state.quarantine(digest, _reason(now), name)
         return state
@@ -285,27 +286,18 @@ class _OtherFormat(ValueError):
 
 
 class StateFile:
-    """`state.json` in `directory`, with the previous state in `state.before.json`.
-
-    After a crash the file holds the old or the new state.
-
-    Attributes:
-        was_unreadable: True if the last `read` found a file that it could not use.
-    """
+    """`state.json` in `directory`, with the previous state in `state.before.json`. After a crash
+    the file holds the old or the new state."""
 
     def __init__(self, directory: Path) -> None:
-        self.was_unreadable = False
         self._directory = directory
         self._path = directory / "state.json"
         self._before = directory / "state.before.json"
         self._new = directory / "state.json.tmp"
 
     def read(self) -> StoreState:
-        """Return the last state that was written; set an unreadable file aside and log that once.
-
-        A store starts with the previous or an empty state rather than not at all.
-        """
-        self.was_unreadable = False
+        """Return the last state that was written; set an unreadable file aside and log that once. A
+        store starts with the previous or an empty state rather than not at all."""
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -313,7 +305,6 @@ class StateFile:
                 # The very first start, or a crash between the two renames of `write`.
                 continue
             except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-                self.was_unreadable = True
                 suffix = (
                     f".format-{error.format}" if isinstance(error, _OtherFormat) else ".damaged"
                 )
@@ -332,10 +323,8 @@ class StateFile:
         return StoreState()
 
     def look(self) -> StoreState:
-        """Return the last state as `read` does, for a process that does not own the store.
-
-        The method changes and logs nothing.
-        """
+        """Return the last state as `read` does, for a process that does not own the store. The
+        method changes and logs nothing."""
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -349,41 +338,6 @@ class StateFile:
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
         data = msgspec.json.encode(envelope)
         atomic_write(self._path, data, mode=0o600, beside=self._new, previous=self._before)
-
-    def recovered(
-        self, state: StoreState, there: set[str], boot: str, repositories: tuple[str, ...]
-    ) -> StoreState:
-        """Return the state after the last process has ended, and log what has become of it."""
-        before, known = state, {kept.key for kept in state.kept}
-        for name, history in before.models.items():
-            for kept in history:
-                if kept.key not in there:
-                    log.warning("model %s: its copy %s is gone", name, kept.key)
-        state = before.without({*known, *before.unclaimed} - there).interrupted(boot)
-        for name, load in before.loading.items():
-            log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
-            if load.digest in state.quarantined:
-                log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
-        if self.was_unreadable:
-            state = replace(state, unclaimed=tuple(sorted(there - known)))
-            log.warning(
-                "model store %s: its state is lost, at least in part; its %d copies of unknown "
-                "models stay in its directory copies until their room is needed",
-                self._directory,
-                len(state.unclaimed),
-            )
-        followed = state.followed(repositories)
-        if state.repositories and followed.repositories != state.repositories:
-            log.warning(
-                "model store %s: was last used for %s, now for %s: the models and the quarantine "
-                "of those are not used, but kept until they are followed again; of these %d models "
-                "are known",
-                self._directory,
-                ", ".join(state.repositories),
-                ", ".join(repositories),
-                len(followed.models),
-            )
-        return followed
 
 
 def _decode(data: bytes) -> StoreState:

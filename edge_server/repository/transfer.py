@@ -76,10 +76,7 @@ class BrokenArchive(ModelConfigError):
 @dataclass(frozen=True)
 class Entry:
     """A directory or a file of a model.
-
-    Attributes:
-        read: returns the next bytes of the file, at most so many; None for a directory.
-    """
+    Attributes: read: returns the next bytes of the file, at most so many; None for a directory."""
 
     path: str
     read: Callable[[int], bytes] | None = None
@@ -221,10 +218,8 @@ def locked(repository: Path) -> Iterator[None]:
 
 
 def swap(one: Path, other: Path) -> None:
-    """Swap the names of two directories, atomically if the file system can do that.
-
-    Otherwise `other` is missing for a moment; after a crash in that moment `tidy` restores it.
-    """
+    """Swap the names of two directories, atomically if the file system can do that. Otherwise
+    `other` is missing for a moment; after a crash in that moment `tidy` restores it."""
     if _exchange(one, other):
         return
     aside = other.with_name(f"{_ASIDE}{secrets.token_hex(4)}-{other.name}")
@@ -317,8 +312,7 @@ def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Deliv
     If the process ends at any time, the model's name refers to the complete old or to the complete
     new directory. Leftovers have a dot name, and the next transfer removes them.
 
-    Args:
-        name: the model; if given, `entries` may lack a manifest, and must be complete.
+    Args: name: the model; if given, `entries` may lack a manifest, and must be complete.
 
     Raises:
         ModelConfigError: the model is not as its manifest says, or larger than a model may be; or
@@ -460,8 +454,7 @@ class Incoming:
 def roll_back(repository: Path, name: str) -> int:
     """Swap model `name` with its previous model; a second call undoes the swap.
 
-    Returns:
-        The time just before the swap, `time.monotonic_ns()`.
+    Returns: The time just before the swap, `time.monotonic_ns()`.
 
     Raises:
         NotFound: the repository holds no previous model.
@@ -489,8 +482,7 @@ def roll_back(repository: Path, name: str) -> int:
 def to_last_good(repository: Path, name: str, store: Path | None = None) -> int:
     """Place the last known good copy of `name` from the daemon that watches this repository.
 
-    Returns:
-        The time just before the placement, `time.monotonic_ns()`; 0 if the content was there.
+    Returns: The time just before the placement, `time.monotonic_ns()`; 0 if the content was there.
 
     Raises:
         NotFound: no daemon watches the repository, or it has no good copy of the model.

@@ -80,39 +80,42 @@ class Report(NamedTuple):
 
 
 class VerdictFile:
-    """Writes the verdict on each model into the store. Thread-safe.
-
-    The verdicts need not be durable, because a restart writes them again. A failed write is logged
-    once and has no other effect.
-    """
+    """Writes the verdict on each model into the store. Thread-safe. The verdicts need not be
+    durable, because a restart writes them again. A failed write is logged once and has no other
+    effect."""
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
         self._path = store / _NAME
         self._repositories = [str(path.resolve()) for path in repositories]
         self._lock = threading.Lock()
-        self.failed = False
+        self._written: Mapping[str, Verdict] | None = None
+        self._failed = False
         self.write(dict)
 
     def write(self, verdicts: Callable[[], Mapping[str, Verdict]]) -> None:
-        """Write the verdicts that `verdicts` returns; the last call writes the last verdicts."""
+        """Write the verdicts that `verdicts` returns, unless they are written already; the last
+        call writes the last verdicts."""
         with self._lock:
+            models = dict(verdicts())
+            if models == self._written:
+                return
             pid = os.getpid()
             fields = {
                 "format": FORMAT,
                 "pid": pid,
                 "started": _started(pid),
                 "repositories": self._repositories,
-                "models": {name: verdict._asdict() for name, verdict in verdicts().items()},
+                "models": {name: verdict._asdict() for name, verdict in models.items()},
             }
             beside = self._path.with_suffix(".tmp")
             try:
                 beside.write_text(json.dumps(fields))
                 beside.replace(self._path)
-                self.failed = False
+                self._written, self._failed = models, False
             except OSError as error:
-                if not self.failed:
+                if not self._failed:
                     log.warning("model store: %s cannot be written: %s", self._path, error)
-                self.failed = True
+                self._written, self._failed = None, True
 
 
 def read_report(store: Path) -> Report | None:
@@ -188,10 +191,7 @@ class Held(NamedTuple):
 
 def followed(repository: Path, store: Path | None = None) -> Followed | None:
     """Return the daemon that watches `repository`, a running one first; None without any.
-
-    Raises:
-        SettingsError: no daemon was found and a store could not be read.
-    """
+    Raises: SettingsError: no daemon was found and a store could not be read."""
     unreadable: SettingsError | None = None
     found: Followed | None = None
     for place in stores_here() if store is None else [store]:
@@ -313,8 +313,7 @@ def release(
 ) -> dict[str, bool]:
     """Release the quarantined content of model `name` whose digest begins with `digest`.
 
-    Args:
-        digest: the beginning of the digest; empty releases all content of the model.
+    Args: digest: the beginning of the digest; empty releases all content of the model.
 
     Returns:
         Digest → whether a daemon has released it already; otherwise the next daemon that opens the

@@ -369,7 +369,7 @@ def lanes_in(
         pipeline = LanePipeline(Camera("calibrate", uri), DataPlane(registry), model, ())
         pipeline.validate()
         for frame in frames_of_source(uri):
-            yield bgr_of(frame.image), pipeline.detect(frame).lanes
+            yield bgr_of(frame.image), pipeline.lane_model.detect(frame).lanes
     finally:
         control.close(_CLOSE_S)
         scheduling.close()

@@ -43,6 +43,8 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError
 from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_validation import golden_pairs, not_finite
 from edge_server.lifecycle.records import ModelTable
@@ -466,7 +468,9 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     stack.callback(registry.clear)
     completion = Completion(gpus=devices.count, no_gpu=devices.reason)
     loader = RepositoryLoader(
-        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
+        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
+        Repositories([repository]),
+        completion=completion,
     )
     if failed := loader.load_all():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -284,7 +285,10 @@ class InProcess:
     def __init__(self, repository: Path) -> None:
         self.registry = ModelRegistry()
         assert (
-            RepositoryLoader(ModelTable(self.registry), Repositories([repository])).load_all() == []
+            RepositoryLoader(
+                ModelLifecycle(ModelTable(self.registry)), Repositories([repository])
+            ).load_all()
+            == []
         )
         self._data_plane = DataPlane(self.registry)
         self.answered: queue.Queue[tuple[str, ResponseCallback]] = queue.Queue()

@@ -88,7 +88,7 @@ def test_lanes_go_on_and_the_daemon_ends(
     running = threading.Thread(target=daemon.run, args=(stop,))
     running.start()
     try:
-        wait_until(lambda: "does not let itself be read" in caplog.text, 30)
+        wait_until(lambda: "cannot be read" in caplog.text, 30)
         seen = len(lanes)
         wait_until(lambda: len(lanes) >= seen + 10, 30)
         assert running.is_alive()

@@ -84,7 +84,7 @@ def test_a_wrong_configuration_is_a_fault_with_its_remedy(tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("fault   settings"))
     assert 'did you mean "host"?' in lines[place]
-    assert f"-> mend it; then edge-server check --config {config}" in lines[place + 1]
+    assert f"-> fix it; then edge-server check --config {config}" in lines[place + 1]
     assert done.stdout.isascii()
 
 

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, rep
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES
 from edge_server.cameras.source import open_source
-from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
+from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
@@ -55,13 +54,22 @@ def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> LiveSource:
 
 
 def frames_of(uri: str, number: int) -> list[Frame]:
-    source = opened(uri)
-    try:
-        frames = [source.read() for _ in range(number)]
-    finally:
-        source.close()
-    assert all(frames)
-    return [frame for frame in frames if frame is not None]
+    """The first frames of a camera; opened again where the encoder of a camera beside much else
+    falls silent, as a daemon does."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            source = opened(uri)
+            try:
+                frames = [source.read() for _ in range(number)]
+            finally:
+                source.close()
+        except SourceError as error:
+            if error.reason not in {"stalled", "unavailable"} or time.monotonic() > end:
+                raise
+        else:
+            assert all(frames)
+            return [frame for frame in frames if frame is not None]
 
 
 def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
@@ -248,80 +256,6 @@ def test_the_camera_knows_its_colours(live_cameras: LiveCameras) -> None:
     shown = bgr_of(frame.image).astype(int)
     originals = (cv2.cvtColor(each, cv2.COLOR_YUV2BGR_I420).astype(int) for each in clip)
     assert min(np.abs(shown - each).mean() for each in originals) < 6
-
-
-@pytest.mark.parametrize("digest", [False, True])
-def test_a_password_opens_and_a_wrong_one_says_so_and_is_not_shown(
-    live_cameras: LiveCameras, digest: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    camera = live_cameras.rtsp(digest=digest, **LOGIN)
-    where = f"127.0.0.1:{camera.port}/camera"
-    assert frames_of(f"rtsp://{IN_URI}{where}", 1)
-    source = opened(f"rtsp://{where}", SourceOptions(Credentials(**LOGIN)))
-    source.close()
-    error = refusal(f"rtsp://edge:wrong-password@{where}")
-    assert error.reason == "unauthorized"
-    assert "wrong-password" not in str(error) + caplog.text
-    assert LOGIN["password"] not in caplog.text
-
-
-def test_a_wrong_path_a_wrong_port_and_a_wrong_name_each_say_so(live_cameras: LiveCameras) -> None:
-    camera = live_cameras.rtsp()
-    error = refusal(f"rtsp://127.0.0.1:{camera.port}/kamera")
-    assert (error.reason, "check the path" in str(error)) == ("not_found", True)
-    camera.kill()
-    error = refusal(camera.uri())
-    assert (error.reason, "refuses the connection" in str(error)) == ("unavailable", True)
-    error = refusal("rtsp://camera.invalid/live")
-    assert (error.reason, "name 'camera.invalid' is not known" in str(error)) == (
-        "unavailable",
-        True,
-    )
-
-
-def test_hosts_that_do_not_respond_are_given_up(live_cameras: LiveCameras) -> None:
-    ports = live_cameras.silent_port(), live_cameras.dropping_port()
-    begin = time.monotonic()
-    with ThreadPoolExecutor() as both:
-        errors = both.map(refusal, [f"rtsp://127.0.0.1:{port}/live" for port in ports])
-        assert [error.reason for error in errors] == ["unavailable"] * 2
-    assert time.monotonic() - begin < 10
-
-
-def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras) -> None:
-    camera = live_cameras.rtsp()
-    source = opened(camera.uri())
-    camera.kill()
-    error, seconds = failure(source)
-    assert (error.reason, seconds < NOTICED_S) == ("lost", True)
-
-
-@pytest.mark.parametrize(
-    ("way", "query"),
-    [
-        ("silence", ""),
-        ("silence", "?transport=udp"),
-        ("hang", ""),
-        ("hang", "?transport=udp"),
-        ("proxy", ""),
-    ],
-)
-def test_a_silent_camera_is_stalled_long_before_rtspsrc_notices(
-    live_cameras: LiveCameras, way: str, query: str
-) -> None:
-    camera = live_cameras.rtsp()
-    proxy = live_cameras.proxy(camera.port)
-    source = opened(camera.uri(proxy.port if way == "proxy" else None) + query)
-    source.read()
-    if way == "proxy":
-        proxy.stall()
-    elif way == "hang":
-        camera.hang()
-    else:
-        camera.command("silence")
-    error, seconds = failure(source)
-    assert (error.reason, seconds < NOTICED_S) == ("stalled", True)
 
 
 def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import cv2
 import numpy as np
@@ -27,7 +28,7 @@ from support.waiting import wait_until
 
 from edge_server.cameras.gstreamer import gstreamer_missing
 from edge_server.cameras.source import open_source
-from edge_server.cameras.source_uri import SourceOptions
+from edge_server.cameras.source_uri import Credentials, SourceOptions
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -36,11 +37,16 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
     from support.live_cameras.started import LiveCameras
 
+    from edge_server.cameras.frame import FrameSource
+
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
 RECONNECTS = ROOT / "tests/support/live_cameras/reconnects.py"
 PATIENCE_S = 30.0
-RIGHT, WRONG = "p:@/ %4", "guess-0815"
+RIGHT, WRONG = "p:@/ %4", "guess-0815@"
+AWKWARD = "q8Zr@:/#%?[]&+ é"
+# A failure is noticed after half a second; the rest is for a machine under load.
+NOTICED_S = 3.0
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
 
 
@@ -347,16 +353,120 @@ def test_a_jpeg_that_is_too_much_work_costs_its_camera_alone(
     running.wait_for_state("ok")
 
 
+# The reader alone
+
+
+def opened(reader: str, uri: str, credentials: Credentials | None = None) -> FrameSource:
+    options = SourceOptions(credentials, reader=reader)  # type: ignore[arg-type]  # one of both
+    return open_source(uri, options=options)
+
+
+def failure(source: FrameSource) -> SourceError:
+    """The error that ends the reading, within the time in which it is to be noticed."""
+    begin = time.monotonic()
+    try:
+        while time.monotonic() - begin < PATIENCE_S:
+            source.read()
+    except SourceError as error:
+        assert time.monotonic() - begin < NOTICED_S
+        return error
+    finally:
+        source.close()
+    raise AssertionError("the camera did not fail")
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_any_password_opens_and_a_wrong_one_is_called_one_and_not_shown(
+    live_cameras: LiveCameras,
+    reader: str,
+    digest: bool,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level("DEBUG")
+    camera = live_cameras.rtsp(user="driver", password=AWKWARD, digest=digest)
+    bare = f"rtsp://127.0.0.1:{camera.port}/camera"
+    opened(reader, camera.uri()).close()
+    opened(reader, bare, Credentials("driver", AWKWARD)).close()
+    for uri in (camera.uri(password=WRONG), bare):
+        with pytest.raises(SourceError, match="password") as caught:
+            opened(reader, uri)
+        assert caught.value.reason == "unauthorized"
+        assert WRONG not in str(caught.value)
+    # FFmpeg and OpenCV write to the descriptor itself.
+    written = "".join(capfd.readouterr()) + caplog.text
+    for secret in (WRONG, AWKWARD):
+        assert secret not in written
+        assert quote(secret, safe="") not in written
+
+
+def test_a_wrong_path_port_or_name_is_named(live_cameras: LiveCameras, reader: str) -> None:
+    camera, web = live_cameras.rtsp(), live_cameras.mjpeg()
+    for uri, text, reason in (
+        (f"rtsp://127.0.0.1:{camera.port}/front", "check the path|look its path", "not_found"),
+        (f"rtsp://127.0.0.1:{web.port}/x", "check scheme and port", "unavailable"),
+        (f"rtsps://127.0.0.1:{camera.port}/x", "no TLS at .* or write rtsp://", "unavailable"),
+        ("rtsp://127.0.0.1:1/x", "127.0.0.1:1 refuses the connection; check", "unavailable"),
+        ("rtsp://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+        ("http://kamera.invalid/x", "'kamera.invalid' is not known .*check its s", "unavailable"),
+        ("rtsp://kam..era/x", "'kam..era' is not known .*check its spelling", "unavailable"),
+    ):
+        with pytest.raises(SourceError, match=text) as caught:
+            opened(reader, uri)
+        assert caught.value.reason == reason, uri
+
+
+def test_a_silent_and_an_unreachable_host_do_not_hold_the_reader(
+    live_cameras: LiveCameras, reader: str
+) -> None:
+    for port, text in (
+        (live_cameras.silent_port(), "accepts the connection and sends nothing"),
+        (live_cameras.dropping_port(), "is not reachable; check the address"),
+    ):
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=text):
+            opened(reader, f"rtsp://127.0.0.1:{port}/x")
+        assert time.monotonic() - begun < 4 + 2 * NOTICED_S
+
+
+def test_a_killed_camera_is_lost_at_once(live_cameras: LiveCameras, reader: str) -> None:
+    for camera in (live_cameras.rtsp(), live_cameras.mjpeg()):
+        source = opened(reader, camera.uri())
+        camera.kill()
+        assert failure(source).reason == "lost"
+
+
+@pytest.mark.parametrize("way", ["silence", "hang", "proxy", "mjpeg", "silence udp", "hang udp"])
+def test_a_silent_camera_is_stalled_long_before_a_library_notices(
+    live_cameras: LiveCameras, reader: str, way: str
+) -> None:
+    if way == "mjpeg":
+        jpegs = live_cameras.mjpeg()
+        source = opened(reader, jpegs.uri())
+        jpegs.stall()
+        assert failure(source).reason == "stalled"
+        return
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    query = "?transport=udp" if way.endswith("udp") else ""
+    source = opened(reader, camera.uri(proxy.port if way == "proxy" else None) + query)
+    source.read()
+    if way == "proxy":
+        proxy.stall()
+    elif way.startswith("hang"):
+        camera.hang()
+    else:
+        camera.command("silence")
+    assert failure(source).reason == "stalled"
+
+
 def test_a_message_of_rtsp_without_end_takes_little_memory(reader: str) -> None:
     header = b"RTSP/1.0 200 OK\r\nCSeq: 1\r\n"
     length = b"Content-Type: application/sdp\r\nContent-Length: 2000000000\r\n\r\nv=0\r\n"
     for head, more in ((header, b"X: " + b"x" * 60_000 + b"\r\n"), (header + length, length)):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with served(head, 100 * more) as port, pytest.raises(SourceError):
-            open_source(
-                f"rtsp://127.0.0.1:{port}/x",
-                options=SourceOptions(reader=reader),  # type: ignore[arg-type]  # one of both
-            )
+            opened(reader, f"rtsp://127.0.0.1:{port}/x")
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown_kib < 600 * 1024
 
@@ -365,12 +475,11 @@ def test_a_camera_that_redirects_to_another_host_is_not_read(
     live_cameras: LiveCameras, reader: str
 ) -> None:
     camera = live_cameras.rtsp().uri()
-    options = SourceOptions(reader=reader)  # type: ignore[arg-type]  # one of both
     same = live_cameras.redirecting_port(camera)
-    open_source(f"rtsp://127.0.0.1:{same.port}/x", options=options).close()
+    opened(reader, f"rtsp://127.0.0.1:{same.port}/x").close()
     other = live_cameras.redirecting_port(camera, "127.0.0.2")
     with pytest.raises(SourceError, match="the camera redirects to") as raised:
-        open_source(f"rtsp://127.0.0.2:{other.port}/x", options=options)
+        opened(reader, f"rtsp://127.0.0.2:{other.port}/x")
     assert raised.value.reason == "not_found"
 
 

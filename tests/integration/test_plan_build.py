@@ -12,12 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.processes import is_running
+from support.waiting import wait_until
 
 from edge_server import errors
 from edge_server.backends.tensorrt import plan_process
@@ -444,20 +445,8 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         (child,) = _children(asking.pid)
         assert os.getpriority(os.PRIO_PROCESS, child) == 19
         assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"
-        descriptor = os.pidfd_open(child)
         asking.send_signal(signal.SIGKILL)
-        began = time.monotonic()
-        while Path(f"/proc/{child}/stat").exists() and _state(child) != "Z":
-            assert time.monotonic() - began < 30, "it outlived who asked for it"
-            time.sleep(0.01)
-        os.close(descriptor)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
+        wait_until(lambda: not is_running(child), 30)
 
 
 def _children(pid: int | None = None) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.processes import is_running
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -289,11 +290,4 @@ def test_nothing_outlives_a_daemon_that_is_killed(
     with pytest.raises(InferenceServerException):
         act(connection, "hang", client_timeout=0.2)
     process.popen.kill()
-    wait_until(lambda: not _lives(pid), TIMEOUT_S)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_running(pid), TIMEOUT_S)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import is_running
 from support.waiting import wait_until
 
 from edge_server.errors import Unavailable
@@ -106,7 +107,8 @@ def test_a_crash_is_the_end_of_what_the_process_has_started(tmp_path: Path) -> N
     pids = tmp_path / "pids"
     program = f"sleep 600 & echo $! >>{pids}; kill -ABRT $PPID"
     assert failure("os:system", program, timeout_s=30) == "died of SIGABRT"
-    wait_until_gone(int(pids.read_text()))
+    pid = int(pids.read_text())
+    wait_until(lambda: not is_running(pid), 20)
 
     forks = "__import__('os').fork() and __import__('os').abort() or __import__('signal').pause()"
     assert failure("builtins:eval", forks, timeout_s=30) == "died of SIGABRT"
@@ -128,13 +130,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
     time.sleep(start_s / 2)
     parent.send_signal(signal.SIGKILL)
     parent.wait(30)
-    wait_until_gone(int(pids[0]))
-
-
-def wait_until_gone(pid: int) -> None:
-    status = Path(f"/proc/{pid}/status")
-    # Whoever inherits it may reap it late.
-    wait_until(lambda: not (status.exists() and "State:\tZ" not in status.read_text()), 20)
+    wait_until(lambda: not is_running(int(pids[0])), 20)
 
 
 def test_a_package_s_own_folder_among_the_paths_hides_no_module_of_python(

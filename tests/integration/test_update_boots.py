@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.simulated_jetson.firmware import TRIES, Firmware
 
-from edge_server.board.boot_slots import BootSlots, Slot
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile, Slot
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 

@@ -12,8 +12,7 @@ import pytest
 from support.simulated_jetson.board import make_keys, programs
 from support.simulated_jetson.firmware import Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import BootSlots, RecordFile, UpdateRecord
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from support.simulated_jetson.board import (
 )
 from support.simulated_jetson.firmware import TRIES, Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 

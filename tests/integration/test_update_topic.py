@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from support.mosquitto import Subscriber
 
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 from support.systemd_machine import Container, skip_where_no_container_can_be_made
 from support.waiting import wait_until
 
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable
 

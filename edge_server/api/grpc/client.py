@@ -77,7 +77,6 @@ TOKEN = "EDGE_SERVER_TOKEN"  # noqa: S105 - its name
 
 
 def socket_target(path: str) -> str:
-    """Return the Unix socket's address in gRPC's notation."""
     return f"unix:{quote(str(Path(path).absolute()))}"
 
 
@@ -85,8 +84,7 @@ def target_of(settings: Grpc) -> str:
     """Return where a client on this machine calls the daemon that runs with `settings`: its Unix
     socket where it has one.
 
-    Raises:
-        SettingsError: there is no side that a client without a certificate can call.
+    Raises: SettingsError: there is no side that a client without a certificate can call.
     """
     if not settings.enabled:
         raise SettingsError("grpc: it is off; set enabled = true in [grpc]")
@@ -101,20 +99,12 @@ def target_of(settings: Grpc) -> str:
 
 
 class DaemonClient:
-    """A connection to the gRPC server of a daemon on this machine; each method is one call.
+    """The gRPC server of a daemon on this machine; each method is one call, from any thread.
 
     Every method raises an EdgeServerError by the status of the response: Unavailable where nothing
-    answers, InvalidRequest, NotFound, … with the server's own text. Methods may be called from any
-    thread.
+    answers, InvalidRequest, NotFound, … with the server's own text.
 
-    Attributes:
-        target: the address, in gRPC's notation.
-
-    Args:
-        settings: the daemon's.
-
-    Raises:
-        SettingsError: see `target_of`.
+    Raises: SettingsError: see `target_of`.
     """
 
     def __init__(self, settings: Grpc) -> None:
@@ -132,7 +122,6 @@ class DaemonClient:
         self._channel.close()
 
     def server(self) -> Any:
-        """Return the `ServerMetadataResponse`."""
         return self._call(self._triton.ServerMetadata, pb.ServerMetadataRequest())
 
     def is_ready(self) -> bool:
@@ -143,7 +132,6 @@ class DaemonClient:
         return tuple(self._call(self._triton.RepositoryIndex, pb.RepositoryIndexRequest()).models)
 
     def statistics(self, model: str = "") -> Sequence[Any]:
-        """Return the `ModelStatistics` of each loaded version, of all models by default."""
         request = pb.ModelStatisticsRequest(name=model)
         return tuple(self._call(self._triton.ModelStatistics, request).model_stats)
 
@@ -166,11 +154,8 @@ class DaemonClient:
         version: str = "",
         classes: Mapping[str, int] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Return the outputs of one request by name.
-
-        Args:
-            classes: output → number of classes to return in its place, as texts
-                `score:index:label`.
+        """Return the outputs of one request by name; of an output in `classes` so many of its
+        classes, as texts `score:index:label`.
         """
         request = infer_request(model, inputs, version, classes)
         result = InferResult(self._call(self._triton.ModelInfer, request, _INFER_S))
@@ -189,7 +174,6 @@ class DaemonClient:
         return send
 
     def cameras(self) -> Sequence[Any]:
-        """Return the `Camera` messages of LaneService."""
         request = lanes_pb.ListCamerasRequest()
         return tuple(self._call_lanes("ListCameras", request, lanes_pb.ListCamerasResponse).cameras)
 
@@ -204,7 +188,6 @@ class DaemonClient:
             return None
 
     def _call_lanes(self, name: str, request: Any, response: type[Any]) -> Any:
-        """Call a method of LaneService, of which no stub is generated."""
         method = self._channel.unary_unary(
             f"{_LANES}{name}",
             request_serializer=type(request).SerializeToString,
@@ -237,8 +220,7 @@ def infer_request(
 ) -> Any:
     """Return a `ModelInferRequest` with the tensors as raw bytes.
 
-    Raises:
-        InvalidRequest: the protocol has no type for an array's elements.
+    Raises: InvalidRequest: the protocol has no type for an array's elements.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, array in inputs.items():
@@ -271,12 +253,11 @@ class SelfCall:
     """Calls Health/Check periodically, over one connection that stays open.
 
     A full server is healthy: one without a free thread, or one at its connection limit, which
-    closes a new connection at once. A server whose clients leave between the call, which finds it
-    full, and the test of a new connection, which does not, is healthy too. So is one whose address
-    this machine has no more, as that of an interface whose cable is out.
+    closes a new connection at once; also where its clients leave before the new connection is
+    tried. So is one whose address this machine has no more, as that of an interface whose cable is
+    out.
 
     Args:
-        target: the server's address, in gRPC's notation.
         connect: opens a plain connection to the server, from the server's own address.
         waiting: returns the number of accepted calls without a thread.
         metadata: headers that the call must carry.
@@ -386,8 +367,7 @@ def _client_hello() -> bytes:
 def not_ready_reason(settings: Grpc) -> str:
     """Return why the server of another process is not ready; empty if it is.
 
-    The call goes to the Unix socket where there is one. A TCP side with TLS is called without a
-    certificate: it counts as ready once it answers a ClientHello.
+    A TCP side with TLS, which this process cannot call, is ready once it answers a ClientHello.
     """
     metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
     if settings.tls.on and settings.socket is None:
@@ -411,8 +391,7 @@ def not_ready_reason(settings: Grpc) -> str:
 
 
 def server_name(settings: Grpc) -> str:
-    """Return name and version of the server of another process with these settings; empty where it
-    does not say them. The call goes to the Unix socket where that responds, else to TCP."""
+    """Return name and version of another process's server; empty where neither side says them."""
     for each in dict.fromkeys((settings.socket, None)):
         with (
             suppress(EdgeServerError),

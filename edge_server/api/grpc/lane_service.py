@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from edge_server.api.admission import SHUTTING_DOWN
+from edge_server.api.grpc.methods import parsing
 from edge_server.cameras.status import CameraState
 from edge_server.errors import (
     InvalidRequest,
@@ -44,7 +44,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
 # Methods that parse and serialise their messages themselves.
 OVER_BYTES = ("StreamLanes", "StreamEvents")
 _LONGEST_CAUSE = 200
-_LONGEST_REQUEST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,6 @@ class LaneSources:
 
 
 class LaneServicer:
-    """Serves lanes, events, cameras and the vehicle's state.
-
-    Args:
-        sources: of the daemon.
-        streams: admits streams, and ends them.
-        traffic: limits how long a stream's first request takes.
-        now_ns: CLOCK_MONOTONIC.
-    """
-
     def __init__(
         self,
         sources: LaneSources,
@@ -210,8 +200,7 @@ class LaneServicer:
     def _opened(self, context: Any) -> Iterator[list[Callable[[], object]]]:
         """Hold a stream's place for the block, also before its first request has arrived.
 
-        Yields a list whose last entry is called once the server closes; at first it cancels the
-        call.
+        Yields a list whose last entry is called once the server closes.
         """
         when_closed: list[Callable[[], object]] = [context.cancel]
 
@@ -241,21 +230,12 @@ def _ending() -> Unavailable:
 
 
 def _parse(request: bytes | None, kind: Any) -> Any:
-    name = kind.DESCRIPTOR.name
     if request is None:
-        raise InvalidRequest(f"the call ended without a {name}")
-    if len(request) > _LONGEST_REQUEST_BYTES:
-        raise InvalidRequest(
-            f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_REQUEST_BYTES} at most"
-        )
-    try:
-        return kind.FromString(request)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is no {name}: {error}") from error
+        raise InvalidRequest(f"the call ended without a {kind.DESCRIPTOR.name}")
+    return parsing(kind)(request)
 
 
 def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:
-    """Give `reader` the acknowledgements of its client, until the call is over."""
     try:
         for data in requests:
             _acknowledge(_parse(data, pb.StreamLanesRequest), reader)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
-from edge_server.api import statuses
+from edge_server.api import calls
 from edge_server.api.access import UPDATES
 from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS = {error: grpc.StatusCode[status.grpc] for error, status in statuses.STATUS.items()}
+STATUS = {error: grpc.StatusCode[status.grpc] for error, status in calls.STATUS.items()}
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024
@@ -78,12 +78,7 @@ def unary(
     """Return a handler that runs `behaviour` and maps every exception to a status.
 
     On the wire a call with one request is a stream of one. As such a stream the call reads its
-    request itself, so that `traffic` can limit how long the request takes. gRPC keeps a response
-    twice until its client has read it: a large one is counted and watched until then.
-
-    Args:
-        path: of the method, as on the wire.
-        traffic: reads the request and watches that the client reads the response; None only reads.
+    request itself, so that `traffic` can limit how long the request takes.
     """
     traffic = traffic or Traffic()
     budget = traffic.budget
@@ -97,14 +92,13 @@ def unary(
         call = UnaryCall(context, budget)
         try:
             if len(request) >= COUNTED_FROM_BYTES:
-                call.count(len(request))
+                budget.take(len(request))
+                call.counted_bytes = len(request)
             if request.startswith(COMPRESSED):
                 request = traffic.decompressed(request, call)
             response = behaviour(request, call)
             if len(response) >= WATCHED_FROM_BYTES:
-                budget.take(len(response), instead_of=call.counted_bytes)
-                call.counted_bytes = len(response)
-                traffic.watch(context, call.release)
+                traffic.send(response, call)
             elif call.counted_bytes:
                 call.release()
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
@@ -148,19 +142,10 @@ def _parsing(
 ) -> Callable[..., Any]:
     """Return a behaviour over bytes; `rules` may refuse a request with settings to change."""
     is_update = rules is not None and path in UPDATES
-    parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
-    name = method.input_type.name
+    parse = parsing(GetMessageClass(method.input_type))
 
     def respond(request: bytes, call: UnaryCall) -> bytes:
-        if len(request) > _LONGEST_QUESTION_BYTES:
-            raise errors.InvalidRequest(
-                f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
-                "at most"
-            )
-        try:
-            message = parse(request)
-        except DecodeError as error:
-            raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
+        message = parse(request)
         if is_update and rules is not None and message.settings:
             metadata = call.context.invocation_metadata()
             if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
@@ -173,6 +158,24 @@ def _parsing(
     return respond
 
 
+def parsing(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that parses a short message of that type, or raises InvalidRequest."""
+    name = kind.DESCRIPTOR.name
+
+    def parse(request: bytes) -> Any:
+        if len(request) > _LONGEST_QUESTION_BYTES:
+            raise errors.InvalidRequest(
+                f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
+                "at most"
+            )
+        try:
+            return kind.FromString(request)
+        except DecodeError as error:
+            raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
+
+    return parse
+
+
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(request: object, context: object) -> Any:  # noqa: ARG001 - grpc passes both
         raise errors.Unsupported(f"{name} is not offered by this server")
@@ -181,7 +184,6 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
-    """Return the status code of `error`; an error without a mapping is INTERNAL."""
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
@@ -211,12 +213,7 @@ def header_text(text: str) -> str:
 
 
 class UnaryCall:
-    """A unary call: its request is cancelled once the call is over; see `Call`.
-
-    Attributes:
-        context: gRPC's.
-        counted_bytes: until `release`.
-    """
+    """A unary call: its request is cancelled once the call is over; see `Call`."""
 
     __slots__ = ("_budget", "context", "counted_bytes")
 
@@ -226,7 +223,6 @@ class UnaryCall:
         self.counted_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Count more bytes until the response takes their place; see `Call`."""
         self._budget.take(size_bytes)
         self.counted_bytes += size_bytes
 

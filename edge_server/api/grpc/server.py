@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules
-from edge_server.api.calls import CallTraces, RequestMetrics
+from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.client import SelfCall
 from edge_server.api.grpc.lane_service import SERVICE
 from edge_server.api.grpc.side import (
@@ -22,7 +22,6 @@ from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.headers import HeaderForwarding
 from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.data_plane import BoundedControl
-from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.data_plane import DataPlane, ModelControl
+    from edge_server.inference.tracing import Tracer
     from edge_server.settings import Grpc
 
 log = logging.getLogger(__name__)
@@ -49,12 +49,7 @@ class GrpcServer:
     calls are served after `start`.
 
     Args:
-        name: the server's name for clients.
-        control, log_switches: see `TritonServicer`.
-        shared_memory: the regions that clients register; None where they may register none.
         tokens: that calls over TCP need; None needs none.
-        tracer: traces requests; None traces none.
-        requests: counts inference requests; None counts them for nobody.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -103,7 +98,8 @@ class GrpcServer:
                 control=control and BoundedControl(control, LOADS_AT_ONCE),
                 shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
                 log_switches=log_switches,
-                traces=CallTraces(tracer or Tracer(), made.threads.moments),
+                tracer=tracer,
+                moments=made.threads.moments,
                 traffic=made.traffic,
                 requests=requests,
                 headers=headers,
@@ -147,12 +143,10 @@ class GrpcServer:
             self.self_call.start()
 
     def change(self, settings: Grpc) -> None:
-        """Take over what this server can change while it serves: the limit of all messages in
-        flight, the time that one may take, and the paths of the certificates.
+        """Take over what can change while it serves: the limit of all messages in flight, the time
+        of one, and the paths of the certificates, which are valid (`check_certificates`).
 
-        Args:
-            settings: with certificates that are valid, see `check_certificates`. Where TLS is to be
-                on, off or mutual other than before, the certificates stay too.
+        Where TLS is to be on, off or mutual other than before, the certificates stay too.
         """
         for side in self._sides:
             side.traffic.change(
@@ -200,16 +194,17 @@ class GrpcServer:
             self._socket = None
 
     def _self_call(self, settings: Grpc) -> SelfCall:
-        """Return the daemon's own client, on the socket if there is one: TCP may be full."""
         metadata = [(r.header, r.value) for r in settings.restricted if "health" in r.protocols]
-        waiting = self._sides[0].threads.waiting
+        calls = self._sides[0].threads.waiting
         if self._socket is not None:
-            return SelfCall(self._socket.address, self._socket.connect, waiting, metadata=metadata)
+            return SelfCall(
+                self._socket.address, self._socket.connect, lambda: len(calls), metadata=metadata
+            )
         host = client_host(settings.host)
         return SelfCall(
             host_and_port(host, self.port),
             lambda timeout_s: socket.create_connection((host, self.port), timeout_s, (host, 0)),
-            waiting,
+            lambda: len(calls),
             metadata=metadata,
             speaks_tls=settings.tls.on,
         )

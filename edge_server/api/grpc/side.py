@@ -23,7 +23,7 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.methods import method_handlers, parsing, status_of, streaming
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
@@ -48,10 +48,8 @@ if TYPE_CHECKING:
 class UnixSocket:
     """Reserves a path for this daemon alone, from construction to `release`.
 
-    The lock is on `<path>.lock` beside the socket, a file that stays: the kernel releases the lock
-    however a process ends. A stale socket is thereby distinguished from a served one, and only the
-    holder of the lock replaces the socket. The directory decides which users may connect: its owner
-    and its group may, others if its mode allows.
+    The lock on `<path>.lock`, a file that stays, tells a stale socket from a served one: the kernel
+    releases it however a process ends. The directory's mode decides which users may connect.
 
     Raises:
         AlreadyRunning: another daemon holds the lock.
@@ -91,7 +89,6 @@ class UnixSocket:
         return connection
 
     def release(self) -> None:
-        """Remove the socket and release the lock."""
         self.path.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -99,9 +96,7 @@ class UnixSocket:
 def check_path(path: str) -> None:
     """Return if a socket may be at `path`; changes nothing.
 
-    Raises:
-        SettingsError: the path cannot be used; the text names it and the remedy.
-        Unavailable: the directory does not exist yet.
+    Raises: SettingsError, Unavailable: as `UnixSocket`.
     """
     _require_safe_directory(Path(path).parent)
     _require_socket_or_nothing(Path(path))
@@ -153,11 +148,7 @@ _INFER = f"{TRITON}ModelInfer"
 
 
 class Side:
-    """TCP or the Unix socket: a server of its own, and all that bounds it.
-
-    Attributes:
-        where: the address for people, once it listens.
-    """
+    """TCP or the Unix socket: a server of its own, and all that bounds it."""
 
     def __init__(
         self, settings: Grpc, rules: AccessRules, requests: RequestMetrics, *, unix: bool
@@ -175,13 +166,13 @@ class Side:
             ByteBudget(limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
-            waiting=self.threads.waiting,
+            waiting=lambda: len(self.threads.waiting),
             longest_decompressed_bytes=settings.max_decompressed_bytes,
             inferences=lambda: self.gate.inside,
         )
         refusals: dict[str, Refuses] = {_INFER: self._refusal}
-        streaming = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
-        refusals.update(dict.fromkeys(streaming, self.lane_gate.stream_refusal))
+        long = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
+        refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
@@ -227,14 +218,29 @@ class Side:
         self.server.add_registered_method_handlers(SERVICE.full_name, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
-        # Imported late: descriptors cost memory.
-        from edge_server.api.grpc.reflection import register_reflection  # noqa: PLC0415
+        """Serve reflection, as v1 and v1alpha, whose messages are the same.
 
-        register_reflection(self.server, services, self.lane_gate, self.traffic, self.rules)
+        v1 itself cannot be described: its .proto is in no package that fits protobuf 6. A stream
+        holds a thread for as long as it is open, and ends as CANCELLED where the server closes.
+        """
+        # Imported late: descriptors cost memory.
+        from grpc_reflection.v1alpha import reflection, reflection_pb2  # noqa: PLC0415
+
+        servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
+        read = parsing(reflection_pb2.ServerReflectionRequest)
+
+        def reflect(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self.lane_gate.stream(context.cancel):
+                for response in servicer.ServerReflectionInfo(map(read, requests), context):
+                    yield response.SerializeToString()
+
+        for path in REFLECTION:
+            _, service, method = path.split("/")
+            handler = streaming(reflect, path, self.traffic, self.rules)
+            self.server.add_registered_method_handlers(service, {method: handler})
 
     def _refusal(self) -> EdgeServerError | None:
-        """Return the reason to refuse an inference now; None to admit it."""
-        if not self.threads.waiting() and not self.gate.is_full:
+        if not self.threads.waiting and not self.gate.is_full:
             return None
         error = self.gate.refusal() or Unavailable(
             "Exceeds maximum queue size: every thread of the server is taken"
@@ -249,11 +255,7 @@ class Certificates:
     Every new connection gets the present contents of the files, once they match each other; until
     then it gets the previous contents, and the log gives the reason. Open connections stay.
 
-    Attributes:
-        credentials: for the port of a server.
-
-    Raises:
-        SettingsError: see `check_certificates`.
+    Raises: SettingsError: see `check_certificates`.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -346,11 +348,6 @@ class Doorkeeper(grpc.ServerInterceptor):
     gRPC asks it on the one thread that receives all calls. A refused call ends right there, without
     its message and without another thread: at ten times the load that can be served, the remaining
     processor time decides the throughput.
-
-    Args:
-        threads: the server's.
-        refusals: by method: return the reason to refuse a call now, or None.
-        rules: which calls are allowed.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -82,11 +83,7 @@ class InferStream:
         self.over = False
 
     def responses(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield each response as a serialised `ModelStreamInferResponse`, until the last one.
-
-        Raises:
-            EdgeServerError: the stream ends with that status.
-        """
+        """Yield each `ModelStreamInferResponse`; raise the error that the stream ends with."""
         reader = threading.Thread(
             target=self._read, args=(requests,), name="grpc-stream", daemon=True
         )
@@ -129,7 +126,6 @@ class InferStream:
             callback()
 
     def when_over(self, request: StreamRequest, callback: Callable[[], None]) -> None:
-        """Call `callback` when the stream ends before `request` has its last response."""
         with self._changed:
             if not self.over:
                 request.callbacks.append(callback)
@@ -137,17 +133,11 @@ class InferStream:
         callback()
 
     def count(self, request: StreamRequest, size_bytes: int) -> None:
-        """Count more bytes with those of `request`.
-
-        Raises:
-            Unavailable: see `ByteBudget.take`.
-        """
         self._budget.take(size_bytes)
         with self._changed:
             request.size_bytes += size_bytes
 
     def admit(self, request: StreamRequest) -> None:
-        """Give `request` its place among the responses."""
         with self._changed:
             if not self.over:
                 self._requests.append(request)
@@ -219,9 +209,10 @@ class InferStream:
 
     def _read(self, requests: Iterator[bytes]) -> None:
         left_out = False
+        began_ns = time.monotonic_ns()
         try:
             for data in requests:
-                request = StreamRequest(self, len(data))
+                request = StreamRequest(self, len(data), (began_ns, time.monotonic_ns()))
                 left_out = not self._has_room() or not self._budget.take_when_it_fits(
                     request.size_bytes, lambda: self.over
                 )
@@ -231,6 +222,7 @@ class InferStream:
                 # A client may pause for hours; and when the client disconnects, gRPC's error keeps
                 # this frame until the next full garbage collection.
                 del data, request
+                began_ns = time.monotonic_ns()
         except grpc.RpcError:
             # gRPC raises this when the call is over.
             return
@@ -264,11 +256,8 @@ class InferStream:
         request.respond(error, True)
 
     def _take(self) -> tuple[StreamRequest, ResponseCallback, bool, int] | None:
-        """Wait for the next response to write; return it with the bytes that are counted for it
-        alone, or None at the end of the stream.
-
-        Raises:
-            EdgeServerError: the stream ends with that status.
+        """Wait for the next response, and return it with the bytes that are counted for it alone;
+        None at the end of the stream.
         """
         with self._changed:
             self._changed.wait_for(
@@ -296,7 +285,6 @@ class InferStream:
             return None
 
     def _first_in_order(self) -> StreamRequest | None:
-        """Return the first request that is not decoupled, once its response is complete."""
         first = next((each for each in self._requests if not each.decoupled), None)
         return first if first is not None and first.complete else None
 
@@ -306,18 +294,20 @@ class StreamRequest:
 
     Attributes:
         size_bytes: of the request, of what is parsed from it, and of its responses that wait.
-        id: of the request, if it could be parsed.
+        reading_ns: when the stream began to read the request, and when it had it.
         decoupled: the responses do not wait for those of earlier requests.
         empty_final: the client wants a final response even if it is empty.
-        forms: see `to_response_message`.
         response: of a model that is not decoupled, until its last one.
         complete: the model has given the last response.
         unsent: number of responses that are queued or being sent.
     """
 
-    def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
+    def __init__(
+        self, stream: InferStream, size_bytes: int = 0, reading_ns: tuple[int, int] = (0, 0)
+    ) -> None:
         self._stream = stream
         self.size_bytes = size_bytes
+        self.reading_ns = reading_ns
         self.id = ""
         self.model_name = ""
         self.model_version = ""
@@ -330,7 +320,6 @@ class StreamRequest:
         self.callbacks: list[Callable[[], None]] = []
 
     def count(self, size_bytes: int) -> None:
-        """Count more bytes until the request is over; see `Call`."""
         self._stream.count(self, size_bytes)
 
     @property
@@ -341,7 +330,6 @@ class StreamRequest:
         self._stream.when_over(self, callback)
 
     def take_place(self) -> None:
-        """Give the request its place among the stream's responses."""
         self._stream.admit(self)
 
     def respond(self, response: ResponseCallback, final: bool) -> None:
@@ -349,11 +337,7 @@ class StreamRequest:
         self._stream.add(self, response, final=final)
 
     def serialise(self, response: ResponseCallback, *, final: bool) -> bytes:
-        """Return the `ModelStreamInferResponse` for one response.
-
-        Raises:
-            EdgeServerError: the response does not fit the form that the client requested.
-        """
+        """Return the `ModelStreamInferResponse` for one response."""
         if response is None:
             response = InferResponse(self.model_name, self.model_version, self.id, {})
         if isinstance(response, EdgeServerError):
@@ -364,7 +348,6 @@ class StreamRequest:
         return write_stream_response(write_response(message, raw))
 
     def serialise_error(self, error: EdgeServerError) -> bytes:
-        """Return the `ModelStreamInferResponse` for an error: only its text and the id."""
         message = pb.ModelStreamInferResponse(error_message=str(error) or type(error).__name__)
         message.infer_response.id = self.id
         written: bytes = message.SerializeToString()

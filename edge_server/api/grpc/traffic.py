@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import grpc
 
     from edge_server.api.admission import Call
+    from edge_server.api.grpc.methods import UnaryCall
 
 log = logging.getLogger(__name__)
 
@@ -69,18 +70,14 @@ class Traffic:
     A stream's client may pause between two requests without limit, and gRPC does not show whether
     half a request has arrived: the limit on open streams bounds those bytes.
 
-    No call is watched before `start`.
-
     Args:
-        budget: counts requests until their response, and then responses until they are read;
-            None creates a private budget.
+        budget: counts requests until their response, and then responses until they are read.
         within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
         longest_decompressed_bytes: of one that its client compressed; 0 refuses those.
-        waiting: returns the number of calls that wait for a thread.
-        inferences: returns the number of inferences in flight.
-        resident: returns the resident memory of this process, in bytes.
-        give_back: returns its free memory to the kernel.
+        waiting, inferences: return the number of calls without a thread, and of inferences in
+            flight.
+        resident, give_back: return the process's memory in bytes, and its free part to the kernel.
     """
 
     def __init__(
@@ -120,12 +117,10 @@ class Traffic:
         self._thread: threading.Thread | None = None
 
     def change(self, limit_bytes: int, within_s: float) -> None:
-        """Apply another limit to the bytes in flight, and another time limit to each message."""
         self.budget.limit_bytes = limit_bytes
         self._within_s = within_s
 
     def start(self) -> None:
-        """Start watching calls."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)
         self._thread.start()
 
@@ -146,21 +141,21 @@ class Traffic:
         finally:
             self._arriving.pop(context, None)
 
-    def watch(
-        self, context: grpc.ServicerContext, when_over: Callable[[], None], limit_s: float = 0.0
-    ) -> None:
-        """Watch that the client reads what is sent from now on, until the call is over.
+    def send(self, response: bytes, call: UnaryCall) -> None:
+        """Count a large response, which gRPC keeps twice until its client has read it, in place of
+        its request, and watch that the client reads it.
 
-        Args:
-            when_over: called at the end of the call.
-            limit_s: seconds it has at least.
+        Raises: Unavailable: responses that no client has read yet leave no room for this one.
         """
-        self._leaving[context] = _Leaving(time.monotonic(), max(self._within_s, limit_s))
+        size_bytes, context = len(response), call.context
+        self.budget.take(size_bytes, instead_of=call.counted_bytes)
+        call.counted_bytes = 0
+        self._leaving[context] = _Leaving(time.monotonic(), self._within_s)
         self._awake.set()
 
         def over() -> None:
             self._leaving.pop(context, None)
-            when_over()
+            self.budget.give(size_bytes)
 
         if not context.add_callback(over):
             over()
@@ -191,9 +186,7 @@ class Traffic:
     def decompressed(self, request: bytes, call: Call) -> bytes:
         """Return a request that begins with one of `COMPRESSED` as it was before.
 
-        Raises:
-            Unsupported: the settings allow none.
-            InvalidRequest, Unavailable: see `decompress`.
+        Raises: Unsupported: the settings allow none. InvalidRequest, Unavailable: see `decompress`.
         """
         encoding = "gzip" if request.startswith(_GZIP) else "deflate"
         longest_bytes = self._longest_decompressed_bytes

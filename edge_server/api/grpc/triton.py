@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.calls import CallTraces, RequestMetrics
+from edge_server.api.calls import GRPC, CallMoments, RequestMetrics, traced
 from edge_server.api.control_calls import (
     load_model,
     loading,
@@ -56,14 +56,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     """Serves `inference.GRPCInferenceService` over a DataPlane.
 
     Args:
-        name: the server's name in ServerMetadata.
         control: loads and unloads models on request; None refuses such requests.
         shared_memory: the clients' regions; None refuses shared memory.
-        log_switches: the switches that LogSettings changes; None creates a private set.
-        traces: selects the requests to trace; None traces none.
-        traffic: decompresses streams' requests, and counts them, and what is parsed from any
-            request; None creates a private one.
-        requests: counts inference requests; None creates a private one.
+        moments: of the thread's call: when it was received; None is unknown.
         headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
@@ -77,7 +72,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         control: ModelControl | None = None,
         shared_memory: SharedMemory | None = None,
         log_switches: LogSwitches | None = None,
-        traces: CallTraces | None = None,
+        tracer: Tracer | None = None,
+        moments: CallMoments | None = None,
         traffic: Traffic | None = None,
         requests: RequestMetrics | None = None,
         headers: HeaderForwarding | None = None,
@@ -89,8 +85,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._control = control
         self._shared_memory = shared_memory
         self._log_switches = log_switches or LogSwitches()
-        self._traces = traces or CallTraces(Tracer())
-        self._tracer = self._traces.tracer
+        self._tracer = tracer or Tracer()
+        self._moments = moments or CallMoments()
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._traffic = traffic or Traffic()
         self._budget = self._traffic.budget
@@ -136,7 +132,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         context = call.context
         try:
             with self._admission, self._data_plane.lease() as snapshot:
-                trace = self._traces.unary() if self._tracer.on else None
                 message, raw = read_request(request, call)
                 loaded = snapshot.find(message.model_name, message.model_version)
                 if loaded.config.decoupled:
@@ -153,24 +148,32 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 )
                 if self._headers is not None:
                     read = self._headers.add(read, context.invocation_metadata())
-                if trace is not None:
-                    read = trace.begin(read, context.add_callback, context.invocation_metadata)
+                if self._tracer.on:
+                    reading_ns = (self._moments.taken_ns, began_ns)
+                    metadata = context.invocation_metadata
+                    read = traced(
+                        self._tracer,
+                        read,
+                        GRPC,
+                        reading_ns,
+                        metadata,
+                        when_over=context.add_callback,
+                    )
                 response = snapshot.run(loaded, read)
             written = write_response(*to_response_message(response, forms))
         except EdgeServerError as error:
             self._requests.failed("grpc", _code_of(error))
             raise
-        if trace is not None:
-            trace.send()
+        if read.trace is not None:
+            read.trace.mark(GRPC.send_start)
         self._requests.responded("grpc", loaded.config.name, began_ns)
         return written
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
         metadata = context.invocation_metadata()
-        requests = self._traces.reads(requests)
         stream = InferStream(
-            lambda data, stream_request: self._submit(data, stream_request, context, requests),
+            lambda data, stream_request: self._submit(data, stream_request, context),
             self._budget,
             errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
         )
@@ -179,19 +182,14 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 return
             yield from stream.responses(requests)
 
-    def _submit(
-        self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
-    ) -> None:
-        """Submit one of a stream's requests; see `Submit`."""
+    def _submit(self, data: bytes, stream_request: StreamRequest, context: Any) -> None:
         try:
-            self._read_and_submit(data, stream_request, context, requests)
+            self._read_and_submit(data, stream_request, context)
         except EdgeServerError as error:
             self._requests.failed("grpc", _code_of(error))
             raise
 
-    def _read_and_submit(
-        self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
-    ) -> None:
+    def _read_and_submit(self, data: bytes, stream_request: StreamRequest, context: Any) -> None:
         if data.startswith(COMPRESSED):
             data = self._traffic.decompressed(data, stream_request)
         message, raw = read_request(data, stream_request)
@@ -220,7 +218,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
             stream_request.take_place()
             if self._tracer.on:
-                request = self._traces.of_stream(request, requests, context.invocation_metadata)
+                reading_ns, metadata = stream_request.reading_ns, context.invocation_metadata
+                request = traced(self._tracer, request, GRPC, reading_ns, metadata)
         except BaseException:
             lease.release()
             raise
@@ -329,11 +328,7 @@ def register(
     traffic: Traffic | None = None,
     rules: AccessRules | None = None,
 ) -> None:
-    """Serve every method of the published services on `server`.
-
-    Args:
-        traffic, rules: see `method_handlers`.
-    """
+    """Serve every method of the published services on `server`."""
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
     server.add_registered_method_handlers(service.full_name, infer)

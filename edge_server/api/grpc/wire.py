@@ -47,6 +47,7 @@ _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
 _RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
+_LONGEST_BYTE = 0x7F
 
 # Every top-level field costs a step in Python here and an object in protobuf, so that a few
 # megabytes of empty fields would fill a board's memory; a request has some per input.
@@ -66,13 +67,10 @@ _TOO_MANY_IN_LOAD = (
 def read_request(data: bytes, call: Call | None = None) -> tuple[Any, Sequence[bytes | memoryview]]:
     """Return a `ModelInferRequest`, and its raw contents: of a large request, views on `data`.
 
-    Args:
-        call: counts what protobuf makes of a large request; None counts nothing.
-
     Raises:
         InvalidRequest: `data` is no such message, has more fields than any request needs, or too
             many bytes that are not raw contents.
-        Unavailable: there is no room for what protobuf makes of it.
+        Unavailable: there is no room for what protobuf makes of it, which `call` counts.
     """
     walked = _walk(memoryview(data)) if len(data) >= _WALK_FROM_BYTES else None
     if walked is None and len(data) > _UNWALKED_UP_TO_BYTES:
@@ -101,8 +99,7 @@ def read_request(data: bytes, call: Call | None = None) -> tuple[Any, Sequence[b
 def read_load_request(data: bytes) -> Any:
     """Return a `RepositoryModelLoadRequest`, which may carry files of any size, but not any number.
 
-    Raises:
-        InvalidRequest: `data` is no such message, or has more fields than any load needs.
+    Raises: InvalidRequest: `data` is no such message, or has more fields than any load needs.
     """
     if len(data) >= _WALK_FROM_BYTES:
         _check_load(memoryview(data))
@@ -163,13 +160,8 @@ def write_stream_response(response: bytes) -> bytes:
 
 
 def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
-    """Return all top-level fields but the raw contents, and the raw contents.
-
-    Returns None for a field that this walk does not know, damaged or merely unusual: protobuf
-    decides.
-
-    Raises:
-        InvalidRequest: too many fields.
+    """Return all top-level fields but the raw contents, and the raw contents; None where a field is
+    damaged or merely unusual: protobuf decides.
     """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -189,9 +181,6 @@ def _fields(
     """Yield for each top-level field its tag, its start, and start and end of its value.
 
     The tag is None, and the walk ends, at a field that cannot be parsed.
-
-    Raises:
-        InvalidRequest: too many fields.
     """
     end = len(data)
     start = 0
@@ -199,11 +188,16 @@ def _fields(
         if start == end:
             return
         try:
-            tag, place = _read_varint(data, start)
+            # Nearly all tags, and the lengths of short fields, have one byte.
+            tag, place = data[start], start + 1
+            if tag > _LONGEST_BYTE:
+                tag, place = _read_varint(data, start)
             kind = tag & 7
             if kind == _LENGTH_DELIMITED:
-                length, place = _read_varint(data, place)
-                after = place + length
+                length, after = data[place], place + 1
+                if length > _LONGEST_BYTE:
+                    length, after = _read_varint(data, place)
+                place, after = after, after + length
             elif kind == _VARINT:
                 _, after = _read_varint(data, place)
             else:
@@ -219,10 +213,8 @@ def _fields(
 
 
 def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
-    """Return the varint at `place`, and the offset after it.
-
-    Raises:
-        IndexError: the varint is incomplete.
+    """Return the varint at `place`, and the offset after it; raise IndexError where it is
+    incomplete.
     """
     value = 0
     for index in range(_LONGEST_VARINT):
@@ -234,7 +226,6 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def _varint(value: int) -> bytes:
-    """Return `value` (>= 0) as a protobuf varint."""
     encoded = []
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edge_server.api.access import METRICS
+from edge_server.api.calls import http_status
 from edge_server.api.http.metric_table import histogram, info, many, one
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
-from edge_server.api.statuses import http_status
 from edge_server.board.watch import (
     CLOCK_UNSYNCHRONIZED,
     HTTP_CLOSED,

@@ -1,5 +1,5 @@
-"""`pytorch`, `tensorflow`, `openvino`, `paddle`: models of these frameworks, each instance in a
-process of its own.
+"""`pytorch`, `tensorflow`, `openvino`, `paddle`: models of these frameworks, each instance in its
+own process.
 
 A process that crashes or hangs costs the requests that it executes, as with Python models. Where a
 framework's file declares its tensors, the configuration is completed from it.
@@ -8,6 +8,7 @@ framework's file declares its tensors, the configuration is completed from it.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,22 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, check_parameters, ours
-from edge_server.backends.frameworks.runner import FileSignature
+from edge_server.backends.frameworks.runner import ModelFile
 from edge_server.backends.python.backend import (
     PythonModel,
+    check_sandbox,
     checked_parameters,
     run_for_completion,
-    warn_of_sandbox,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
-from edge_server.board.installation import remedy
+from edge_server.board.installation import FRAMEWORKS, remedy
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.completion import Signature, complete_from
+from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles, reading
 from edge_server.model_config.validation import validate
 from edge_server.process.child import ChildFailed, missing_modules
 from edge_server.process.in_child import missing
+from edge_server.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +55,8 @@ Yes = Literal["YES", "NO", "yes", "no", "Yes", "No"]
 class PyTorchParameters(BackendParameters, frozen=True):
     """`pytorch`. The first two set threads: of one operator, and of operators side by side.
 
-    `NUM_THREADS` and `NUM_INTEROP_THREADS` are other names for them. The rest is for TorchScript:
-    `INFERENCE_MODE` (default true) runs without what training needs, others change its compiler.
+    `NUM_THREADS` and `NUM_INTEROP_THREADS` are other names for them. `INFERENCE_MODE` (default
+    true) runs TorchScript without what training needs.
     """
 
     INTRA_OP_THREAD_COUNT: ThreadCount | None = None
@@ -64,9 +66,6 @@ class PyTorchParameters(BackendParameters, frozen=True):
     INFERENCE_MODE: Switch = "true"
     DISABLE_OPTIMIZED_EXECUTION: Switch = "false"
     DISABLE_CUDNN: Switch = "false"
-    ENABLE_JIT_EXECUTOR: Switch = "true"
-    ENABLE_JIT_PROFILING: Switch = "true"
-    ENABLE_TENSOR_FUSER: Switch = "true"
 
 
 class TensorFlowParameters(BackendParameters, frozen=True):
@@ -102,32 +101,29 @@ class Framework:
     """A framework as the daemon knows it.
 
     Attributes:
-        package: what pip installs for that.
         beside: the suffixes of what a model's file is read with, in place of the file's own.
         unsigned: suffixes of the files that do not declare their tensors.
     """
 
-    module: str
-    package: str
     parameters: type[BackendParameters]
     beside: tuple[str, ...] = ()
     unsigned: tuple[str, ...] = ()
 
 
-FRAMEWORKS = {
-    "pytorch": Framework("torch", "torch", PyTorchParameters, unsigned=(".pt", ".pth", "")),
-    "tensorflow": Framework("tensorflow", "tensorflow", TensorFlowParameters),
-    "openvino": Framework("openvino", "openvino", OpenVinoParameters),
-    "paddle": Framework("paddle", "paddlepaddle", PaddleParameters, beside=(".pdiparams",)),
+_FRAMEWORKS = {
+    "pytorch": Framework(PyTorchParameters, unsigned=(".pt", ".pth", "")),
+    "tensorflow": Framework(TensorFlowParameters),
+    "openvino": Framework(OpenVinoParameters),
+    "paddle": Framework(PaddleParameters, beside=(".pdiparams",)),
 }
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete names, types, shapes and the batch size from the model's file; see `complete_from`.
 
-    The file is read in a process of its own, within `initialize_timeout_s`.
+    The file is read in its own process, within `initialize_timeout_s`.
     """
-    framework = FRAMEWORKS[config.backend]
+    framework = _FRAMEWORKS[config.backend]
     directory = files.versions[version]
     parameters = checked_parameters(files, config)
     check_parameters(files, ours(config, framework.parameters), framework.parameters)
@@ -142,7 +138,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     _check_accelerators(files, config)
     path = directory / config.default_model_filename
     _require(path, framework, config.name)
-    program = _program(framework, config, path)
+    program = _program(config, path)
     if path.suffix in framework.unsigned or (
         # Triton completes no configuration of PyTorch's.
         config.backend == "pytorch" and _declares_tensors(config)
@@ -165,8 +161,8 @@ def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
     path = directory / config.default_model_filename
-    warn_of_sandbox(path, config)
-    program = _program(FRAMEWORKS[config.backend], config, path)
+    check_sandbox(path, config, warn=True)
+    program = _program(config, path)
     files = ModelFiles(config.name, directory.parent, {})
 
     def check(found: str) -> None:
@@ -185,8 +181,7 @@ def load(context: LoadContext) -> PythonModel:
 
 
 def _decoded(found: str) -> Signature | None:
-    signature = msgspec.json.decode(found, type=FileSignature | None)
-    return None if signature is None else Signature(signature.inputs, signature.outputs)
+    return msgspec.json.decode(found, type=Signature | None)
 
 
 def _declares_tensors(config: ModelConfig) -> bool:
@@ -249,30 +244,51 @@ def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None
             )
 
 
-def _program(framework: Framework, config: ModelConfig, path: Path) -> ModelProgram:
+def _program(config: ModelConfig, path: Path) -> ModelProgram:
     interpreters: Mapping[Any, str] = config.completion.python.interpreters
-    interpreter = interpreters.get(config.backend, "")
-    modules = (framework.module, *("msgspec", "numpy") * bool(interpreter))
-    if missing := _missing(modules, interpreter, config.backend):
-        packages = [framework.package if each == framework.module else each for each in missing]
-        how = (
-            f"{interpreter} -m pip install {' '.join(packages)}"
-            if interpreter
-            else remedy(framework.module)
-        )
-        raise ModelConfigError(
-            f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
-            f"{interpreter or sys.executable} has not: {how}"
-        )
-    return ModelProgram(interpreter, _RUNNER, {"framework": config.backend})
-
-
-def _missing(modules: tuple[str, ...], interpreter: str, backend: str) -> list[str]:
-    if not interpreter:
-        return missing(modules)
+    python = interpreters.get(config.backend, "")
+    module, package = FRAMEWORKS[config.backend]
+    modules = (module, *("msgspec", "numpy") * bool(python))
     try:
-        return missing_modules(interpreter, modules, _FIND_TIMEOUT_S)
+        absent = missing_modules(python, modules, _FIND_TIMEOUT_S) if python else missing(modules)
     except (OSError, ChildFailed) as error:
         raise ModelConfigError(
-            f"[python] interpreters: {backend}: {interpreter} is no Python that runs: {error}"
+            f"[python] interpreters: {config.backend}: {python} is no Python that runs: {error}"
         ) from error
+    if absent:
+        packages = [package if each == module else each for each in absent]
+        how = f"{python} -m pip install {' '.join(packages)}" if python else remedy(module)
+        raise ModelConfigError(
+            f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
+            f"{python or sys.executable} has not: {how}"
+        )
+    file = msgspec.json.encode(model_file(path, config)).decode()
+    return ModelProgram(python, _RUNNER, {"framework": config.backend, "file": file})
+
+
+def model_file(path: Path, config: ModelConfig) -> ModelFile:
+    """Return what the process learns of the model; the configuration may be incomplete."""
+    batching = config.sequence_batching
+    controls, states = (batching.controls, batching.states) if batching else ((), ())
+    inputs, outputs = (
+        (replace(spec, shape=config.model_shape(spec)) for spec in specs)
+        for specs in (config.inputs, config.outputs)
+    )
+    instances = sum(len(group.placements) for group in config.instance_groups)
+    optimization = config.message.optimization
+    accelerators = optimization.execution_accelerators.cpu_execution_accelerator
+    return ModelFile(
+        str(path),
+        config.platform,
+        (
+            *inputs,
+            *(TensorSpec(each.input_name, each.datatype, (1,)) for each in controls),
+            *(TensorSpec(each.input_name, each.datatype, each.shape) for each in states),
+        ),
+        (*outputs, *(TensorSpec(each.output_name, each.datatype, each.shape) for each in states)),
+        config.max_batch_size,
+        config.parameters,
+        {each.name: dict(each.parameters) for each in accelerators},
+        # More threads than processors make every inference slower.
+        max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
+    )

@@ -1,7 +1,5 @@
 """`openvino`: OpenVINO's own format (`model.xml` with `model.bin`), and ONNX, SavedModel and Paddle
 files through `default_model_filename`.
-
-OpenVINO is imported by the process of the model alone.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.frameworks.runner import BadInput, FileSignature, enabled
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.backends.frameworks.runner import BadInput, enabled
+from edge_server.tensors import DataType, Signature, TensorSpec
 
 # As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
 # is missing; None hides a module.
@@ -31,10 +29,6 @@ _TYPES = {
 _PROPERTIES = ("PERFORMANCE_HINT", "NUM_STREAMS", "COMPILATION_NUM_THREADS")
 
 
-def open_model(file: ModelFile) -> OpenVinoModel:
-    return OpenVinoModel(file)
-
-
 class OpenVinoModel:
     """A compiled model and its one inference request, which reads inputs in place."""
 
@@ -47,7 +41,7 @@ class OpenVinoModel:
         properties["INFERENCE_PRECISION_HINT"] = "bf16" if bf16 else "f32"
         device = given.get("TARGET_DEVICE", "CPU")
         compiled = ov.Core().compile_model(_read(file), device, properties)
-        self.signature = FileSignature(
+        self.signature = Signature(
             tuple(_spec(port, file) for port in compiled.inputs),
             tuple(_spec(port, file) for port in compiled.outputs),
         )
@@ -106,3 +100,6 @@ def _names(port: Any) -> list[str]:
     if not names:
         raise ValueError(f"tensor {port} has no name; export the model with names")
     return names
+
+
+open_model = OpenVinoModel

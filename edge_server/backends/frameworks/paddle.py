@@ -3,8 +3,6 @@
 
 The configuration names inputs and outputs as the program does: a file says no more of its outputs.
 The execution accelerator `mkldnn` (oneDNN) for the processor takes `cpu_threads` and `capacity`.
-
-Paddle is imported by the process of the model alone.
 """
 
 from __future__ import annotations
@@ -17,20 +15,17 @@ from paddle import inference
 from edge_server.backends.frameworks.runner import BadInput
 
 if TYPE_CHECKING:
-    from edge_server.backends.frameworks.runner import Arrays, FileSignature, ModelFile
+    from edge_server.backends.frameworks.runner import Arrays, ModelFile
+    from edge_server.tensors import Signature
 
 # A GPU's first pool of memory; Paddle takes more as it needs it.
 _POOL_MIB = 64
 
 
-def open_model(file: ModelFile) -> PaddleModel:
-    return PaddleModel(file)
-
-
 class PaddleModel:
     """A predictor; its inputs and outputs are copied."""
 
-    signature: FileSignature | None = None
+    signature: Signature | None = None
 
     def __init__(self, file: ModelFile) -> None:
         config = inference.Config(str(file.path), str(file.path.with_suffix(".pdiparams")))
@@ -75,3 +70,6 @@ def _check(kind: str, configured: list[str], names: list[str]) -> None:
     for name in configured:
         if name not in names:
             raise ValueError(f"no {kind} '{name}': the model's {kind}s are {', '.join(names)}")
+
+
+open_model = PaddleModel

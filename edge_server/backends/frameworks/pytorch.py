@@ -3,15 +3,12 @@
 
 `runner` has the rules for the names of inputs and outputs; a `forward` of TorchScript with one
 dict gets the inputs by name. A package is machine code for one kind of processor or GPU.
-
-PyTorch is imported by the process of the model alone.
 """
 
 from __future__ import annotations
 
 import warnings
 import zipfile
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +17,6 @@ import torch
 from edge_server.backends.frameworks.runner import (
     DATA_TYPES,
     BadInput,
-    FileSignature,
     call_order,
     enabled,
     exported_call,
@@ -28,9 +24,10 @@ from edge_server.backends.frameworks.runner import (
     name_of,
     result_of,
 )
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.tensors import DataType, Signature, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -52,31 +49,42 @@ def open_model(file: ModelFile) -> PyTorchModel:
             "this machine's CUDA (on a Jetson, NVIDIA's for its JetPack), or give KIND_CPU"
         )
     if file.path.suffix != ".pt2":
-        return ScriptModel(file, device)
+        return PyTorchModel(file, device, _script(file, device))
     if _is_package(file.path):
         package = torch._inductor.aoti_load_package(str(file.path))  # noqa: SLF001 - documented so
-        return ExportedModel(file, package, device)
+        return PyTorchModel(file, device, _exported(file, package))
     program = torch.export.load(file.path)
-    model = ExportedModel(file, program.module().to(device), device)
-    model.signature = _signature(program, file)
-    return model
+    call = _exported(file, program.module().to(device))
+    return PyTorchModel(file, device, call, _signature(program, file))
 
 
 class PyTorchModel:
-    """A function of PyTorch with the names that the configuration gives its tensors."""
+    """A function of PyTorch with the names that the configuration gives its tensors.
 
-    signature: FileSignature | None = None
+    Args:
+        call: takes the inputs by those names.
+    """
 
-    def __init__(self, file: ModelFile, device: str) -> None:
+    def __init__(
+        self,
+        file: ModelFile,
+        device: str,
+        call: Callable[[dict[str, Any]], Any],
+        signature: Signature | None = None,
+    ) -> None:
+        self.signature = signature
         self._file = file
+        # The device that the file names stays where the kind is MODEL.
         self._device = None if file.device == "MODEL" else device
-        self._inference_mode = enabled(file.parameters.get("INFERENCE_MODE", "true"))
-        self._scalars = {spec.name for spec in file.inputs if spec.shape == ()}
+        self._call = call
+        # What was exported has no mode for training, and refuses inference tensors that it changes.
+        self._inference_mode = file.path.suffix != ".pt2" and enabled(
+            file.parameters.get("INFERENCE_MODE", "true")
+        )
 
     def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:
         values = {name: self._value(name, array) for name, array in inputs.items()}
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode() if self._inference_mode else torch.no_grad())
+        with torch.inference_mode() if self._inference_mode else torch.no_grad():
             made = self._call(values)
             return {
                 spec.name: _array(result_of(made, index, spec.name))
@@ -91,58 +99,42 @@ class PyTorchModel:
             return torch.from_numpy(array.view("<i2")).view(torch.bfloat16).to(self._device)
         return torch.from_numpy(array).to(self._device)
 
-    def _call(self, values: dict[str, Any]) -> Any:
-        raise NotImplementedError
+
+def _script(file: ModelFile, device: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the call of a TorchScript module: in order, or with one dict."""
+    optimized = not enabled(file.parameters.get("DISABLE_OPTIMIZED_EXECUTION", ""))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        location = None if file.device == "MODEL" else device
+        module = torch.jit.load(str(file.path), map_location=location).eval()
+    arguments = module.forward.schema.arguments[1:]
+    takes_dict = len(arguments) == 1 and str(arguments[0].type).startswith("Dict[str,")
+    names = [spec.name for spec in file.inputs]
+    order = names if takes_dict else call_order(names, [each.name for each in arguments])
+
+    def call(values: dict[str, Any]) -> Any:
+        with torch.jit.optimized_execution(optimized):
+            return module(values) if takes_dict else module(*(values[name] for name in order))
+
+    return call
 
 
-class ScriptModel(PyTorchModel):
-    def __init__(self, file: ModelFile, device: str) -> None:
-        super().__init__(file, device)
-        for key, switch in (
-            ("ENABLE_JIT_EXECUTOR", "_jit_set_profiling_executor"),
-            ("ENABLE_JIT_PROFILING", "_jit_set_profiling_mode"),
-            ("ENABLE_TENSOR_FUSER", "_jit_set_texpr_fuser_enabled"),
-        ):
-            if key in file.parameters:
-                getattr(torch._C, switch)(enabled(file.parameters[key]))  # noqa: SLF001 - Triton's
-        self._optimized = not enabled(file.parameters.get("DISABLE_OPTIMIZED_EXECUTION", ""))
-        # The device that the file names stays where the kind is MODEL.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._module = torch.jit.load(str(file.path), map_location=self._device).eval()
-        arguments = self._module.forward.schema.arguments[1:]
-        self._takes_dict = len(arguments) == 1 and str(arguments[0].type).startswith("Dict[str,")
-        names = [spec.name for spec in file.inputs]
-        self._order = names if self._takes_dict else call_order(names, [a.name for a in arguments])
+def _exported(file: ModelFile, module: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return the call of a saved `torch.export`, or of an AOTInductor package."""
+    order, by_name = exported_call([spec.name for spec in file.inputs])
 
-    def _call(self, values: dict[str, Any]) -> Any:
-        with torch.jit.optimized_execution(self._optimized):
-            if self._takes_dict:
-                return self._module(values)
-            return self._module(*(values[name] for name in self._order))
+    def call(values: dict[str, Any]) -> Any:
+        named = {key: values[name] for key, name in by_name.items()}
+        return module(*(values[name] for name in order), **named)
+
+    return call
 
 
-class ExportedModel(PyTorchModel):
-    """A saved `torch.export`, or an AOTInductor package."""
-
-    def __init__(self, file: ModelFile, module: Any, device: str) -> None:
-        super().__init__(file, device)
-        self._module = module
-        # What was exported has no mode for training, and refuses inference tensors that it changes.
-        self._inference_mode = False
-        names = [spec.name for spec in file.inputs]
-        self._order, self._by_name = exported_call(names)
-
-    def _call(self, values: dict[str, Any]) -> Any:
-        named = {key: values[name] for key, name in self._by_name.items()}
-        return self._module(*(values[name] for name in self._order), **named)
-
-
-def _signature(program: Any, file: ModelFile) -> FileSignature:
+def _signature(program: Any, file: ModelFile) -> Signature:
     inputs, outputs = ([spec.name for spec in specs] for specs in (file.inputs, file.outputs))
     made = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     ends = program.graph_signature
-    return FileSignature(
+    return Signature(
         tuple(_spec(name_of(inputs, i, "INPUT"), made[n]) for i, n in enumerate(ends.user_inputs)),
         tuple(
             _spec(name_of(outputs, i, "OUTPUT"), made[n]) for i, n in enumerate(ends.user_outputs)

@@ -1,6 +1,6 @@
 """The class that a model's process runs for every framework, and what a framework's module gets.
 
-Triton's names for the arguments and the results of a function, which has none of its own:
+Triton's names for the arguments and the results of a function:
 inputs: all are arguments of the function, or all are `<text>__<index>`, or they are in order; of a
 `model.pt2` also `ARGS[0]` and `KWARGS[name]`. Outputs: `<text>__<index>`, or in order; of a
 `model.pt2` also `RESULT`, `RESULT[0]` and `RESULT[name]`.
@@ -9,13 +9,12 @@ inputs: all are arguments of the function, or all are `<text>__<index>`, or they
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,10 +24,10 @@ import numpy as np
 from edge_server.backends.python.messages import Code
 from edge_server.backends.python.pb_utils.requests import InferenceResponse
 from edge_server.backends.python.pb_utils.tensor import PbTensor, TritonError, printable
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.tensors import DataType, Signature, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -48,36 +47,32 @@ class BadInput(ValueError):
 
 
 @dataclass(frozen=True)
-class FileSignature:
-    """The tensors that a model's file declares, batch dimension included; -1 is any size."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True)
 class ModelFile:
-    """A model to open.
+    """A model to open; the daemon sends it as JSON.
 
     Attributes:
-        path: its file, or the directory that its format is.
-        inputs, outputs: those of the configuration, in order, without the batch dimension; behind
-            them what the sequence batcher adds.
+        filename: of the file, or of the directory that its format is.
+        inputs, outputs: those of the configuration, in order, with the model's own shapes, without
+            the batch dimension; behind them what the sequence batcher adds.
         max_batch_size: 0 where the model's shapes have no batch dimension.
         accelerators: those of the configuration for the processor: name → parameters.
-        device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides.
         threads: how many threads an inference uses where no parameter says it.
+        device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides.
     """
 
-    path: Path
+    filename: str
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
     parameters: Mapping[str, str]
     accelerators: Mapping[str, Mapping[str, str]]
-    device: str
     threads: int
+    device: str = "CPU"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.filename)
 
     def full_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor as the configuration has it, batch dimension included."""
@@ -86,76 +81,18 @@ class ModelFile:
 
 
 class OpenModel(Protocol):
-    """A model that can run.
+    """A model that can run; its signature is None where the file does not declare its tensors."""
 
-    Attributes:
-        signature: None where the file does not declare its tensors.
-    """
-
-    signature: FileSignature | None
+    signature: Signature | None
 
     def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:
         """Return at least `outputs`; BYTES are object arrays of `bytes`, BF16 as in `DataType`.
 
         Raises:
             BadInput: an input does not fit.
-            Exception: whatever the framework raises.
+            Exception: any of the framework's.
         """
         ...
-
-
-def model_file(path: Path, config: Mapping[str, Any], device: str) -> ModelFile:
-    """Return the file of the model with this configuration, in the form that `model.py` gets."""
-    groups = config.get("instance_group", ())
-    instances = sum(each["count"] * max(1, len(each.get("gpus", ()))) for each in groups)
-    accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
-    batching = config.get("sequence_batching") or {}
-    states = batching.get("state", ())
-    return ModelFile(
-        path,
-        config["platform"],
-        (
-            *_specs(config["input"]),
-            *(_control(each) for each in batching.get("control_input", ())),
-            *_specs({**each, "name": each["input_name"]} for each in states),
-        ),
-        (
-            *_specs(config["output"]),
-            *_specs({**each, "name": each["output_name"]} for each in states),
-        ),
-        config["max_batch_size"],
-        {key: value["string_value"] for key, value in config["parameters"].items()},
-        {
-            each["name"]: each.get("parameters", {})
-            for each in accelerators.get("cpu_execution_accelerator", ())
-        },
-        device,
-        # More threads than processors make every inference slower.
-        max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
-    )
-
-
-def _control(control: Mapping[str, Any]) -> TensorSpec:
-    (signal,) = control["control"]
-    for datatype in (DataType.INT32, DataType.FP32, DataType.BOOL):
-        if signal.get(f"{datatype.value.lower()}_false_true"):
-            return TensorSpec(control["name"], datatype, (1,))
-    datatype = DataType.from_config(signal["data_type"]) or DataType.UINT64
-    return TensorSpec(control["name"], datatype, (1,))
-
-
-def _specs(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(tensor["name"], datatype, tuple(_dims(tensor)))
-        for tensor in tensors
-        if (datatype := DataType.from_config(tensor["data_type"])) is not None
-    )
-
-
-def _dims(tensor: Mapping[str, Any]) -> list[int]:
-    reshape: Mapping[str, list[int]] | None = tensor.get("reshape")
-    dims: list[int] = tensor["dims"]
-    return dims if reshape is None else reshape["shape"]
 
 
 def enabled(text: str) -> bool:
@@ -173,9 +110,6 @@ def call_order(names: Sequence[str], arguments: Sequence[str] = ()) -> list[str]
     Args:
         names: in the order of the configuration.
         arguments: the function's own names; empty where they are not known.
-
-    Raises:
-        ValueError: the indices of the names are not 0, 1, 2 …, or there are too many inputs.
     """
     if arguments and len(names) > len(arguments):
         raise ValueError(
@@ -211,12 +145,7 @@ def name_of(names: Sequence[str], index: int, word: str) -> str:
 
 
 def result_of(made: Any, index: int, name: str) -> Any:
-    """Return the result of a call that is output `index` of the configuration.
-
-    Raises:
-        LookupError: there is no such result.
-        TypeError: the result is a dict, and `name` names no key of it.
-    """
+    """Return the result of a call that is output `index` of the configuration."""
     place = _RESULT.fullmatch(name)
     key = place[1] if place else None
     if isinstance(made, dict):
@@ -311,9 +240,6 @@ class TritonPythonModel:
 
 
 def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
-    """Return the model that the framework's module makes of its file, and the file."""
-    config = json.loads(arguments["model_config"])
-    directory = Path(arguments["model_repository"]) / arguments["model_version"]
     # Threads of OpenMP sleep while they wait: a third of the processor time of an inference, where
     # other processes want the processors too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -324,7 +250,7 @@ def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
     if device != "MODEL":
         on_gpu = device == "GPU"
         os.environ["CUDA_VISIBLE_DEVICES"] = arguments["model_instance_device_id"] * on_gpu
-    file = model_file(directory / config["default_model_filename"], config, device)
+    file = replace(msgspec.json.decode(arguments["file"], type=ModelFile), device=device)
     framework = f"edge_server.backends.frameworks.{arguments['framework']}"
     model: OpenModel = importlib.import_module(framework).open_model(file)
     return model, file
@@ -337,7 +263,6 @@ def _joined(batch: Sequence[Arrays]) -> Arrays:
 
 
 def _zeros(spec: TensorSpec, *, batches: bool) -> NDArray[Any]:
-    """Return the least input of zeros, or of empty texts."""
     shape = (*(1,) * batches, *(max(1, size) for size in spec.shape))
     if spec.datatype is DataType.BYTES:
         return np.full(shape, b"", np.object_)

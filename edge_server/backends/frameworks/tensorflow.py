@@ -2,8 +2,6 @@
 
 The tensors of a SavedModel are those of one of its signatures. The tensors of a graph are its nodes
 without the `:0`, as in Triton: the first result of a node.
-
-TensorFlow is imported by the process of the model alone.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
 
-from edge_server.backends.frameworks.runner import DATA_TYPES, FileSignature
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.backends.frameworks.runner import DATA_TYPES
+from edge_server.tensors import DataType, Signature, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +71,7 @@ class TensorFlowModel:
             tuple(_spec(name, each, file.full_shape(name)) for name, each in tensors.items())
             for tensors in (graph.arguments, graph.results)
         )
-        self.signature = FileSignature(inputs, outputs)
+        self.signature = Signature(inputs, outputs)
         self._is_graph = file.platform == "tensorflow_graphdef"
 
     def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:

@@ -2,26 +2,16 @@
 
 A process that crashes, hangs or never returns costs only the requests that it executes; the daemon
 kills the process once no client waits for these requests any more, and restarts it with growing
-delays. Meanwhile the model is not ready.
+delays. Until then the model is not ready.
 
-In control mode EXPLICIT the model may load and unload other models: in `initialize`, and from then
-on until `finalize`. A load counts towards the time limit of the `initialize` or `execute` that
-waits for the load, and continues after that limit; a load that takes minutes belongs in
-`initialize`. From its first load or unload on, a process sees the models in their current state,
-and no longer in the state pinned when its request arrived.
+In control mode EXPLICIT the model may load and unload other models from `initialize` to `finalize`.
+A load counts towards the time limit of the `initialize` or `execute` that waits for it, and
+continues after that limit; a load that takes minutes belongs in `initialize`.
 
 `settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
-Parameters in config.pbtxt that belong to this backend; all others belong to the model:
-`execution_timeout_s` (at most 3600): the daemon kills a process whose `execute` takes longer.
-Without it, the daemon kills a process whose `execute` has used no processor time for 30 s, as one
-that hangs, and one whose `execute` takes longer than 600 s. Work that only waits, e.g. for another
-machine, needs the parameter.
-`initialize_timeout_s` (default 120): likewise for `initialize` and `auto_complete_config`.
-`shared_memory_limit_mib` (default 256): limits the memory that the tensors of one instance, and the
-files with which it loads models, may take in each direction. The memory grows from zero as needed,
-and stays allocated until the process ends.
-`FORCE_CPU_ONLY_INPUT_TENSORS` is accepted without effect: tensors are always in host memory.
+`PythonParameters` are this backend's; all others belong to the model, and
+`FORCE_CPU_ONLY_INPUT_TENSORS` has no effect: tensors are always in host memory.
 """
 
 from __future__ import annotations
@@ -32,9 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from edge_server.backends.contract import Model
+from edge_server.backends.contract import Model, check_parameters, ours
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
@@ -46,8 +34,7 @@ from edge_server.backends.python.context import (
     start_message,
 )
 from edge_server.backends.python.in_flight import latest_deadline
-from edge_server.backends.python.process import ChildProcess
-from edge_server.backends.python.session import ChildSession, unhealthy
+from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
     DeadlineExceeded,
     EdgeServerError,
@@ -63,10 +50,9 @@ from edge_server.model_config.validation import validate
 from edge_server.process.channel import ChannelClosed
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
-from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
@@ -74,8 +60,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
-
-_LONGEST_EXECUTION_S = 3600.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -106,18 +90,13 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
-    warn_of_sandbox(directory / config.default_model_filename, config)
+    check_sandbox(directory / config.default_model_filename, config, warn=True)
     parameters = PythonParameters.of(config)
     return PythonModel(ModelContext(directory, config, parameters, context.server))
 
 
-def warn_of_sandbox(path: Path, config: ModelConfig) -> None:
-    for line in _lacking_sandbox(path, config):
-        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
-
-
-def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
-    """Return the restrictions that the kernel cannot enforce, a line for each."""
+def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
+    """Refuse the model at `path` where it needs a whole sandbox, and this kernel has none."""
     settings = config.completion.python
     lacking = sandbox.lacking(sandbox.rules_of(settings))
     if lacking and settings.sandbox == "require":
@@ -125,7 +104,8 @@ def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
             f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
             '[python] sandbox = "auto" runs models with what there is'
         )
-    return lacking
+    for line in lacking if warn else ():
+        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
 
 
 def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
@@ -134,28 +114,14 @@ def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamete
     Raises:
         ModelConfigError: a parameter's value is invalid; the text names the file.
     """
-    where = f"{files.config_path}: parameters"
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise ModelConfigError(
-            f"{where}: EXECUTION_ENV_PATH: this server runs every Python model on its own "
-            "interpreter; install what the model needs there, and remove the parameter"
+            f"{files.config_path}: parameters: EXECUTION_ENV_PATH: this server runs every Python "
+            "model on its own interpreter; install what the model needs there, and remove the "
+            "parameter"
         )
-    try:
-        parameters = PythonParameters.of(config)
-    except msgspec.ValidationError as error:
-        mistake = value_mistake(str(error), config.parameters)
-        raise ModelConfigError(f"{where}: {mistake}") from error
-    for name, most in (
-        ("execution_timeout_s", _LONGEST_EXECUTION_S),
-        ("initialize_timeout_s", 3600.0),
-        ("shared_memory_limit_mib", 1 << 16),
-    ):
-        value = getattr(parameters, name)
-        if value is not None and not 0 < value <= most:
-            raise ModelConfigError(
-                f"{where}: {name} is {value:g}; it must be above 0 and at most {most:g}"
-            )
-    return parameters
+    check_parameters(files, ours(config, PythonParameters), PythonParameters)
+    return PythonParameters.of(config)
 
 
 def run_for_completion(
@@ -164,14 +130,11 @@ def run_for_completion(
     parameters: PythonParameters,
     program: ModelProgram = USERS_PROGRAM,
 ) -> str:
-    """Return as JSON what the model makes of its configuration, in a process of its own: a user's
-    model the completed one, empty where it has no function for that; a framework's its signature.
-
-    Raises:
-        ModelLoadError: the process failed; the text gives the reason.
+    """Return as JSON what the model makes of its configuration, in its own process: a user's model
+    the completed one, empty where it has no function for that; a framework's its signature.
     """
     path = directory / config.default_model_filename
-    _lacking_sandbox(path, config)
+    check_sandbox(path, config)
     within_s = parameters.initialize_timeout_s
     try:
         model_log = ModelLog(config.name)
@@ -188,12 +151,12 @@ def run_for_completion(
 
     try:
         start = start_message(directory, config, complete=True, program=program)
-        started = process.start(start, within_s, take=refuse)
+        started = process.start(start, within_s, other=refuse)
     except ChannelClosed:
-        raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
+        raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
         process.kill()
-        process.close()
+        process.ending()
     if started is None:
         raise ModelLoadError(
             f"{path}: auto_complete_config did not return within {within_s:g} s; parameter "
@@ -237,22 +200,31 @@ _LONGEST_AFTER_START_S = 5.0
 
 
 class PythonModel(Model):
-    """One version of a Python model; each instance runs in its own process."""
+    """One version of a Python model; lends each of its instances' processes to one batch at a time.
+
+    While a process is down, the others execute its batches, except where a sequence has its state
+    in one process. Otherwise the instance that is down would draw every request to itself, because
+    an instance that refuses is idle again at once.
+    """
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
-        self._arbiter = InstanceArbiter(stand_in=context.config.sequence_batching is None)
+        self.instances: list[PythonInstance] = []
+        self._stand_in = context.config.sequence_batching is None
+        self._change = threading.Condition()
+        self._busy: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
-        instance = PythonInstance(name, self._context, self._arbiter, placement)
+        instance = PythonInstance(name, self._context, self, placement)
         instance.open()
-        self._arbiter.add(instance)
+        with self._change:
+            self.instances.append(instance)
         return instance
 
     def not_ready_reason(self) -> str:
         """Return why no instance can execute now; empty when at least one instance can."""
         reasons = []
-        for instance in self._arbiter.instances:
+        for instance in self.instances:
             if not (reason := instance.not_ready_reason()):
                 return ""
             reasons.append(reason)
@@ -261,203 +233,11 @@ class PythonModel(Model):
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
 
-
-class PythonInstance:
-    """Executes requests in its own process, which the instance restarts whenever the process ends.
-
-    While the process is down, another instance of the model stands in; without another instance,
-    requests are refused at once. Construct the instance, then `open` it.
-
-    Args:
-        placement: what the model learns of its device, which it chooses itself.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        context: ModelContext,
-        arbiter: InstanceArbiter,
-        placement: Placement = ON_CPU,
-    ) -> None:
-        self._name = name
-        self._context = context
-        self._arbiter = arbiter
-        self._started_s: float | None = None
-        # When the session last looked after the execution; see `InstancePool.running_since`.
-        self.progressed_at = 0.0
-        self._model = context.config.name
-        self._start = start_message(
-            context.directory, context.config, name, program=context.program, placement=placement
-        )
-        self._log = ModelLog(self._model)
-        self._backoff = Backoff(first_s=0.1, longest_s=30.0)
-        self._lock = threading.Lock()
-        self._closed = False
-        self._session: ChildSession | None = None
-        # Why the session before ended.
-        self._why_down = "it has not started yet"
-        self._first_tried = threading.Event()
-        self._worker = Worker(name, self._run_session, deadline_s=math.inf)
-
-    def open(self) -> None:
-        """Start the process; return when the process can execute.
+    def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
+        """Lend `own`; while it is down, the first instance that is up and free, or None.
 
         Raises:
-            ModelLoadError: the first start failed; the text gives the reason. The instance is
-                closed.
-            GivenUp: see `require_wanted`; likewise.
-        """
-        self._worker.start()
-        try:
-            while not self._first_tried.wait(LOOK_S):
-                require_wanted()
-        except GivenUp:
-            self.close()
-            raise
-        if self._session is None:
-            why = self._why_down
-            self.close()
-            raise ModelLoadError(
-                f"{self._start.directory}/{self._start.filename}: instance '{self._name}' does not "
-                f"start: {why}"
-            )
-
-    @property
-    def up(self) -> bool:
-        session = self._session
-        return session is not None and session.up
-
-    @property
-    def _why(self) -> str:
-        session = self._session
-        return (session is not None and session.why_over) or self._why_down
-
-    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
-        error: EdgeServerError | None = None
-        lent: PythonInstance | None = None
-        deadline = latest_deadline(requests)
-        give_up_at = time.monotonic() + LONGEST_WAIT_S
-        try:
-            lent = self._arbiter.take(self, min(deadline, give_up_at))
-        except DeadlineExceeded as late:
-            error = late if deadline <= give_up_at else None
-        if lent is not None:
-            try:
-                return lent.run(requests, self._progressed)
-            finally:
-                self._arbiter.give_back(lent)
-        self._refuse(requests, error)
-        return None
-
-    def run(
-        self, requests: Sequence[ExecuteRequest], progressed: Callable[[], None]
-    ) -> Phases | None:
-        session = self._session
-        if session is not None and session.up:
-            return session.execute(requests, progressed)
-        self._refuse(requests, None)
-        return None
-
-    def not_ready_reason(self) -> str:
-        session = self._session
-        why = session.not_ready_reason() if session is not None and session.up else self._why
-        return why and f"instance '{self._name}': {why}"
-
-    def close(self) -> None:
-        """Let the model finalize, within a time limit, and end the process."""
-        self._worker.ask_to_stop()
-        with self._lock:
-            self._closed = True
-            session = self._session
-        if session is not None:
-            session.finish(FINALIZE_S)
-        self._worker.stop()
-
-    def _progressed(self) -> None:
-        self.progressed_at = time.monotonic()
-
-    def _refuse(self, requests: Sequence[ExecuteRequest], error: EdgeServerError | None) -> None:
-        for request in requests:
-            request.respond(error or unhealthy(self._name, self._why), True)
-
-    def _run_session(self, now: float) -> bool | None:
-        """Run one session of the process, then wait for the backoff delay."""
-        del now
-        self._started_s = None
-        arena_bytes = self._context.parameters.arena_bytes
-        try:
-            interpreter = self._context.program.interpreter
-            process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
-        # Also a ValueError, for a name with a NUL.
-        except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
-            self._why_down = f"its process cannot be started: {error}"
-        else:
-            session = ChildSession(self._name, self._context, process)
-            with self._lock:
-                self._session = session
-                if self._closed:
-                    session.end("it is closed")
-            self._why_down = session.run(self._start, self._started)
-        self._session = None
-        self._arbiter.changed()
-        first = not self._first_tried.is_set()
-        self._first_tried.set()
-        if self._closed or first:
-            return False
-        if self._started_s is not None and time.monotonic() - self._started_s >= STABLE_S:
-            self._backoff.reset()
-        delay_s = self._backoff.next_s()
-        if self._started_s is not None:
-            delay_s = min(delay_s, _LONGEST_AFTER_START_S)
-        log.warning(
-            "model %s: instance %s is down, again in %.1f s: %s",
-            self._model,
-            self._name,
-            delay_s,
-            self._why_down,
-        )
-        self._worker.wait(delay_s)
-        return None
-
-    def _started(self) -> None:
-        self._started_s = time.monotonic()
-        self._arbiter.changed()
-        if self._first_tried.is_set():
-            log.info("model %s: instance %s is back", self._model, self._name)
-        self._first_tried.set()
-
-
-class InstanceArbiter:
-    """Lends each of a model's processes to one batch at a time.
-
-    While a process is down, the others also execute its batches. Without stand-ins the instance
-    that is down would draw every request to itself, because an instance that refuses is idle again
-    at once.
-
-    Args:
-        stand_in: an instance may execute another's batch; False where a sequence has its state in
-            one process.
-    """
-
-    def __init__(self, *, stand_in: bool) -> None:
-        self.instances: list[PythonInstance] = []
-        self._stand_in = stand_in
-        self._change = threading.Condition()
-        self._busy: list[PythonInstance] = []
-
-    def add(self, instance: PythonInstance) -> None:
-        with self._change:
-            self.instances.append(instance)
-
-    def take(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
-        """Lend `own`; while `own` is down, lend the first instance that is up and free.
-
-        Returns:
-            None when no instance is up.
-
-        Raises:
-            DeadlineExceeded: no instance became free before `deadline` (`time.monotonic()`;
-                infinity waits forever).
+            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
         """
         with self._change:
             while True:
@@ -484,3 +264,158 @@ class InstanceArbiter:
         """Wake the waiting callers after an instance has come up or gone down."""
         with self._change:
             self._change.notify_all()
+
+
+class PythonInstance:
+    """Executes requests in its own process, which the instance restarts whenever the process ends.
+
+    While the process is down, another instance of the model stands in; without another instance,
+    requests are refused at once. Construct the instance, then `open` it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context: ModelContext,
+        model: PythonModel,
+        placement: Placement = ON_CPU,
+    ) -> None:
+        self._name = name
+        self._context = context
+        self._model = model
+        self._started_s: float | None = None
+        # When the session last looked after the execution; see `InstancePool.running_since`.
+        self.progressed_at = 0.0
+        self._model_name = context.config.name
+        self._start = start_message(
+            context.directory, context.config, name, program=context.program, placement=placement
+        )
+        self._log = ModelLog(self._model_name)
+        self._backoff = Backoff(first_s=0.1, longest_s=30.0)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._session: ChildSession | None = None
+        # Why the session before ended.
+        self._why_down = "it has not started yet"
+        self._first_tried = threading.Event()
+        self._worker = Worker(name, self._run_session, deadline_s=math.inf)
+
+    def open(self) -> None:
+        """Start the process; return when the process can execute.
+
+        Raises:
+            ModelLoadError: the first start failed, and the instance is closed.
+            GivenUp: see `require_wanted`; likewise.
+        """
+        self._worker.start()
+        try:
+            while not self._first_tried.wait(LOOK_S):
+                require_wanted()
+        except GivenUp:
+            self.close()
+            raise
+        if self._session is None:
+            why = self._why_down
+            self.close()
+            raise ModelLoadError(
+                f"{self._start.directory}/{self._start.filename}: instance '{self._name}' does not "
+                f"start: {why}"
+            )
+
+    @property
+    def session(self) -> ChildSession | None:
+        """The session that can execute; None while there is none."""
+        session = self._session
+        return session if session is not None and session.up else None
+
+    @property
+    def up(self) -> bool:
+        return self.session is not None
+
+    @property
+    def _why(self) -> str:
+        session = self._session
+        return (session is not None and session.why_over) or self._why_down
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
+        error: EdgeServerError | None = None
+        lent: PythonInstance | None = None
+        deadline = latest_deadline(requests)
+        give_up_at = time.monotonic() + LONGEST_WAIT_S
+        try:
+            lent = self._model.lend(self, min(deadline, give_up_at))
+        except DeadlineExceeded as late:
+            error = late if deadline <= give_up_at else None
+        if lent is not None:
+            try:
+                if (session := lent.session) is not None:
+                    return session.execute(requests, self._progressed)
+            finally:
+                self._model.give_back(lent)
+        for request in requests:
+            request.respond(error or unhealthy(self._name, self._why), True)
+        return None
+
+    def not_ready_reason(self) -> str:
+        session = self.session
+        why = self._why if session is None else session.not_ready_reason()
+        return why and f"instance '{self._name}': {why}"
+
+    def close(self) -> None:
+        """Let the model finalize, within a time limit, and end the process."""
+        self._worker.ask_to_stop()
+        with self._lock:
+            self._closed = True
+            session = self._session
+        if session is not None:
+            session.finish(FINALIZE_S)
+        self._worker.stop()
+
+    def _progressed(self) -> None:
+        self.progressed_at = time.monotonic()
+
+    def _run_session(self, now: float) -> bool | None:
+        """Run one session of the process, then wait for the backoff delay."""
+        del now
+        self._started_s = None
+        arena_bytes = self._context.parameters.arena_bytes
+        try:
+            interpreter = self._context.program.interpreter
+            process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
+        # Also a ValueError, for a name with a NUL.
+        except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
+            self._why_down = f"its process cannot be started: {error}"
+        else:
+            session = ChildSession(self._name, self._context, process)
+            with self._lock:
+                self._session = session
+                if self._closed:
+                    session.end("it is closed")
+            self._why_down = session.run(self._start, self._started)
+        self._session = None
+        self._model.changed()
+        first = not self._first_tried.is_set()
+        self._first_tried.set()
+        if self._closed or first:
+            return False
+        if self._started_s is not None and time.monotonic() - self._started_s >= STABLE_S:
+            self._backoff.reset()
+        delay_s = self._backoff.next_s()
+        if self._started_s is not None:
+            delay_s = min(delay_s, _LONGEST_AFTER_START_S)
+        log.warning(
+            "model %s: instance %s is down, again in %.1f s: %s",
+            self._model_name,
+            self._name,
+            delay_s,
+            self._why_down,
+        )
+        self._worker.wait(delay_s)
+        return None
+
+    def _started(self) -> None:
+        self._started_s = time.monotonic()
+        self._model.changed()
+        if self._first_tried.is_set():
+            log.info("model %s: instance %s is back", self._model_name, self._name)
+        self._first_tried.set()

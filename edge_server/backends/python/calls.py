@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
     from edge_server.backends.python.context import ModelContext
-    from edge_server.backends.python.process import ChildProcess
+    from edge_server.backends.python.session import ChildProcess
     from edge_server.requests import InferResponse, ResponseCallback, Trace
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,10 @@ MOST_CALLS = 1024
 class ModelCalls:
     """Runs the calls and queries of one model process.
 
-    A call resolves its model in the pinned models of a request for which the call is made; a model
-    that is not ready there is resolved among the current models, as another process may have loaded
-    it since, and so is each model where requests of a decoupled model have pinned different models.
-    Once this process has loaded or unloaded a model, every call resolves among the current models,
-    so that the process sees its own change. A call ends early only where no client waits any more
-    of those that it may be made for.
+    A call resolves its model in the pinned models of a request for which it is made, or else among
+    the current ones: where it is not ready there, where requests of a decoupled model have pinned
+    different models, and once this process has loaded or unloaded a model. A call ends early only
+    where none of the clients that it may be made for waits any more.
 
     A called model may run on the calling thread, so every unfinished call needs a thread; so does a
     load, which continues to its end once it has begun.
@@ -129,7 +127,7 @@ class ModelCalls:
 
     def close(self) -> None:
         """Cancel every call; a thread that still runs a model ends when that model is done."""
-        self._threads.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for cancellation in list(self._calls.values()):
             cancellation.cancel()
 
@@ -291,19 +289,16 @@ class NestedCallCancellation:
         self._own.cancel()
 
 
-class NestedCallThreads:
+class NestedCallThreads(ThreadPoolExecutor):
     """One thread per unfinished call, made on demand, at most 16."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(MOST_THREADS, f"calls of {name}")
+        super().__init__(MOST_THREADS, f"calls of {name}")
         self._places = threading.BoundedSemaphore(MOST_CALLS)
         self._has_threads = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run `work`, which must not raise, on a thread.
-
-        Returns:
-            False when too many calls already wait.
+        """Run `work`, which must not raise, on a thread; return False where too many wait.
 
         Raises:
             RuntimeError: no thread is running, and the system refuses a new one.
@@ -318,17 +313,13 @@ class NestedCallThreads:
                 self._places.release()
 
         try:
-            self._pool.submit(run)
+            self.submit(run)
             self._has_threads = True
         except RuntimeError:
             # Without a new thread, those that run take the work.
             if not self._has_threads:
                 raise
         return True
-
-    def close(self) -> None:
-        """Start no further work; each thread ends with its current work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from edge_server.backends.contract import BackendParameters, ModelMetric, own_parameters
 from edge_server.backends.python.child import sandbox
@@ -55,8 +57,7 @@ class MetricBook:
         """Reserve the name for metrics of that kind; the first description is kept.
 
         Raises:
-            InvalidRequest: the name is invalid, or belongs to metrics of another kind or to the
-                server, or the model has too many families.
+            InvalidRequest: the name cannot be that of such metrics, or the model has too many.
         """
         name = message.name
         _check_length(name, (name, message.description))
@@ -79,8 +80,7 @@ class MetricBook:
         """Return the number of the metric; an existing metric keeps its number.
 
         Raises:
-            InvalidRequest: see `make_family`; or a label is invalid, the buckets do not ascend, or
-                the model has too many metrics.
+            InvalidRequest: it cannot be made.
         """
         name, labels, bounds = message.family.name, message.labels, tuple(message.buckets)
         self.make_family(message.family)
@@ -140,8 +140,6 @@ def _check_length(name: str, texts: Iterable[str]) -> None:
 
 
 class _Metric:
-    """Its value; `bounds` are None where it is no histogram."""
-
     def __init__(
         self, name: str, labels: Mapping[str, str], bounds: tuple[float, ...] | None
     ) -> None:
@@ -183,8 +181,17 @@ class ModelLog:
         """Log a text of the model's logger, of one line or more; return False where the text is
         dropped."""
         short = text[:LONGEST_LINE_BYTES]
+        n_bytes = max(len(short), SHORTEST_LINE_BYTES)
         with self._lock:
-            taken, dropped = self._take(max(len(short), SHORTEST_LINE_BYTES))
+            before, self._at = self._at, self._clock()
+            regained = (self._at - before) * PER_SECOND_BYTES
+            self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
+            # After a drop, lines resume a second's worth at a time, each time with a warning.
+            if self._left_bytes < (max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes):
+                self._dropped += 1
+                return False
+            self._left_bytes -= n_bytes
+            dropped, self._dropped = self._dropped, 0
         if dropped:
             log.warning(
                 "model %s: %d lines of its log were dropped: it writes more than %d bytes a second",
@@ -192,9 +199,8 @@ class ModelLog:
                 dropped,
                 PER_SECOND_BYTES,
             )
-        if taken:
-            log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
-        return taken
+        log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
+        return True
 
     def printed(self, data: bytes) -> None:
         """Log the complete lines in `data` from the model's standard output or error."""
@@ -213,39 +219,34 @@ class ModelLog:
         if begun:
             self.line(logging.INFO, begun.decode(errors="backslashreplace"))
 
-    def _take(self, n_bytes: int) -> tuple[bool, int]:
-        """Return whether `n_bytes` fit the limit, and how many lines before were dropped."""
-        now = self._clock()
-        regained = (now - self._at) * PER_SECOND_BYTES
-        self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
-        self._at = now
-        # After a drop, lines resume a second's worth at a time, each time with a warning.
-        need_bytes = max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes
-        if need_bytes > self._left_bytes:
-            self._dropped += 1
-            return False, 0
-        self._left_bytes -= n_bytes
-        dropped, self._dropped = self._dropped, 0
-        return True, dropped
+
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
 class PythonParameters(BackendParameters, frozen=True):
-    execution_timeout_s: float | None = None
-    initialize_timeout_s: float = 120.0
-    shared_memory_limit_mib: int = 256
+    """Parameters of config.pbtxt.
+
+    Attributes:
+        execution_timeout_s: the daemon kills a process whose `execute` takes longer. Without it,
+            one whose `execute` has used no processor time for 30 s, as one that hangs, or takes
+            longer than 600 s. Work that only waits, e.g. for another machine, needs it.
+        initialize_timeout_s: likewise for `initialize` and `auto_complete_config`.
+        shared_memory_limit_mib: limits the memory that the tensors of one instance, and the files
+            with which it loads models, may take in each direction. It grows from zero as needed,
+            and stays allocated until the process ends.
+    """
+
+    execution_timeout_s: _Seconds | None = None
+    initialize_timeout_s: _Seconds = 120.0
+    shared_memory_limit_mib: Annotated[int, msgspec.Meta(gt=0, le=1 << 16)] = 256
 
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
-        """Return the parameters; all others of the configuration belong to the model."""
         return own_parameters(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:
         return self.shared_memory_limit_mib * MIB
-
-
-def not_checked(completed: str) -> None:
-    """Accept every process: for models that say nothing of themselves."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class ModelProgram:
     interpreter: str = ""
     runner: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[str], None] = not_checked
+    check: Callable[[str], object] = str
 
 
 USERS_PROGRAM = ModelProgram()
@@ -290,7 +291,6 @@ class ModelContext:
 
     @property
     def outputs(self) -> list[str]:
-        """The outputs that a client may request, and those that carry a sequence's state."""
         sequences = self.config.sequence_batching
         states = sequences.states if sequences else ()
         return [spec.name for spec in self.config.outputs] + [s.output_name for s in states]

@@ -35,8 +35,7 @@ class ExecuteBatch:
 
     Attributes:
         unfinished: numbers of the requests without a last response.
-        answered: numbers of those that have a response that is not the last; of a model that is not
-            decoupled it is the only one.
+        answered: those that have a response, and not their last one.
         done: set when the thread that submitted the batch need not wait any longer.
     """
 
@@ -83,7 +82,6 @@ class InFlight:
     def add(
         self, number: int, numbers: Sequence[int], requests: Sequence[ExecuteRequest]
     ) -> ExecuteBatch | None:
-        """Accept batch `number`, whose requests have these `numbers`; return None once ended."""
         batch = ExecuteBatch(requests, set(numbers))
         with self._lock:
             if self.why_over:
@@ -99,7 +97,6 @@ class InFlight:
         return batch
 
     def number_again(self, request: ExecuteRequest) -> int | None:
-        """Return the number of a request that runs again; None in its first run."""
         with self._lock:
             return self._again.pop(request.respond, None)
 
@@ -219,7 +216,6 @@ class InFlight:
 
 
 def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
-    """Return when the last request's deadline passes; infinity where a request has no deadline."""
     deadlines = [request.request.deadline for request in requests]
     return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
@@ -227,11 +223,8 @@ def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
 class ResponsePump:
     """A `RespondTensors` that delivers the responses to one request on its own thread.
 
-    A slow receiver, e.g. a client that reads slowly, delays only its own request; the other
-    requests of the process proceed meanwhile.
-
-    Args:
-        delivered: called with the number of responses delivered since its last call.
+    A slow receiver, e.g. a client that reads slowly, delays only its own request. `delivered` is
+    called with the number of responses delivered since its last call.
     """
 
     def __init__(
@@ -270,7 +263,6 @@ class ResponsePump:
                 count = 0
 
     def _deliver_one(self) -> bool:
-        """Deliver one response; return whether it was the last."""
         response, final, parameters = self._responses.get()
         try:
             self._respond(response, final, parameters)

@@ -73,8 +73,6 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildError(msgspec.Struct, frozen=True, array_like=True):
-    """An error with one of the protocol's codes; see `Code`."""
-
     code: int
     text: str
 
@@ -148,8 +146,6 @@ class Start(Message, frozen=True):
 
     Attributes:
         complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
-        decoupled: the model may send any number of responses, at any time.
-        rules: the sandbox rules of the process.
         runner: the module of edge_server with the model's class; empty where the class is in the
             model's own Python file.
     """
@@ -209,8 +205,6 @@ class Started(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` has returned `responses`; a failure goes to each request without a last one."""
-
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""
@@ -237,12 +231,7 @@ class IsModelReady(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """The result follows when the load has succeeded or failed; see `ServerContext.load`.
-
-    Attributes:
-        config: empty means none.
-        files: named as in `ServerContext.load`, each an array of UINT8.
-    """
+    """The result follows when the load has ended; see `ServerContext.load`. Files are UINT8."""
 
     model_name: str
     config: str

@@ -1,34 +1,242 @@
-"""One session of a model's process: from its start to its end, whatever ends it."""
+"""A model's process, what is shared with it, and one session of it, from its start to its end."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import queue
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import wait
+from contextlib import ExitStack, suppress
 from functools import partial
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edge_server
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
+from edge_server.backends.python.child.sandbox import decide
 from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
-from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
+from edge_server.backends.python.shared_memory import (
+    ArenaFull,
+    ArenaReader,
+    ArenaWriter,
+    make_arena_file,
+    pack_all,
+    take_back,
+    unpack_all,
+)
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
-from edge_server.process.channel import ChannelClosed, MessageTooLong, NotUnderstood
+from edge_server.process.channel import CHUNK_BYTES, ChannelClosed, MessageTooLong, NotUnderstood
+from edge_server.process.child import Child, another_python, environ_for, signal_name
+from edge_server.process.disk import make_locked_directory, orphans
+from edge_server.process.threads import LOOK_S, require_wanted, start_future
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.backends.python.context import ModelContext
+    from edge_server.backends.python.context import ModelContext, ModelLog
     from edge_server.backends.python.in_flight import ExecuteBatch
-    from edge_server.backends.python.process import ChildProcess
 
 log = logging.getLogger(__name__)
+
+_PREFIX = "edge-server-model-"
+# The time limit of a removal: a model can leave more files than a stopping daemon has time to
+# remove.
+_REMOVE_S = 2.0
+_REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+
+
+class Scratch:
+    """A directory for one process, removed when closed; making it also removes those that a crashed
+    daemon has left."""
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        for orphan, held in orphans(parent, _PREFIX):
+            _remove(str(orphan), held)
+        made, self._held = make_locked_directory(parent, _PREFIX)
+        self.path = str(made)
+
+    def close(self) -> None:
+        _remove(self.path, self._held)
+        os.close(self._held)
+
+
+def _remove(path: str, held: int) -> None:
+    """Remove the tree, in a program that continues where that takes longer than `_REMOVE_S`.
+
+    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
+    directories that are not readable. The program inherits the lock, so the directory is no orphan
+    until the program has ended.
+    """
+
+    def run() -> None:
+        with suppress(OSError):
+            subprocess.run(  # noqa: S603 - a fixed program
+                ["/bin/sh", "-c", _REMOVE, "sh", path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(held,),
+                check=False,
+            )
+
+    if (removing := start_future("remove", run)) is not None:
+        wait([removing], _REMOVE_S)
+
+
+_CHILD = "edge_server.backends.python.child"
+_ROOT = Path(edge_server.__file__).parent.parent
+# That of the daemon's service manager.
+_CREDENTIALS = "CREDENTIALS_DIRECTORY"
+_MAIN = """
+from edge_server.backends.python.child.__main__ import main
+main(sys.argv[1:])
+"""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# A crashed process may write a core dump before it ends.
+_END_S = 5.0
+# Linux's limit of what waits in a Unix socket is 208 KiB (net.core.wmem_default); with room.
+_SOCKET_BYTES = 1 << 19
+
+
+class ChildProcess(Child[m.FromChild]):
+    """The process of an instance, and the memory that it shares with the daemon.
+
+    Args:
+        arena_bytes: size limit of the shared memory of each direction.
+        log: receives the lines that the model logs and prints.
+        interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
+    """
+
+    def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
+        self._log = log
+        self._how = ""
+        program = (
+            [interpreter, "-c", another_python(_MAIN)]
+            if interpreter
+            else [sys.executable, "-m", _CHILD]
+        )
+        with ExitStack() as stack, ExitStack() as until_inherited:
+            scratch = Scratch()
+            stack.callback(scratch.close)
+            outbox, inbox = (
+                _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
+                for name in ("outbox", "inbox")
+            )
+            self.outbox = ArenaWriter(outbox)
+            self.inbox = ArenaReader(inbox, writable=False)
+            super().__init__(
+                lambda *fds: [*program, name, *map(str, (fds[0], inbox, outbox, fds[1]))],
+                {
+                    # ONNX Runtime in a model sends telemetry only where the user has asked for it.
+                    "ORT_DISABLE_TELEMETRY": "1",
+                    **{k: v for k, v in environ_for(interpreter).items() if k != _CREDENTIALS},
+                    "TMPDIR": scratch.path,
+                },
+                m.FromChild,
+                longest_received_bytes=m.LONGEST_FROM_CHILD_BYTES,
+                on_output=log.printed,
+                inherited=(inbox, outbox),
+                cwd=_ROOT,
+            )
+            # With the first byte the sandbox is closed, before any code of the model runs.
+            self.watched[self.connection.fileno()] = self._take_listener
+            self._resources = stack.pop_all()
+
+    def start(
+        self, start: m.Start, within_s: float, other: Callable[[m.FromChild], None]
+    ) -> m.Started | None:
+        """Send the first message, and return the response to it; None after `within_s`.
+
+        A response that has arrived by then is returned, however late the daemon gets to read it.
+        `other` is called with each other message.
+
+        Raises:
+            ChannelClosed: see `receive`.
+            GivenUp: see `require_wanted`.
+        """
+        until = time.monotonic() + within_s
+        self.channel.send(start)
+        started = None
+        # Past the limit, only as often as it takes to read what the socket can hold.
+        reads_left = _SOCKET_BYTES // CHUNK_BYTES
+        while started is None and reads_left > 0:
+            require_wanted()
+            left_s = max(0.0, until - time.monotonic())
+            reads_left -= left_s == 0.0
+            for message in self.receive(min(LOOK_S, left_s)):
+                if isinstance(message, m.Started):
+                    started = message
+                else:
+                    other(message)
+        return started
+
+    def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
+        messages: list[m.FromChild] = []
+        for message in super().receive(timeout_s):
+            if isinstance(message, m.LogLine):
+                self._log.line(message.level, message.text)
+            else:
+                messages.append(message)
+        return messages
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the process has used, in s, with its ended children."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        # proc(5): utime, stime, cutime and cstime, the 14th field and those behind it; the second,
+        # in brackets, may have blanks.
+        fields = stat.rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+    def ending(self) -> str:
+        """End the process if it is still running, release all resources, and return how it ended.
+
+        Views on its tensors stay valid.
+        """
+        if not self._how:
+            self.wait(_END_S)
+            code = self.end() or 0
+            self._log.end()
+            self.close()
+            self._resources.close()
+            self._how = (
+                f"it exited with code {code}" if code >= 0 else f"it died of {signal_name(code)}"
+            )
+        return self._how
+
+    def _take_listener(self) -> None:
+        """Take the first byte, and with it the seccomp listener on which the kernel asks about
+        system calls."""
+        try:
+            first, listeners, _, _ = socket.recv_fds(self.connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise ChannelClosed(f"the peer is gone: {error}") from error
+        if not first:
+            raise ChannelClosed("the peer is gone")
+        del self.watched[self.connection.fileno()]
+        for listener in listeners:
+            self.watch(_owned(listener, self._resources), partial(decide, listener, self.pid))
+
+
+def _owned(fd: int, stack: ExitStack) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
 
 READY_S = 5.0
 # The minimum duration granted to an execution, even where its callers' deadlines are shorter: short
@@ -79,7 +287,6 @@ class ChildSession:
 
     @property
     def up(self) -> bool:
-        """Return whether the process can execute."""
         return self._is_started and not self.why_over
 
     def run(self, start: m.Start, started: Callable[[], None]) -> str:
@@ -88,7 +295,7 @@ class ChildSession:
             self._start(start, started)
             while True:
                 for message in self._process.receive():
-                    self._take(message)
+                    self._dispatch(message)
         except NotUnderstood as error:
             self.end(f"it sent an invalid message: {error}")
         except ChannelClosed:
@@ -100,13 +307,12 @@ class ChildSession:
         except Exception as error:
             log.exception("model %s: instance %s: unforeseen error", self._model, self._name)
             self.end(f"the server could not take what it sent: {error!r}")
-        how = self._process.close()
+        how = self._process.ending()
         self.end(how)
         self._calls.close()
         return self.why_over
 
     def end(self, why: str) -> None:
-        """End the session: kill the process and fail all requests."""
         self._process.kill()
         self._in_flight.end(why)
 
@@ -161,7 +367,7 @@ class ChildSession:
         """Wait for the end of `batch`; return why the process is to be killed, or ""."""
         limit_s = self._context.parameters.execution_timeout_s
         until = min(given_up_at, began + (limit_s or LONGEST_S))
-        cpu_s, worked_at, warned = self._process.cpu_s(), began, False
+        cpu_s, worked_at = self._process.cpu_s(), began
         while not batch.done.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))):
             now = time.monotonic()
             if now >= until:
@@ -171,27 +377,14 @@ class ChildSession:
             used_s = self._process.cpu_s()
             if used_s - cpu_s >= _WORK_S or self._calls.under_way:
                 cpu_s, worked_at = used_s, now
-            if limit_s is not None:
-                continue
-            if now - worked_at >= IDLE_S:
+            if limit_s is None and now - worked_at >= IDLE_S:
                 return (
                     f"has used no processor time for {now - worked_at:.0f} s, so it hangs; "
                     f"{_ALLOWS_MORE % 'execution_timeout_s'}"
                 )
-            if now - began >= IDLE_S and not warned:
-                warned = True
-                log.warning(
-                    "model %s: instance %s: 'execute' has computed for %.0f s and is killed after "
-                    "%g s; parameter 'execution_timeout_s' sets the limit",
-                    self._model,
-                    self._name,
-                    now - began,
-                    LONGEST_S,
-                )
         return ""
 
     def not_ready_reason(self) -> str:
-        """Return why the model cannot respond now; empty when it can."""
         if self.why_over or not self._checks_ready or self._in_flight.callers():
             # A process that executes is ready; it could respond to the question only after its
             # execution.
@@ -214,7 +407,7 @@ class ChildSession:
 
     def _start(self, start: m.Start, started: Callable[[], None]) -> None:
         within_s = self._context.parameters.initialize_timeout_s
-        response = self._process.start(start, within_s, self._take)
+        response = self._process.start(start, within_s, self._dispatch)
         if response is None:
             self.end(
                 f"it was killed: 'initialize' did not return within {within_s:g} s; "
@@ -228,7 +421,6 @@ class ChildSession:
             started()
 
     def _disagreement(self, completed: str) -> str:
-        """Return why the started process must not serve; empty where it may."""
         try:
             self._context.program.check(completed)
         except EdgeServerError as error:
@@ -238,45 +430,40 @@ class ChildSession:
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
         """Send the batch; return None where every request already has its last response."""
         messages: list[m.ChildRequest] = []
-        error: EdgeServerError | None = None
         again = [self._in_flight.number_again(request) for request in requests]
+        number, batch, error = next(self._numbers), None, None
         try:
-            messages.extend(
-                self._message(number or next(self._numbers), request)
-                for number, request in zip(again, requests, strict=True)
-            )
+            for known, request in zip(again, requests, strict=True):
+                messages.append(self._message(known or next(self._numbers), request))
+            batch = self._in_flight.add(number, [each.number for each in messages], requests)
         except ArenaFull as full:
             error = InternalError(
                 f"Failed to process the request(s) for model instance '{self._name}', message: the "
                 f"inputs: {full}; parameter 'shared_memory_limit_mib' allows more"
             )
-        number, batch = next(self._numbers), None
-        if error is None:
-            batch = self._in_flight.add(number, [each.number for each in messages], requests)
         if batch is None:
-            for message in messages:
-                take_back(message.inputs, self._process.outbox)
-            for number in filter(None, again):
-                self._in_flight.forget(number)
-            if self.why_over:
-                error = unhealthy(self._name, self.why_over)
+            self._take_back(messages)
+            for known in filter(None, again):
+                self._in_flight.forget(known)
             for request in requests:
-                request.respond(error, True)
+                request.respond(error or unhealthy(self._name, self.why_over), True)
             return None
         try:
             self._process.channel.send(m.Execute(number, messages))
         except ChannelClosed:
             self._process.kill()
-            return batch
         except MessageTooLong as too_long:
-            for message in messages:
-                take_back(message.inputs, self._process.outbox)
+            self._take_back(messages)
             self._in_flight.executed(m.Executed(number, 0, f"model '{self._model}': {too_long}"))
-            return batch
-        for message, request in zip(messages, requests, strict=True):
-            if message.number not in again:
-                self._pass_on_cancellation(message.number, request)
+        else:
+            for message, request in zip(messages, requests, strict=True):
+                if message.number not in again:
+                    self._pass_on_cancellation(message.number, request)
         return batch
+
+    def _take_back(self, messages: Sequence[m.ChildRequest]) -> None:
+        for message in messages:
+            take_back(message.inputs, self._process.outbox)
 
     def _message(self, number: int, request: ExecuteRequest) -> m.ChildRequest:
         caller = request.request
@@ -299,8 +486,6 @@ class ChildSession:
         )
 
     def _pass_on_cancellation(self, number: int, request: ExecuteRequest) -> None:
-        """Send `Cancel` to the model when the request's client is gone."""
-
         def cancel() -> None:
             if self._in_flight.waits(number):
                 with suppress(ChannelClosed):
@@ -309,7 +494,7 @@ class ChildSession:
         if request.request.cancellation is not None:
             request.request.cancellation.when_cancelled(cancel)
 
-    def _take(self, message: m.FromChild) -> None:
+    def _dispatch(self, message: m.FromChild) -> None:
         # The process may send another `Started`, which has no effect.
         if (handler := self._handlers.get(type(message))) is not None:
             handler(message)
@@ -346,7 +531,6 @@ class ChildSession:
 
 
 def unhealthy(name: str, why: str) -> Unavailable:
-    """Return the error of a request that arrives while no process can execute it."""
     return Unavailable(
         f"Stub process '{name}' is not healthy. Reason: {why}; it is being restarted"
     )

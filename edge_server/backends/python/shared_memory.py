@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Header of each block; its size keeps the data aligned for every element type and cache line.
 HEADER_BYTES = 64
 MIB = 1 << 20
-# Limit on the tensors in one message of a model. Each BYTES element is a Python object of its own.
+# Limit on the tensors in one message of a model. Each BYTES element is a Python object.
 MOST_TENSORS = 1024
 MOST_BYTES_ELEMENTS = 1 << 20
 
@@ -56,12 +56,8 @@ def make_arena_file(name: str, size_bytes: int) -> int:
 
 
 class ArenaWriter:
-    """Copies arrays into the arena.
-
-    Args:
-        fd: descriptor of the file; owned by the caller, who may close it at any time.
-        timeout_s: how long `put` waits for the reader to free a block.
-    """
+    """Copies arrays into the arena, whose `fd` the caller may close; `put` waits `timeout_s` for
+    the reader to free a block."""
 
     def __init__(self, fd: int, timeout_s: float = 0.0) -> None:
         self._memory = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
@@ -93,7 +89,6 @@ class ArenaWriter:
         return begin
 
     def take_back(self, offset: int) -> None:
-        """Free a block whose offset the reader never receives."""
         with self._lock:
             self._memory[offset - HEADER_BYTES] = 0
 
@@ -112,12 +107,8 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """Maps the blocks that the other process has written to its arena.
-
-    Args:
-        fd: descriptor of the file; owned by the caller, who may close it at any time.
-        writable: whether views may be written to; the writer never reads a block again.
-    """
+    """Maps the blocks that the other process has written to its arena. Views may be written to
+    where `writable`: the writer never reads a block again."""
 
     def __init__(self, fd: int, *, writable: bool) -> None:
         self._mapping = mmap.mmap(fd, 0)
@@ -182,7 +173,6 @@ def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[Tens
 
 
 def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:
-    """Free the blocks whose places the reader never receives."""
     for place in places:
         arena.take_back(place.offset)
 
@@ -202,7 +192,6 @@ def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
 
 
 def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a model's message, by name."""
     check_places(places, arena)
     return {place.name: unpack(place, arena) for place in places}
 
@@ -233,7 +222,6 @@ def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def bytes_elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements that `encode_bytes` has encoded."""
     begin = 0
     while begin < len(data):
         first = begin + _LENGTH_BYTES
@@ -262,7 +250,6 @@ def decode_bytes(stored: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[n
 
 
 def _too_many(tensors: int, bytes_elements: int) -> str:
-    """Return why these are too many at once; empty where they are not."""
     if tensors > MOST_TENSORS:
         return f"{tensors} tensors at once; at most {MOST_TENSORS} are taken"
     if bytes_elements > MOST_BYTES_ELEMENTS:

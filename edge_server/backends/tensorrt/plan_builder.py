@@ -32,7 +32,7 @@ from edge_server.backends.tensorrt.plan_options import (
     profiles_for,
 )
 from edge_server.backends.tensorrt.plan_process import PhaseTree, PlanBuilt, Progressed, Step
-from edge_server.board.jetson import NVDLA_SUPPORT
+from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
 from edge_server.tensors import DataType
 

@@ -12,11 +12,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import BackendParameters
 from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
-from edge_server.board.jetson import NVDLA_SUPPORT
+from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.model_config.completion import Signature, complete_from
+from edge_server.model_config.completion import complete_from
 from edge_server.model_config.files import is_file_name
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.tensors import DataType, Signature, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from edge_server.board.jetson import read_l4t
+from edge_server.board.board import read_l4t
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.files import reading
 from edge_server.process.disk import file_sha256

@@ -16,14 +16,6 @@ from typing import TYPE_CHECKING
 from edge_server.board.board import read_board
 from edge_server.board.device_nodes import read_disk
 from edge_server.board.doctor import hardware, software
-from edge_server.board.doctor.hardware import (
-    Configuration,
-    Evidence,
-    Finding,
-    Level,
-    ProbeResult,
-    fault,
-)
 from edge_server.errors import Cancelled, EdgeServerError, SettingsError
 from edge_server.process.child import ChildFailed, ChildOptions, run_in_child
 from edge_server.process.disk import state_directory
@@ -34,10 +26,9 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Board
     from edge_server.board.device_nodes import Account
-    from edge_server.board.doctor.hardware import Finding
     from edge_server.settings import Settings
 
-CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
+CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingProxyType(
     {
         "jetpack": hardware.jetpack,
         "power_mode": hardware.power_mode,
@@ -53,7 +44,6 @@ CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
         "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
-        "nvdla_compiler": software.nvdla_compiler,
         "onnxruntime": software.onnxruntime,
         "opencv": software.opencv,
         "cameras": software.cameras,
@@ -93,7 +83,7 @@ _TIMEOUT_S = 30.0
 @dataclass(frozen=True)
 class Probe:
     """A function that may crash or hang (drivers, third-party libraries, networks): it runs in a
-    process of its own, which costs only its result, and at most its time limit.
+    new process, which costs only its result, and at most its time limit.
 
     Attributes:
         function: as `package.module:name`; it returns a dict that JSON can encode.
@@ -108,29 +98,21 @@ class Probe:
 
 @dataclass(frozen=True)
 class Examination:
-    """Findings by the names of the checks, in their order."""
+    evidence: hardware.Evidence
+    findings: Mapping[str, hardware.Finding]
 
-    evidence: Evidence
-    findings: Mapping[str, Finding]
-
-    def count(self, level: Level) -> int:
+    def count(self, level: hardware.Level) -> int:
         return sum(finding.level is level for finding in self.findings.values())
 
 
 def examine(
     config: Path | None = None,
     root: Path = Path("/"),
-    run: Callable[[Probe], ProbeResult] | None = None,
+    run: Callable[[Probe], hardware.ProbeResult] | None = None,
     now_s: float | None = None,
 ) -> Examination:
-    """Run all probes and checks; no finding raises.
-
-    Args:
-        config: the daemon's settings; /etc/edge_server/config.toml by default.
-        root: the root directory of the board's files.
-        run: runs one probe; by default `run_probe`.
-        now_s: Unix time; by default that of the clock.
-    """
+    """Run all probes and checks; no finding raises. `config` is /etc/edge_server/config.toml by
+    default."""
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
     probes = _probes(board, configuration.settings)
@@ -143,7 +125,7 @@ def examine(
             stop.set()
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    evidence = Evidence(
+    evidence = hardware.Evidence(
         board,
         configuration,
         read_disk(_store(board, configuration.settings, root), board.account),
@@ -154,7 +136,7 @@ def examine(
     return Examination(evidence, run_checks(evidence))
 
 
-def run_probe(probe: Probe, stop: threading.Event | None = None) -> ProbeResult:
+def run_probe(probe: Probe, stop: threading.Event | None = None) -> hardware.ProbeResult:
     """Run the probe; return soon after its `timeout_s`, or when `stop` is set; never raise."""
     account = None
     if probe.account is not None and probe.account.uid and os.geteuid() == 0:
@@ -173,15 +155,17 @@ def run_probe(probe: Probe, stop: threading.Event | None = None) -> ProbeResult:
             options=ChildOptions(account=account),
         )
     except OSError as error:
-        return ProbeResult(failure=f"no process for it: {error.strerror}")
+        return hardware.ProbeResult(failure=f"no process for it: {error.strerror}")
     except (ChildFailed, EdgeServerError) as error:
-        return ProbeResult(failure=f"the process that tried {error}")
+        return hardware.ProbeResult(failure=f"the process that tried {error}")
     if not isinstance(facts, dict):
-        return ProbeResult(failure=f"the process that tried found {facts!r}, which is no dict")
-    return ProbeResult(facts)
+        return hardware.ProbeResult(
+            failure=f"the process that tried found {facts!r}, which is no dict"
+        )
+    return hardware.ProbeResult(facts)
 
 
-def run_checks(evidence: Evidence) -> dict[str, Finding]:
+def run_checks(evidence: hardware.Evidence) -> dict[str, hardware.Finding]:
     """Return the finding of each check; a check that raises counts as a fault, and the others
     run."""
     findings = {}
@@ -189,21 +173,21 @@ def run_checks(evidence: Evidence) -> dict[str, Finding]:
         try:
             findings[name] = check(evidence)
         except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the others
-            findings[name] = fault(
+            findings[name] = hardware.fault(
                 f"the check itself failed: {type(error).__name__}: {error}",
                 "report it, with the output of edge-server doctor --json",
             )
     return findings
 
 
-def read_configuration(path: Path | None, root: Path) -> Configuration:
+def read_configuration(path: Path | None, root: Path) -> hardware.Configuration:
     """Read the settings in `path`, or in the packaged file; return the defaults if that file
     does not exist."""
     chosen = path or _usual_configuration(root)
     try:
-        return Configuration(chosen, read_settings(chosen, {}))
+        return hardware.Configuration(chosen, read_settings(chosen, {}))
     except SettingsError as error:
-        return Configuration(chosen, None, str(error))
+        return hardware.Configuration(chosen, None, str(error))
 
 
 def _usual_configuration(root: Path) -> Path | None:

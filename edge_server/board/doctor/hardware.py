@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Board
     from edge_server.board.device_nodes import DeviceNode, Disk
-    from edge_server.board.power import ThermalZone
+    from edge_server.board.facts import ThermalZone
     from edge_server.settings import Settings
 
 
@@ -87,12 +87,9 @@ class Evidence:
     """The input of every check.
 
     Attributes:
-        board: the facts from the board's files.
-        configuration: the daemon's.
         disk: of the model store or its future place; None where it cannot be read.
         results: of the probes, by name.
-        python: the running Python version.
-        version: the edge-server version.
+        version: of edge-server.
     """
 
     board: Board
@@ -144,22 +141,20 @@ def gpu_nodes(evidence: Evidence) -> Finding:
             "in a container: --runtime nvidia; elsewhere flash the board anew",
         )
     refused = [node for node in board.gpu_nodes if not node.usable]
-    open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
-    if evidence.driver_works and evidence.driver_tried_by_account:
+    found = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
+    works = evidence.driver_works and evidence.driver_tried_by_account
+    if not works:
         # Some files are for root on every board, such as those that switch the GPU's power, and
         # /dev/nvmap may be read-only: a successful start of CUDA proves more than the modes.
-        others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
-        return ok(f"{open_nodes}{others}")
-    curable = [node for node in refused if node.group]
-    if curable:
-        names = ", ".join(node.path for node in curable)
-        return fault(f"closed to {user}: {names}", join_groups(curable, user))
-    if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
-        return fault(
-            "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
-        )
-    others = f", {len(refused)} not, by their modes" if refused else ""
-    return ok(f"{open_nodes}{others}")
+        if curable := [node for node in refused if node.group]:
+            names = ", ".join(node.path for node in curable)
+            return fault(f"closed to {user}: {names}", join_groups(curable, user))
+        if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
+            return fault(
+                "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
+            )
+    why = "which CUDA does not need to start" if works else "by their modes"
+    return ok(found + (f", {len(refused)} not, {why}" if refused else ""))
 
 
 def driver(evidence: Evidence) -> Finding:
@@ -210,8 +205,8 @@ def cuda_runtime(evidence: Evidence) -> Finding:
         if not board.is_jetson and not evidence.driver_works:
             return ok("none, and none needed on the CPU")
         found = result.problem or "libcudart.so is not found"
-        package = _cudart_package(board.jetpack.cuda if board.jetpack else "")
-        return warning(f"{found}: TensorRT needs it", f"sudo apt install {package}")
+        cuda = (board.jetpack.cuda if board.jetpack else "12.6").replace(".", "-")
+        return warning(f"{found}: TensorRT needs it", f"sudo apt install cuda-cudart-{cuda}")
     found = f"CUDA {version} ({result.facts['library']})"
     drivers = evidence.result("driver").facts.get("version", version)
     if _major(version) > _major(drivers):
@@ -232,7 +227,7 @@ def pycuda(evidence: Evidence) -> Finding:
         if not needed:
             return ok(f"{found}; none needed on the CPU")
         if not evidence.driver_works:
-            return warning(found, "mend the driver first")
+            return warning(found, "fix the driver first")
         return fault(found, remedy("pycuda"))
     if facts.get("missing"):
         if not needed:
@@ -242,10 +237,6 @@ def pycuda(evidence: Evidence) -> Finding:
             remedy("pycuda"),
         )
     return ok(f"pycuda {facts['version']}")
-
-
-def _cudart_package(cuda: str) -> str:
-    return f"cuda-cudart-{cuda.replace('.', '-')}" if cuda else "cuda-cudart-12-6"
 
 
 def _major(version: str) -> int:
@@ -339,7 +330,7 @@ def heat(evidence: Evidence) -> Finding:
     facts = evidence.board.facts
     if facts is None:
         return warning(
-            "not known: a sensor's file does not let itself be read",
+            "not known: a sensor's file cannot be read",
             "sudo dmesg | grep -i i2c, and switch the board off and on",
         )
     state, hottest = facts.heat, facts.heat.hottest

@@ -60,7 +60,6 @@ def driver() -> Facts:
 
 
 def cuda_runtime() -> Facts:
-    """Report the version of CUDA's runtime library, if one is found."""
     for directory in _CUDART_DIRECTORIES:
         for name in _CUDARTS:
             try:
@@ -76,7 +75,6 @@ def cuda_runtime() -> Facts:
 
 
 def pycuda() -> Facts:
-    """Report whether pycuda and its driver module can be imported."""
     facts = _imported("pycuda", "VERSION_TEXT")
     if "version" in facts:
         try:
@@ -87,7 +85,6 @@ def pycuda() -> Facts:
 
 
 def tensorrt() -> Facts:
-    """Report whether TensorRT can be imported; the probe makes none of its objects."""
     return _imported("tensorrt")
 
 
@@ -107,7 +104,6 @@ def nvdla() -> Facts:
 
 
 def opencv() -> Facts:
-    """Report OpenCV's version, and whether it was built with GStreamer."""
     facts = _imported("cv2")
     if "version" in facts:
         built: str = importlib.import_module("cv2").getBuildInformation()
@@ -124,7 +120,6 @@ def gstreamer() -> Facts:
 
 
 def onnxruntime() -> Facts:
-    """Report ONNX Runtime's version and execution providers."""
     facts = _imported("onnxruntime")
     if "version" in facts:
         facts["providers"] = importlib.import_module("onnxruntime").get_available_providers()
@@ -185,7 +180,6 @@ def parse_smart_log(log: bytes) -> Facts:
 
 
 def unit() -> Facts:
-    """Report the state of the daemon's unit in systemd."""
     wanted = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
     done = subprocess.run(  # noqa: S603
         ["systemctl", "show", UNIT, f"--property={','.join(wanted)}"],  # noqa: S607
@@ -200,7 +194,6 @@ def unit() -> Facts:
 
 
 def grpc_port(host: str, port: str) -> Facts:
-    """Report whether the port is free, and if not, which server responds."""
     try:
         listener(host, int(port)).close()
     except OSError as error:
@@ -222,7 +215,6 @@ def grpc_port(host: str, port: str) -> Facts:
 
 
 def broker(host: str, port: str) -> Facts:
-    """Report whether a server accepts TCP connections on that address."""
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
     except OSError as error:
@@ -251,7 +243,6 @@ def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
 
 
 def _cuda_version(number: int) -> str:
-    """Return 12060 as 12.6."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

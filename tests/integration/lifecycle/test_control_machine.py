@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.lifecycle.control import RepositoryControl
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -64,7 +65,9 @@ class Machine(RuleBasedStateMachine):
         backend.made.clear()
         self.registry = ModelRegistry()
         self.table = ModelTable(self.registry)
-        self.loader = RepositoryLoader(self.table, Repositories([repository]), take_down=take_down)
+        self.loader = RepositoryLoader(
+            ModelLifecycle(self.table, take_down=take_down), Repositories([repository])
+        )
         self.control = RepositoryControl(self.loader, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.

@@ -13,6 +13,7 @@ import pytest
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import PollControl
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
@@ -32,7 +33,7 @@ def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterat
     table = ModelTable(ModelRegistry())
     deployments = Deployments(table, ModelStore(tmp_path / "store"), [repository])
     control = PollControl(
-        RepositoryLoader(table, deployments),
+        RepositoryLoader(ModelLifecycle(table), deployments),
         deployments,
         [repository],
         poll_s=0.2,

@@ -23,6 +23,7 @@ from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import PollControl
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
@@ -293,12 +294,10 @@ class Machine(RuleBasedStateMachine):
         self.store = ModelStore(self.folder / "store", boot="test")
         deployments = Deployments(table, self.store, [])
         loader = RepositoryLoader(
-            table,
+            ModelLifecycle(
+                table, terms=CanaryTerms(requests=20, least_s=0.0), outcomes=deployments
+            ),
             deployments,
-            canary_terms=CanaryTerms(requests=20, least_s=0.0),
-            quarantine=deployments.quarantine,
-            on_rolled_back=deployments.rolled_back,
-            on_passed=deployments.passed,
         )
         # Its thread is not started: every scan is a rule's.
         self.control = PollControl(

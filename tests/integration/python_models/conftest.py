@@ -12,6 +12,7 @@ from support.waiting import wait_until
 
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
@@ -41,7 +42,7 @@ class Served:
     def __init__(self, directory: Path, python: Python) -> None:
         self.registry = ModelRegistry()
         self.failed = RepositoryLoader(
-            ModelTable(self.registry),
+            ModelLifecycle(ModelTable(self.registry)),
             Repositories([directory]),
             completion=Completion(python=python),
         ).load_all()

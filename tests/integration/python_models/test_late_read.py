@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.context import ModelLog, start_message
-from edge_server.backends.python.process import ChildProcess
+from edge_server.backends.python.session import ChildProcess
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
@@ -27,7 +27,7 @@ def process() -> Iterator[ChildProcess]:
     process = ChildProcess("m", 1 << 20, ModelLog("m"))
     yield process
     process.kill()
-    process.close()
+    process.ending()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_response_that_came_while_the_daemon_stalled_past_its_limit_is_returne
         arrived = b""
         # The end of the completed configuration is that of the response.
         while b"Started" not in arrived or not arrived.endswith(b"}"):
-            arrived = process._connection.recv(1 << 20, socket.MSG_PEEK)
+            arrived = process.connection.recv(1 << 20, socket.MSG_PEEK)
             assert time.monotonic() < end
             time.sleep(0.01)
 

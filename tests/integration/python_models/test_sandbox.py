@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.processes import is_running
 from support.waiting import wait_until
 
 from edge_server.backends.python.child import sandbox
@@ -239,9 +240,9 @@ def test_what_leaves_its_session_ends_with_the_model(serve: Serve) -> None:
             "said = subprocess.Popen(['setsid', 'sleep', '600'], start_new_session=True).pid",
         )
     )
-    assert alive(pid)
+    assert is_running(pid)
     served.registry.clear()
-    wait_until(lambda: not alive(pid), TIMEOUT_S)
+    wait_until(lambda: not is_running(pid), TIMEOUT_S)
 
 
 @needs_seccomp
@@ -311,10 +312,3 @@ def test_what_computes_runs_in_a_sandbox(serve: Serve) -> None:
         """
     )
     assert served.values("m", 1) == [4]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

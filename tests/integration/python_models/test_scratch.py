@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from edge_server.backends.python.process import Scratch
+from edge_server.backends.python.session import Scratch
 
 TIMEOUT_S = 60.0
 

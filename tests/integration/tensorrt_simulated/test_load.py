@@ -12,7 +12,7 @@ from edge_server.backends.tensorrt.plan_options import (
     sha256_of,
     side_car_path,
 )
-from edge_server.board.jetson import NVDLA_SUPPORT
+from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError
 from tests.integration.tensorrt_simulated.test_loading import PROFILES, X, with_side_car
 

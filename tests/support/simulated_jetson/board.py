@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 from support.simulated_jetson.firmware import Firmware
 
 HERE = Path(__file__).parent

@@ -160,8 +160,8 @@ def test_a_call_waits_where_the_system_gives_no_thread() -> None:
         # An error would end the one thread on which grpc receives all calls.
         threads.submit(ran.set)
     assert not ran.is_set()
-    assert threads.waiting() == 1
+    assert len(threads.waiting) == 1
     begun(threads).end()
     assert ran.wait(TIMEOUT_S)
-    assert (threads._started, threads.waiting()) == (1, 0)
+    assert (threads._started, len(threads.waiting)) == (1, 0)
     threads.shutdown()

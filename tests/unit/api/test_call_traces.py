@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.api.calls import CallMoments, CallTraces
+from edge_server.api.calls import GRPC, traced
 from edge_server.inference.tracing import TraceFile, Tracer, TraceRule, TraceWriter
 from edge_server.requests import InferRequest
 
@@ -43,9 +43,12 @@ class Written:
         self._path = path
         self._writer = TraceWriter(TraceFile(str(path)))
         self._writer.start()
-        self.received = CallMoments()
-        tracer = Tracer(TraceRule(timestamps=True, rate=1), self._writer)
-        self.traces = CallTraces(tracer, self.received)
+        self._tracer = Tracer(TraceRule(timestamps=True, rate=1), self._writer)
+
+    def request(self, call: Call | None, began_ns: int = 0) -> InferRequest:
+        reading_ns = (began_ns, time.monotonic_ns())
+        when_over = None if call is None else call.when_over
+        return traced(self._tracer, REQUEST, GRPC, reading_ns, tuple, when_over=when_over)
 
     def moments(self) -> dict[str, int]:
         """Those of the one request that is there; none where it is not."""
@@ -70,9 +73,11 @@ def run(request: InferRequest) -> None:
 def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(
     written: Written,
 ) -> None:
-    call, trace = Call(), written.traces.unary()
-    run(trace.begin(REQUEST, call.when_over))
-    trace.send()
+    call = Call()
+    request = written.request(call)
+    run(request)
+    assert request.trace is not None
+    request.trace.mark(GRPC.send_start)
     call.end()
     assert list(written.moments()) == [
         "GRPC_WAITREAD_END",
@@ -86,8 +91,8 @@ def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_nothing_is_sent_to_a_caller_that_has_gone(written: Written, is_over: bool) -> None:
-    call, trace = Call(is_over=is_over), written.traces.unary()
-    request = trace.begin(REQUEST, call.when_over)
+    call = Call(is_over=is_over)
+    request = written.request(call)
     if not is_over:
         call.end()
     run(request)
@@ -96,28 +101,13 @@ def test_nothing_is_sent_to_a_caller_that_has_gone(written: Written, is_over: bo
     assert not [name for name in moments if name.startswith("GRPC_SEND")]
 
 
-def test_a_request_is_read_from_when_its_call_was_taken(written: Written) -> None:
-    written.received.taken_ns = taken_ns = time.monotonic_ns()
-    call, trace = Call(), written.traces.unary()
-    run(trace.begin(REQUEST, call.when_over))
-    call.end()
+def test_a_streams_request_lasts_until_its_last_response(written: Written) -> None:
+    began_ns = time.monotonic_ns()
+    run(written.request(None, began_ns))
     moments = written.moments()
-    assert moments["GRPC_WAITREAD_START"] == taken_ns <= moments["GRPC_WAITREAD_END"]
+    assert moments["GRPC_WAITREAD_START"] == began_ns <= moments["GRPC_WAITREAD_END"]
 
 
-def test_a_streams_request_is_read_from_when_it_was_waited_for(written: Written) -> None:
-    reads = written.traces.reads(iter([b"1", b"2"]))
-    assert next(reads) == b"1"
-    between_ns = time.monotonic_ns()
-    assert next(reads) == b"2"
-    run(written.traces.of_stream(REQUEST, reads))
-    moments = written.moments()
-    assert between_ns <= moments["GRPC_WAITREAD_START"] <= moments["GRPC_WAITREAD_END"]
-    assert list(reads) == []
-
-
-def test_without_a_file_nothing_is_looked_at() -> None:
-    traces = CallTraces(Tracer(TraceRule(timestamps=True, rate=1)))
-    requests = iter([b""])
-    assert traces.reads(requests) is requests
-    assert traces.of_stream(REQUEST, requests) is REQUEST
+def test_a_request_that_is_not_selected_has_no_trace() -> None:
+    tracer = Tracer(TraceRule(timestamps=True, rate=1))
+    assert traced(tracer, REQUEST, GRPC, (0, 0), tuple) is REQUEST

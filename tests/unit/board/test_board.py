@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.board.board import read_board
-from edge_server.board.jetson import JETPACKS, L4tRelease, jetpack_of
-from edge_server.board.power import PowerMode, read_power_modes
+from edge_server.board.board import JETPACKS, L4tRelease, jetpack_of, read_board
+from edge_server.board.facts import PowerMode, read_power_modes
 from edge_server.board.resources import GroupLimits
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ def test_a_jetson_tells_all_of_itself(fake_board: FakeBoard) -> None:
     assert str(board.l4t) == "36.4.3"
     assert board.kernel == "5.15.148-tegra"
     assert board.cuda == "12.6.10"
-    assert board.nvdla_compiler == "/usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so"
     assert board.facts is not None
     assert board.facts.memory.total_bytes == 15656432 * 1024
     assert [camera.is_csi for camera in board.cameras] == [True, False]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.simulated_jetson.firmware import GLOBAL, TRIES, VENDOR, Firmware
 
-from edge_server.board.boot_slots import BootSlots
+from edge_server.board.update import BootSlots
 from edge_server.errors import EdgeServerError, Unavailable, Unsupported
 
 if TYPE_CHECKING:

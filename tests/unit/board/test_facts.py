@@ -13,11 +13,14 @@ from support.boards import plant
 from edge_server.board.facts import (
     BoardEngine,
     BoardFacts,
+    EventCounter,
+    PowerMode,
+    PowerRail,
     StorageDevice,
+    ThermalZone,
     read_board_facts,
     read_within,
 )
-from edge_server.board.power import EventCounter, PowerMode, PowerRail, ThermalZone
 from edge_server.board.resources import BoardMemory
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.board.update_record import RecordFile, UpdateRecord
+from edge_server.board.update import RecordFile, UpdateRecord
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from edge_server.cameras.gstreamer import pipeline_of
-from edge_server.cameras.gstreamer_pipelines import missing_elements
+from edge_server.cameras.gstreamer_pipelines import missing_elements, pipeline_of
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.cameras.v4l2 import VideoMode, wanted_mode
 from edge_server.errors import SourceError

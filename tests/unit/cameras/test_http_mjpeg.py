@@ -15,6 +15,7 @@ from edge_server.cameras import http_mjpeg
 from edge_server.cameras.http_mjpeg import (
     MjpegStream,
     MultipartParser,
+    _get,
     _redirected,
     open_response,
 )
@@ -101,6 +102,26 @@ def test_what_is_no_chunk_breaks_the_connection() -> None:
     assert caught.value.reason == "lost"
     camera.stream.close()
     camera.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "target", "host"),
+    [
+        ("http://[fe80::abcd]/x", b"/x", b"[fe80::abcd]:80"),
+        ("http://camera:8080/käm era?a=1%202", b"/k%C3%A4m%20era?a=1%202", b"camera:8080"),
+        ("http://камера/", b"/", "камера:80".encode()),
+    ],
+)
+def test_any_address_makes_a_request(uri: str, target: bytes, host: bytes) -> None:
+    ours, camera = socket.socketpair()
+    with ours, camera:
+        camera.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        response = _get(ours, parse_source_uri(uri), "Basic é", time.monotonic() + WAIT_S)
+        assert response.status == 204
+        request = camera.recv(4096).split(b"\r\n")
+    assert request[0] == b"GET %s HTTP/1.1" % target
+    assert b"Host: " + host in request
+    assert "Authorization: Basic é".encode() in request
 
 
 @pytest.mark.parametrize(

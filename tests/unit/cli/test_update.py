@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.simulated_jetson.firmware import GLOBAL, TRIES, Firmware
 
-from edge_server.board.boot_slots import BootSlots
-from edge_server.board.update_record import RecordFile
+from edge_server.board.update import BootSlots, RecordFile
 from edge_server.cli.main import run_command
 from edge_server.cli.update import UpdatedDevice
 from edge_server.errors import Unavailable, Unsupported

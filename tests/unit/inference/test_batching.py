@@ -20,7 +20,7 @@ from edge_server.inference.registry import Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
-from edge_server.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -521,16 +521,3 @@ def test_a_callback_that_raises_delays_no_other_response(
     order.place(named(sent, 4))(None, True)
     assert sent == [(2, True), (4, True)]
     assert caplog.text.count("ValueError: raises") == 2
-
-
-def test_a_response_that_no_caller_waits_for_is_not_held() -> None:
-    responses: list[ResponseCallback] = []
-    order = OrderedResponses()
-    gone = Cancelled("")
-    first = order.place(lambda response, _: responses.append(response))
-    second = order.place(lambda response, _: responses.append(response), lambda: gone)
-    response = InferResponse("m", "1", "", {})
-    second(response, True)
-    order.forget_dead()
-    first(response, True)
-    assert responses == [response, gone]

@@ -378,6 +378,25 @@ def test_a_time_limit_also_ends_the_wait_for_company(serve: Callable[..., Served
     assert served.counts == (0, 0)
 
 
+def test_what_is_left_after_a_time_limit_runs_at_once_where_it_is_due(
+    serve: Callable[..., Served],
+) -> None:
+    hour_us = 3_600_000_000
+    served = serve(
+        f"preferred_batch_size: [ 2, 6 ] max_queue_delay_microseconds: {hour_us} "
+        f"default_queue_policy {{ default_timeout_microseconds: {hour_us} "
+        "allow_timeout_override: true }",
+        max_batch_size=8,
+    )
+    late, stays = served.submit(1, timeout_us=50_000), served.submit(2, rows=2)
+    assert str(late.only()) == "Request timeout expired"
+    came_at = time.monotonic()
+    assert served.model.next_run() == [2, 2]
+    assert time.monotonic() - came_at < 2
+    served.model.let_through()
+    assert stays.value() == 2
+
+
 def test_a_time_limit_is_kept_while_every_instance_is_busy(serve: Callable[..., Served]) -> None:
     hour_us = 3_600_000_000
     served = serve(
@@ -497,8 +516,6 @@ def test_responses_keep_the_order_of_arrival_where_that_is_requested(
         wait_until(lambda: order == [2, 3])
     else:
         assert order == []
-        # As the watch does while a request waits anywhere: held responses have callers.
-        served.loaded.scheduler.drop_dead()  # type: ignore[attr-defined]  # it batches
     served.model.let_through()
     assert [each.value() for each in responses] == [1, 2, 3]
     assert order == ([1, 2, 3] if preserve == "true" else [2, 3, 1])

@@ -123,36 +123,32 @@ class Caller:
         self.cancel = callback
 
 
-def test_a_thread_that_waits_goes_on_in_its_turn() -> None:
-    turn, served = threading.Condition(), threading.Event()
+def test_a_thread_that_waits_gets_what_it_is_given() -> None:
+    lock = threading.Lock()
+    waiter = Waiter[str](lock)
 
-    def serve() -> None:
-        with turn:
-            served.set()
-            turn.notify()
+    def give() -> None:
+        with lock:
+            waiter.give("one")
 
-    waiter = Waiter(turn)
-    threading.Thread(target=serve).start()
-    with turn:
-        assert waiter.wait(served.is_set, time.monotonic() + TIMEOUT_S)
+    with lock:
+        threading.Thread(target=give).start()
+        assert waiter.wait(time.monotonic() + TIMEOUT_S, "late") == "one"
 
 
 def test_a_wait_ends_at_its_deadline() -> None:
-    turn = threading.Condition()
-    waiter = Waiter(turn)
-    with turn:
-        assert not waiter.wait(lambda: False, time.monotonic() + 0.01)
-    assert isinstance(refusal := waiter.refusal("late"), DeadlineExceeded)
-    assert str(refusal) == "late"
+    lock = threading.Lock()
+    with lock, pytest.raises(DeadlineExceeded, match="late"):
+        Waiter[str](lock).wait(time.monotonic() + 0.01, "late")
 
 
 def test_a_wait_ends_once_its_caller_has_cancelled_and_no_later() -> None:
-    turn, one, other = threading.Condition(), Caller(), Caller()
-    waiter, served = Waiter(turn, one), Waiter(turn, other)
-    threading.Thread(target=one.cancel).start()
-    with turn:
-        assert not waiter.wait(lambda: False, time.monotonic() + TIMEOUT_S)
-        assert served.wait(lambda: True, None)
-    assert isinstance(waiter.refusal("late"), Cancelled)
+    lock, one, other = threading.Lock(), Caller(), Caller()
+    waiter, served = Waiter[str](lock, one), Waiter[str](lock, other)
+    with lock:
+        threading.Thread(target=one.cancel).start()
+        with pytest.raises(Cancelled):
+            waiter.wait(time.monotonic() + TIMEOUT_S, "late")
+        served.give("one")
+        assert served.wait(None, "late") == "one"
     other.cancel()
-    assert isinstance(served.refusal("late"), DeadlineExceeded)

@@ -18,10 +18,10 @@ from edge_server.inference.otlp import (
     MOST_WAITING,
     FrameTrace,
     MakeSpan,
-    RequestSpans,
     SpanSender,
     child_of,
     parent_of,
+    request_spans,
 )
 from edge_server.inference.tracing import TracedRequest, Tracer
 from edge_server.settings import Settings, TracingSection
@@ -80,7 +80,7 @@ def request_of(tracer: Tracer, headers: Sequence[tuple[str, str]] = (), error: s
 def test_a_request_has_its_steps_as_children_and_their_phases_below(collected: Collected) -> None:
     spans = sender(collected)
     assert request_of(Tracer(sender=spans))
-    spans.send()
+    spans.flush()
     found = collected.by_name()
     parents = {
         span.name: next(
@@ -112,7 +112,7 @@ def test_a_request_has_its_steps_as_children_and_their_phases_below(collected: C
 def test_a_failed_request_says_why(collected: Collected) -> None:
     spans = sender(collected)
     request_of(Tracer(sender=spans), error="no memory")
-    spans.send()
+    spans.flush()
     assert collected.by_name()["InferRequest"].status.description == "no memory"
     assert collected.by_name()["whole"].status.description == "no memory"
     assert collected.by_name()["step"].status.is_unset
@@ -125,7 +125,7 @@ def test_the_clients_flag_decides_over_the_share(collected: Collected, share: fl
     assert not request_of(tracer, [("traceparent", TRACEPARENT[:-1] + "0")])
     assert request_of(tracer, [("other", "x"), ("traceparent", TRACEPARENT)])
     assert request_of(tracer, [("traceparent", "00-nonsense-01")]) is bool(share)
-    spans.send()
+    spans.flush()
     first = collected[0]
     assert first.context.trace_id == TRACE_ID
     assert first.parent is not None
@@ -166,7 +166,7 @@ def test_a_frames_stages_follow_one_another_and_its_request_lies_within(
     frame.begin("track")
     frame.end("", **{"edge.lanes": 4})
     frame.published()
-    spans.send()
+    spans.flush()
     found = collected.by_name()
     names = ["capture", "wait", "infer", "track"]
     assert found["frame"].attributes == {
@@ -200,13 +200,14 @@ def test_what_the_collector_does_not_take_is_dropped_and_logged_once(
     tracer = Tracer(sender=spans)
     for _ in range(2):
         request_of(tracer)
-        spans.send()
+        spans.flush()
+        spans._retry_at = 0.0
     assert spans.failing
     assert (spans.sent, spans.dropped) == (0, 16)
     assert caplog.text.count("takes no spans") == 1
     collected.takes = True
     request_of(tracer)
-    spans.send()
+    spans.flush()
     assert (spans.sent, spans.failing) == (8, False)
     assert caplog.text.count("takes spans again") == 1
 
@@ -215,15 +216,15 @@ def test_beyond_what_may_wait_spans_are_dropped(collected: Collected) -> None:
     spans = sender(collected)
     traced = FrameTrace(spans, 0, {})
     for _ in range(MOST_WAITING + 3):
-        spans.put(traced)
+        spans.put(traced.spans, 1)
     assert spans.dropped == 3
-    spans.send()
+    spans.flush()
     assert len(collected) == spans.sent == MOST_WAITING
 
 
 def test_a_request_that_never_began_has_no_span() -> None:
     request = TracedRequest(None, itertools.count(1), lambda _: None)
-    assert list(RequestSpans(request, None).spans(MakeSpan({}))) == []
+    assert list(request_spans(MakeSpan({}), request, None)) == []
 
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import MemoryBudget
+from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.fit import InterfaceRule
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -46,12 +47,14 @@ class Board:
         self.deployments = Deployments(self.table, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            self.table,
+            ModelLifecycle(
+                self.table,
+                Build(budget=self.budget),
+                interface=InterfaceRule(has_served=self.deployments.has_served),
+            ),
             self.deployments,
-            budget=self.budget,
-            interface=InterfaceRule(has_served=self.deployments.has_served),
         )
-        self.updates = Updates(self.loader, self.deployments, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployments)
         self.updates.load_last_good(stop)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOARD = 1000 * 1024
-V1_UNLIMITED = "9223372036854771712"
 
 
 @pytest.fixture
@@ -70,16 +69,6 @@ def test_the_groups_above_count_too(root: Path) -> None:
     group(root, "slice/unit", memory_current=1000, memory_max=5000)
     group(root, "slice", memory_current=9000, memory_max=9100)
     assert available_bytes(root) == 100
-
-
-def test_the_first_version_of_control_groups_counts_too(root: Path) -> None:
-    write(root, "proc/self/cgroup", "9:name=systemd:/x\n4:cpu,memory:/unit\n0::/\n")
-    stat = "inactive_file 1\ntotal_inactive_file 50\n"
-    used = {"memory_usage_in_bytes": 200, "memory_stat": stat}
-    group(root, "memory/unit", memory_limit_in_bytes=V1_UNLIMITED, **used)
-    assert available_bytes(root) == BOARD
-    group(root, "memory", memory_limit_in_bytes=1000, **used)
-    assert available_bytes(root) == 850
 
 
 def test_in_a_container_its_own_group_is_the_topmost(root: Path) -> None:

@@ -15,6 +15,7 @@ from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms, WatchedScheduler
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
+from edge_server.lifecycle.lifecycle import CanaryOutcomes, ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -55,7 +56,7 @@ ENSEMBLE = (
 )
 
 
-class World:
+class World(CanaryOutcomes):
     """A repository whose new versions are in its canary."""
 
     def __init__(
@@ -72,14 +73,11 @@ class World:
         self.counted = counted
         self.registry = ModelRegistry()
         self.table = ModelTable(self.registry)
-        self.rolled_back: list[tuple[ModelSpec, str]] = []
+        self.went_back: list[tuple[ModelSpec, str]] = []
         self.back = threading.Event()
         self.loader = RepositoryLoader(
-            self.table,
+            ModelLifecycle(self.table, terms=terms, take_down=take_down, outcomes=self),
             Repositories([repository]),
-            canary_terms=terms,
-            on_rolled_back=self._heard,
-            take_down=take_down,
         )
 
     def on_trial(self, name: str) -> bool:
@@ -90,8 +88,8 @@ class World:
         assert run is not None
         return run.monitor
 
-    def _heard(self, model_spec: ModelSpec, reason: str) -> None:
-        self.rolled_back.append((model_spec, reason))
+    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
+        self.went_back.append((model_spec, reason))
         self.back.set()
 
     def load(
@@ -132,7 +130,7 @@ class World:
 
     def told(self) -> list[str]:
         """The models that were rolled back, in order, each with its own draft."""
-        return [model_spec.name for model_spec, _ in self.rolled_back]
+        return [model_spec.name for model_spec, _ in self.went_back]
 
     def ask(self, name: str = "m", version: str = "", size: int = 1, value: float = 0.0) -> float:
         given, got = ("x", "y") if name == "e" else ("a", "b")
@@ -175,7 +173,7 @@ def test_a_version_that_responds_with_nan_gives_way_and_the_index_gives_the_reas
     assert world.ask() == 10
     reason = f"version 1: 3 of 3 responses were not finite; {BETTER}"
     assert world.state() == {1: (ModelState.READY, f"rolled back: {reason}")}
-    ((model_spec, told),) = world.rolled_back
+    ((model_spec, told),) = world.went_back
     assert (model_spec.name, told) == ("m", reason)
     # What failed is closed, and what serves is still open.
     assert world.registry.wait_closed(TIMEOUT_S)
@@ -244,7 +242,7 @@ def test_what_passes_stays_and_what_was_before_it_is_closed(
         world.ask()
     assert closed.wait(TIMEOUT_S)
     assert world.ask() == 20
-    assert world.rolled_back == []
+    assert world.went_back == []
     world.loader.close(TIMEOUT_S)
 
 
@@ -319,7 +317,7 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     assert world.on_trial("e")
     world.ask_ensemble_until_back()
     assert world.ask("e") == 10
-    ((model_spec, reason),) = world.rolled_back
+    ((model_spec, reason),) = world.went_back
     assert (model_spec.name, model_spec.members) == ("e", {"n"})
     assert reason == f"version 1: 3 of 3 responses were not finite; {BETTER}"
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
@@ -365,18 +363,6 @@ def test_a_member_that_is_fine_by_itself_goes_back_where_its_ensemble_is_not(wor
     assert world.state("m") == {1: (ModelState.READY, f"rolled back: {reason}")}
     assert world.state("e") == {1: (ModelState.READY, "")}
     assert world.closed() == [1, 1, 1]
-
-
-def test_of_an_ensemble_in_an_ensemble_the_member_goes_back(world: World) -> None:
-    world.load_model("m", 10)
-    world.load_model("n", 3e38)
-    world.write_model("inner", ENSEMBLE.format(1).replace('"x"', '"a"').replace('"y"', '"b"'))
-    assert world.loader.load("inner") == {}
-    world.load_ensemble("inner", "n")
-    world.load_model("m", 3e38)
-    world.ask_ensemble_until_back()
-    assert world.told() == ["m"]
-    assert world.ask("e") == np.float32(3e38)
 
 
 @pytest.fixture
@@ -615,7 +601,7 @@ def test_without_terms_nothing_is_watched_nor_kept(
     repository: Path, write_model: WriteModel, counted: CountedBackend, caplog: object
 ) -> None:
     registry = ModelRegistry()
-    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
+    loader = RepositoryLoader(ModelLifecycle(ModelTable(registry)), Repositories([repository]))
     for add in ("1", "2"):
         (write_model("m", CONFIG.format(1, "")) / "1" / "add").write_text(add + "." + add)
         assert loader.load("m") == {}

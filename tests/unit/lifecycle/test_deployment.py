@@ -1,4 +1,4 @@
-"""The states of a deployment, driven beside the daemon's own updates of one model."""
+"""The states of a delivery: the daemon's updates of one model against a model of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,9 @@ from hypothesis.stateful import (
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import MemoryBudget
-from edge_server.lifecycle.deployment import (
-    Absent,
-    Action,
-    Deployment,
-    Event,
-    OnTrial,
-    Serving,
-    Waiting,
-    step,
-)
+from edge_server.lifecycle.build import Build, MemoryBudget
+from edge_server.lifecycle.deployment import Uncopied, Waiting
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -35,6 +27,14 @@ from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import (
+    GOOD,
+    LOADING,
+    ON_TRIAL,
+    REFUSED,
+    ROLLED_BACK,
+    WAITS,
+)
 from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 BROKEN = CONFIG.replace("TYPE_FP32", "TYPE_NONE", 1)
 # A canary that ends only where a test ends it.
 ENDLESS = CanaryTerms(10**6, 1e6)
-GIVEN_UP = "the board lacks something"
 
 
 class FullStore(ModelStore):
@@ -83,15 +82,12 @@ class CanaryBoard(Board):
         self.deployments = Deployments(self.table, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            self.table,
+            ModelLifecycle(
+                self.table, Build(budget=self.budget), terms=ENDLESS, outcomes=self.deployments
+            ),
             self.deployments,
-            budget=self.budget,
-            canary_terms=ENDLESS,
-            quarantine=self.deployments.quarantine,
-            on_rolled_back=self.deployments.rolled_back,
-            on_passed=self.deployments.passed,
         )
-        self.updates = Updates(self.loader, self.deployments, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployments)
         self.updates.load_last_good(stop)
 
     def tick(self) -> None:
@@ -104,61 +100,54 @@ class CanaryBoard(Board):
 
 
 class Machine(RuleBasedStateMachine):
-    """Whatever happens to one model, in any order, the table says what the daemon makes of it."""
+    """Whatever happens to one model, in any order, the daemon does what docs/deployment_states.md
+    says."""
 
     def __init__(self, board: CanaryBoard) -> None:
         super().__init__()
         self.board = board
-        self.now = Deployment()
         self.number = 0
         self.has_memory = True
         self.contents: dict[str, tuple[int, str]] = {}  # digest → number and configuration
-        self.delivered = ""
-        self.reported = ("", "")
         self.quarantined: set[str] = set()
+        self.delivered = self.serves = self.kept = ""
+        self.before = ""  # the last version that passed, while another one is on trial
+        self.outcome = ("", "")
+        self.again: str | None = None  # what is loaded, or with "" staged, again
         board.memory(1)
 
-    # The table's side: what the daemon would do, and what comes of it.
+    def expect(self, outcome: str, digest: str, again: str | None = None) -> None:
+        self.outcome, self.again = (outcome, digest), again
 
-    def happens(self, event: Event) -> None:
-        self.now, actions = step(self.now, event)
-        for action in actions:
-            after = self.do(action)
-            if after is not None:
-                self.happens(after)
-
-    def do(self, action: Action) -> Event | None:
-        digest = action.digest
-        match action.verb:
-            case "report":
-                self.reported = (action.text, digest)
-            case "forget":
-                self.reported = ("", "")
-            case "quarantine":
-                self.quarantined.add(digest)
-            case "stage":
-                return self.stage()
-            case "load":
-                return self.load(digest)
-            case "commit" if self.board.store.cannot_commit:
-                return Event("not committed", digest, "the disk is full")
-            case "commit":
-                return Event("committed", digest)
-        return None
-
-    def stage(self) -> Event:
+    def expect_staged(self) -> None:
+        digest = self.delivered
         if self.board.store.is_full:
-            return Event("not copied", "", "the disk is full", may_pass=True)
-        if self.delivered in self.quarantined:
-            return Event("held", self.delivered, "rolled back")
-        return Event("copied", self.delivered)
+            self.expect(WAITS, "", "")
+        elif digest in self.quarantined:
+            self.expect(REFUSED, digest)
+        elif digest == self.serves:
+            self.expect(ON_TRIAL if self.before else GOOD if self.kept == digest else WAITS, digest)
+        else:
+            self.expect_loaded(digest)
 
-    def load(self, digest: str) -> Event:
+    def expect_loaded(self, digest: str) -> None:
         if self.contents[digest][1] == BROKEN:
-            return Event("not loaded", digest, "broken", may_pass=False)
-        if not self.has_memory:
-            return Event("not loaded", digest, GIVEN_UP, may_pass=True)
-        return Event("loaded", digest)
+            self.expect(REFUSED, digest)
+        elif not self.has_memory:
+            self.expect(WAITS, digest, digest)
+        elif self.serves:
+            self.before, self.serves = self.before or self.serves, digest
+            self.expect(ON_TRIAL, digest)
+        else:
+            self.serves = digest
+            self.expect(LOADING, digest)
+            self.expect_committed()
+
+    def expect_committed(self) -> None:
+        if not self.board.store.cannot_commit:
+            self.kept = self.serves
+        if self.outcome[1] == self.serves:
+            self.expect(GOOD if self.kept == self.serves else WAITS, self.serves)
 
     # What happens to both.
 
@@ -169,17 +158,17 @@ class Machine(RuleBasedStateMachine):
         self.delivered = content_of(tree).digest
         self.contents[self.delivered] = (number, config)
         self.board.carry_out(Change("m", tree))
-        self.happens(Event("changed"))
+        self.expect_staged()
 
     @rule(config=st.sampled_from([CONFIG, CONFIG, BROKEN]))
     def deliver(self, config: str) -> None:
         self.number += 1
         self.bring(self.number, config)
 
-    @precondition(lambda self: not isinstance(self.now.serves, Absent))
+    @precondition(lambda self: self.serves)
     @rule()
     def deliver_what_serves(self) -> None:
-        self.bring(*self.contents[self.now.serves.digest])
+        self.bring(*self.contents[self.serves])
 
     @precondition(lambda self: self.quarantined)
     @rule(data=st.data())
@@ -192,9 +181,9 @@ class Machine(RuleBasedStateMachine):
         digest = data.draw(st.sampled_from(sorted(self.quarantined)))
         self.quarantined.discard(digest)
         self.board.store.release(digest)
-        if getattr(self.now.delivery, "digest", "") == digest:
+        if self.outcome[0] in (REFUSED, ROLLED_BACK) and self.outcome[1] == digest:
             self.board.carry_out(Change("m", look(self.board.repository, "m")))
-        self.happens(Event("released", digest))
+            self.expect_staged()
 
     @rule(has_memory=st.booleans())
     def lend_memory(self, has_memory: bool) -> None:
@@ -211,13 +200,17 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def wait(self) -> None:
-        lacks_memory = isinstance(self.now.delivery, Waiting) and self.now.delivery.digest
-        if lacks_memory and not self.has_memory:
+        if self.again and not self.has_memory:
             return
         self.board.tick()
-        self.happens(Event("due"))
+        if self.serves and self.serves != self.kept and not self.before:
+            self.expect_committed()
+        if self.again == "":
+            self.expect_staged()
+        elif self.again is not None:
+            self.expect_loaded(self.again)
 
-    @precondition(lambda self: isinstance(self.now.serves, OnTrial))
+    @precondition(lambda self: self.before)
     @rule(passes=st.booleans())
     def judge(self, passes: bool) -> None:
         lifecycle, table = self.board.loader.lifecycle, self.board.table
@@ -225,55 +218,53 @@ class Machine(RuleBasedStateMachine):
         assert spec is not None
         if passes:
             with table.lock:
-                lifecycle._canary.forget(["m"])
+                lifecycle.end_canaries(["m"])
             self.board.deployments.passed(spec)
-            self.happens(Event("passed", self.now.serves.digest))
+            self.before = ""
+            self.expect_committed()
         else:
             assert lifecycle.roll_back(spec, "worse")
-            self.happens(Event("worse", self.now.serves.digest, "worse"))
+            self.quarantined.add(self.serves)
+            if self.outcome == (ON_TRIAL, self.serves):
+                self.expect(ROLLED_BACK, self.serves)
+            self.serves, self.before = self.before, ""
 
     @rule()
     def remove(self) -> None:
         if self.delivered and not self.board.store.is_full:
             self.board.carry_out(Change("m", None))
-            self.happens(Event("removed"))
+            self.serves = self.before = self.kept = ""
+            self.expect("", "")
 
     @rule()
     def restart(self) -> None:
         self.lend_memory(True)
         self.board.start_again()
-        serves = self.now.serves
-        while isinstance(serves, OnTrial):
-            serves = serves.before
         kept = self.board.store.last_good()
-        self.reported = ("", "")
-        self.happens(Event("started", kept["m"].digest if kept else ""))
+        assert (kept["m"].digest if kept else "") == self.kept
+        self.serves, self.before = self.kept, ""
+        self.expect(GOOD if self.kept else "", self.kept)
 
     def teardown(self) -> None:
         self.board.close()
 
     @invariant()
-    def both_are_alike(self) -> None:
+    def they_are_as_expected(self) -> None:
         with self.board.table.lock:
             record = self.board.table.get("m")
-            copy, outcome = record.serving_copy, (record.outcome, record.digest)
+            copy, outcome = record.serving_copy, record.outcome
             last_good, canary = record.last_good, record.canary
-            waits = record.retry is not None or record.staging is not None
-        serves = self.now.serves
-        assert ("" if copy is None else copy.digest) == serves.digest
-        assert outcome[0] == self.reported[0]
-        if outcome[0]:
-            assert outcome == self.reported
-        assert (canary is not None) == isinstance(serves, OnTrial)
-        assert waits == isinstance(self.now.delivery, Waiting)
-        if isinstance(serves, Serving) and serves.is_kept:
-            assert last_good is not None
-            assert last_good.digest == serves.digest
+            waits = isinstance(record.delivery, Waiting | Uncopied)
+        assert ("" if copy is None else copy.digest) == self.serves
+        assert outcome[:2] == self.outcome
+        assert (canary is not None) == bool(self.before)
+        assert waits == (self.again is not None)
+        assert ("" if last_good is None else last_good.digest) == self.kept
         for digest in self.contents:
             assert bool(self.board.store.quarantined(digest)) == (digest in self.quarantined)
 
 
-def test_a_deployment_goes_as_the_table_says(
+def test_a_delivery_goes_as_the_table_says(
     repository: Path,
     write_model: WriteModel,
     counted: CountedBackend,

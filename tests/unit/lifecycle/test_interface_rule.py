@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.fit import InterfaceRule
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.change_detector import Change
@@ -195,7 +196,7 @@ def test_the_model_of_a_camera_stays_a_lane_model_whatever_is_allowed(
 
     rule = InterfaceRule({"m"}, check)
     loader = RepositoryLoader(
-        ModelTable(ModelRegistry()), Repositories([repository]), interface=rule
+        ModelLifecycle(ModelTable(ModelRegistry()), interface=rule), Repositories([repository])
     )
 
     def load(config: str) -> str:

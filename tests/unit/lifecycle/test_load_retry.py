@@ -13,7 +13,7 @@ import pytest
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
-from edge_server.repository.verdicts import GOOD, WAITS, QuarantineReleases
+from edge_server.repository.verdicts import GOOD, LOADING, WAITS, QuarantineReleases
 from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
@@ -71,31 +71,6 @@ def test_memory_that_comes_and_goes_makes_no_loop(board: Board, counted: Counted
     assert board.serving() == 1
 
 
-def test_what_came_meanwhile_counts(board: Board) -> None:
-    board.memory(0)
-    board.deliver(1)
-    board.memory(1)
-    board.deliver(2)
-    board.retry()
-    assert board.serving() == 2
-    board.memory(0)
-    board.deliver(3)
-    board.carry_out(Change("m", None))
-    board.memory(1)
-    board.retry()
-    assert board.serving() is None
-
-
-def test_another_fault_is_not_tried_again(board: Board, caplog: pytest.LogCaptureFixture) -> None:
-    board.memory(0)
-    board.deliver(1)
-    board.memory(1)
-    board.deliver(2, CONFIG + "nonsense")
-    caplog.clear()
-    board.retry()
-    assert caplog.messages == []
-
-
 def test_what_served_last_and_found_no_memory_at_a_start_comes_when_there_is(board: Board) -> None:
     board.memory(1)
     board.deliver(1)
@@ -115,7 +90,7 @@ def test_what_a_start_that_was_stopped_did_not_load_is_not_refused(board: Board)
     stop = threading.Event()
     stop.set()
     board.open(stop)
-    assert (board.serving(), board.table.get("m").outcome) == (None, "")
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (None, LOADING)
     board.start_again()
     assert board.serving() == 1
 
@@ -165,7 +140,7 @@ def test_what_served_last_is_loaded_again_whatever_became_of_a_change(
         board.deliver(3, CONFIG + "nonsense" if change == "broken" else CONFIG)
     del counted.fails["m"]
     assert board.updates.retry(time.monotonic() + LATER_S) == (
-        {"m"} if change in ("no room", "waits") else set()
+        {"m"} if change == "no room" else set()
     )
     assert board.updates.wait_idle(TIMEOUT_S)
     assert board.serving() == 1
@@ -189,12 +164,12 @@ def test_a_new_model_that_waits_for_what_the_board_lacks_now_is_loaded_again(
     board.deliver(1)
     counted.fails["m"] = Unavailable("no execution context on GPU 0")
     board.deliver(2)
-    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (1, WAITS)
     board.retry(after_s=0.0)
     assert counted.loads["m"] == 2, "the first pause is not over"
     del counted.fails["m"]
     board.retry()
-    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (2, GOOD)
     board.retry(after_s=2 * LATER_S)
     assert counted.loads["m"] == 3
 
@@ -208,24 +183,6 @@ def test_what_served_last_and_is_wrong_by_now_is_not_loaded_again(
     board.start_again()
     board.retry()
     assert (board.serving(), counted.loads["m"]) == (None, 2)
-
-
-def test_what_the_disk_had_no_room_for_is_staged_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.memory(1)
-    board.deliver(1)
-    with monkeypatch.context() as patch:
-        full = InternalError("no space left")
-        patch.setattr(board.store, "stage", Mock(side_effect=full))
-        board.deliver(2)
-    assert (board.serving(), board.reasons()) == (1, ["no space left"])
-    assert board.updates.retry(time.monotonic()) == set()
-    later = time.monotonic() + LATER_S
-    assert board.updates.retry(later) == {"m"}
-    board.deliver(2)
-    assert (board.serving(), board.reasons()) == (2, [""])
-    assert board.updates.retry(later + LATER_S) == set()
 
 
 def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
@@ -246,22 +203,8 @@ def test_a_removal_that_the_store_cannot_note_says_why(
     monkeypatch.setattr(board.store, "forget", Mock(side_effect=broken))
     board.carry_out(Change("m", None))
     assert board.serving() is None
-    assert board.table.get("m").outcome_reason == str(broken)
+    assert board.table.get("m").outcome.reason == str(broken)
     assert "Traceback" not in caplog.text
-
-
-def test_what_is_in_quarantine_once_the_disk_has_room_is_not_staged_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    copy = board.table.get("m").serving_copy
-    assert copy is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(board.store, "stage", Mock(side_effect=InternalError("no space left")))
-        board.deliver(1, name="n")
-    board.store.quarantine(copy.digest, "rolled back: slow", "m")
-    board.deliver(1, name="n")
-    assert board.updates.retry(time.monotonic() + LATER_S) == set()
 
 
 def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Board) -> None:
@@ -275,7 +218,7 @@ def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Bo
     QuarantineReleases(board.store.directory).leave(copy.digest)
     assert board.deployments.release_noted() == {"m", "n"}
     board.deliver(1, name="n")
-    assert board.table.get("n").outcome == GOOD
+    assert board.table.get("n").outcome.outcome == GOOD
 
 
 def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room(
@@ -292,32 +235,13 @@ def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room
     assert board.reasons() == [""]
     assert board.deployments.outcomes()["failed"] == 0
     record = board.table.get("m")
-    assert record.outcome == WAITS
-    assert record.outcome_reason == "a restart would not serve it: No space left on device"
+    assert record.outcome.outcome == WAITS
+    assert record.outcome.reason == "a restart would not serve it: No space left on device"
     assert caplog.messages == ["model m: is not kept for a restart: No space left on device"]
     board.deployments.note_serving()
-    assert record.outcome == GOOD
+    assert record.outcome.outcome == GOOD
     board.start_again()
     assert board.serving() == 2
-
-
-def test_what_is_kept_late_leaves_the_verdict_on_a_later_delivery(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    record = board.table.get("m")
-    with monkeypatch.context() as while_full:
-        while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
-        for _ in range(2):  # the same again is still not kept
-            board.deliver(2)
-            board.deployments.note_serving()
-            assert record.outcome == WAITS
-        board.deliver(3, config="no configuration")
-        board.deployments.note_serving()
-        assert record.outcome == "refused"
-    board.deployments.note_serving()
-    assert record.last_good is record.serving_copy
-    assert record.outcome == "refused"
 
 
 def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
@@ -333,16 +257,6 @@ def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
         board.deployments.passed(record.spec)
     # Before the canary is over.
     board.deployments.note_serving()
-    assert record.outcome == GOOD
+    assert record.outcome.outcome == GOOD
     assert record.last_good is record.serving_copy
     record.canary = None
-
-
-def test_the_same_content_again_is_no_failure_where_the_store_cannot_note_its_files(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board.deliver(1)
-    monkeypatch.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
-    board.deliver(1)
-    assert board.reasons() == [""]
-    assert board.table.get("m").outcome == GOOD

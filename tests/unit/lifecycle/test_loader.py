@@ -16,6 +16,7 @@ from edge_server.backends.vision.identity import complete
 from edge_server.cli.model_push import write_manifest
 from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelRegistry, ModelState
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.records import ModelTable
@@ -53,7 +54,9 @@ TWICE = ENSEMBLE.replace('"x"', '"a"').replace('"z"', '"b"').replace("b_member",
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
     """The registry, and model → reason for those that failed."""
     registry = ModelRegistry()
-    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all()
+    failed = RepositoryLoader(
+        ModelLifecycle(ModelTable(registry)), Repositories([repository])
+    ).load_all()
     return registry, {entry.name: entry.reason for entry in failed}
 
 
@@ -115,7 +118,7 @@ def test_an_ensemble_names_a_members_fault_without_the_members_private_copy(
     registry = ModelRegistry()
     source = Repositories([repository], PrivateCopies(private).copy)
     try:
-        failed = RepositoryLoader(ModelTable(registry), source).load_all()
+        failed = RepositoryLoader(ModelLifecycle(ModelTable(registry)), source).load_all()
     finally:
         private.close()
     reasons = {entry.name: entry.reason for entry in failed}
@@ -130,7 +133,7 @@ def test_the_end_of_the_loader_ends_runs_of_requests_that_still_go_on(
 ) -> None:
     write_endless_onnx(write_model("m", 'backend: "onnxruntime"') / "1" / "model.onnx")
     registry = ModelRegistry()
-    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
+    loader = RepositoryLoader(ModelLifecycle(ModelTable(registry)), Repositories([repository]))
     loader.load_all()
     with registry.lease() as snapshot:
         loader.close(TIMEOUT_S)
@@ -210,7 +213,7 @@ def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: 
         (tmp_path / directory / "config.pbtxt").write_text(IDENTITY)
     registry = ModelRegistry()
     (failed,) = RepositoryLoader(
-        ModelTable(registry), Repositories([tmp_path / "one", tmp_path / "two"])
+        ModelLifecycle(ModelTable(registry)), Repositories([tmp_path / "one", tmp_path / "two"])
     ).load_all()
     assert (failed.name, failed.version) == ("m", 0)
     assert "model appears in two or more repositories" in failed.reason
@@ -276,7 +279,9 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     write_model("odd", "nonsense: 1")
     registry, stop = ModelRegistry(), threading.Event()
     stop.set()
-    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all(stop)
+    failed = RepositoryLoader(
+        ModelLifecycle(ModelTable(registry)), Repositories([repository])
+    ).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
 
@@ -287,7 +292,9 @@ def test_without_completion_a_configuration_is_complete(
     write_onnx(repository / "m" / "1" / "model.onnx")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        ModelTable(registry), Repositories([repository]), completion=Completion(auto=False)
+        ModelLifecycle(ModelTable(registry)),
+        Repositories([repository]),
+        completion=Completion(auto=False),
     )
     (failed,) = loader.load_all()
     assert "must specify" in failed.reason or "missing or empty" in failed.reason
@@ -309,7 +316,7 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
     write_model("broken", "no such field")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        ModelTable(registry),
+        ModelLifecycle(ModelTable(registry)),
         Repositories([repository]),
         signatures=SignaturePolicy("require", [public]),
     )
@@ -335,7 +342,7 @@ def test_a_custom_configuration_takes_the_place_of_config_pbtxt_where_a_model_ha
     (repository / "with" / "configs" / "orin.pbtxt").write_text(IDENTITY + " max_batch_size: 7")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        ModelTable(registry),
+        ModelLifecycle(ModelTable(registry)),
         Repositories([repository]),
         completion=Completion(config_name="orin"),
     )
@@ -370,7 +377,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_so_often(
     write_model("late", IDENTITY.replace("identity", "stumbles"))
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        ModelTable(registry), Repositories([repository]), load_retries=retries
+        ModelLifecycle(ModelTable(registry)), Repositories([repository]), load_retries=retries
     )
     assert bool(loader.load_all()) is not (retries >= 2)
     assert bool(registry.snapshot.ready_versions("late")) is (retries >= 2)
@@ -401,7 +408,7 @@ def test_a_model_that_nobody_waits_for_is_not_tried_again(
     monkeypatch.setitem(BACKENDS, "fails", "backend_that_fails")
     write_model("late", IDENTITY.replace("identity", "fails"))
     loader = RepositoryLoader(
-        ModelTable(ModelRegistry()), Repositories([repository]), load_retries=5
+        ModelLifecycle(ModelTable(ModelRegistry())), Repositories([repository]), load_retries=5
     )
     loader.load_all(stop)
     assert len(attempts) == 1

@@ -188,7 +188,7 @@ def test_a_golden_output_that_is_not_finite_refuses_even_where_it_was_recorded(
         ({"input_a": A, "output_b": A, "tolerance_b": np.nan}, "must be one number"),
         ({"input_a": A, "output_b": A, "tolerance_b": "x"}, "must be one number"),
         ({"input_a": A.reshape(1, 3), "output_b": A}, "unexpected shape for input 'a'"),
-        ({"input_a": np.array([{}]), "output_b": A}, "Python objects cannot be used"),
+        ({"input_a": np.array([{}]), "output_b": A}, "Object arrays cannot be loaded"),
     ],
 )
 def test_a_pair_that_does_not_fit_the_model_is_named(

@@ -65,10 +65,10 @@ def test_a_restart_has_the_ensemble_and_the_member_that_came_together(
 
 
 def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -> None:
-    kept = board.table.get("e").deployed
+    kept = board.table.get("e").serving_copy
     board.deliver(2, RENAMED)
     board.deliver(0, ensemble("c"), "e")
-    assert board.table.get("e").deployed is not kept
+    assert board.table.get("e").serving_copy is not kept
     board.deliver(3, CONFIG + MAY_BREAK)
     assert output_of_step(board) == "c"
     board.deliver(0, ensemble("b"), "e")
@@ -83,10 +83,10 @@ def test_a_member_that_was_refused_serves_once_no_ensemble_is_in_its_way(
     board: Board, change: str
 ) -> None:
     board.deliver(2, RENAMED)
-    assert (board.serving(), board.table.get("m").outcome) == (1, WAITS)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (1, WAITS)
     if change == "removed":
         board.carry_out(Change("e", None))
     else:
         board.deliver(3, CONFIG, "n")
         board.deliver(0, ensemble("b").replace('"m"', '"n"'), "e")
-    assert (board.serving(), board.table.get("m").outcome) == (2, GOOD)
+    assert (board.serving(), board.table.get("m").outcome.outcome) == (2, GOOD)

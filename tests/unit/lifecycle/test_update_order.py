@@ -12,11 +12,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle import updates
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments, Updates
@@ -50,6 +53,16 @@ STEP = (
 ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
+class HeardDeployments(Deployments):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard = threading.Event()
+
+    def passed(self, model_spec: ModelSpec) -> None:
+        super().passed(model_spec)
+        self.heard.set()
+
+
 class Bench:
     """A repository, and what carries out what is believed of it."""
 
@@ -58,20 +71,13 @@ class Bench:
         self.store = ModelStore(folder / "store", boot="1")
         registry = ModelRegistry()
         table = ModelTable(registry)
-        deployments = self.deployments = Deployments(table, self.store, [])
-        self.passed = threading.Event()
-
-        def pass_on(model_spec: ModelSpec) -> None:
-            deployments.passed(model_spec)
-            self.passed.set()
-
+        deployments = self.deployments = HeardDeployments(table, self.store, [])
+        self.passed = deployments.heard
         self.loader = RepositoryLoader(
-            table,
+            ModelLifecycle(
+                table, terms=CanaryTerms(requests=10, least_s=0.0), outcomes=deployments
+            ),
             deployments,
-            canary_terms=CanaryTerms(requests=10, least_s=0.0),
-            quarantine=deployments.quarantine,
-            on_rolled_back=deployments.rolled_back,
-            on_passed=pass_on,
         )
         self.updates = Updates(self.loader, deployments)
         self._plane = DataPlane(registry)
@@ -131,7 +137,7 @@ def test_a_copy_that_comes_while_the_copy_before_it_fails_is_loaded(
     before_load.open()
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
-    assert bench.deployments.table.get("m").outcome == ON_TRIAL
+    assert bench.deployments.table.get("m").outcome.outcome == ON_TRIAL
 
 
 @pytest.mark.parametrize("meanwhile", ["copied again", "taken away"])
@@ -156,6 +162,27 @@ def test_a_copy_that_is_made_while_an_earlier_change_is_applied_is_loaded(
     assert not bench.updates.carry_out(changes())
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
+
+
+def test_one_model_loads_at_a_time_and_one_that_hangs_holds_the_others_up_for_a_while_only(
+    bench: Bench,
+    counted: CountedBackend,
+    gate: Callable[[str], Gate],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, timeout_s in ("7", TIMEOUT_S), ("8", 0.01):
+        monkeypatch.setattr(updates, "LOAD_TIMEOUT_S", timeout_s)
+        hangs = gate("m")
+        bench.change("m", COUNTED, number)
+        assert hangs.reached.wait(TIMEOUT_S)
+        bench.change("n", COUNTED, number)
+        if number == "7":
+            assert "n" not in counted.loads
+        else:
+            wait_until(lambda: bench.ask("n") == 8)
+        hangs.open()
+        assert bench.updates.wait_idle(TIMEOUT_S)
+        assert bench.ask("m") == bench.ask("n") == int(number)
 
 
 def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
@@ -276,12 +303,12 @@ def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Benc
     bench.changed("m", f'{COUNTED} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}', "8")
     bench.changed("e", ENSEMBLE.replace('key: "b"', 'key: "c"'), "")
     record = bench.deployments.table.get("m")
-    assert record.outcome == ON_TRIAL
+    assert record.outcome.outcome == ON_TRIAL
     assert record.spec is not None
     assert not bench.loader.lifecycle.roll_back(record.spec, "slow")
     bench.deployments.note_serving()
-    assert record.outcome == WAITS
-    assert record.outcome_reason.startswith("failed its canary: slow; cannot be rolled back: ")
+    assert record.outcome.outcome == WAITS
+    assert record.outcome.reason.startswith("failed its canary: slow; cannot be rolled back: ")
     assert bench.last_good() == "7"
 
 
@@ -292,13 +319,13 @@ def test_an_ensemble_whose_canary_ended_with_its_member_is_kept_once_it_serves_a
     bench.changed("e", ENSEMBLE, "")
     bench.changed("e", ENSEMBLE + " max_batch_size: 0 version_policy { all {} }", "")
     record = bench.deployments.table.get("e")
-    assert record.outcome == ON_TRIAL
+    assert record.outcome.outcome == ON_TRIAL
     assert not bench.updates.carry_out([Change("m", None)])
     assert bench.updates.wait_idle(TIMEOUT_S)
     bench.changed("m", COUNTED, "7")
     assert bench.ask("e") == 7
-    assert record.outcome == GOOD
-    assert bench.store.last_good()["e"].digest == record.digest
+    assert record.outcome.outcome == GOOD
+    assert bench.store.last_good()["e"].digest == record.outcome.digest
 
 
 def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(

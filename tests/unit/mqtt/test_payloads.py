@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
 from edge_server.board.identity import Identity
-from edge_server.board.update_record import UpdateRecord
+from edge_server.board.update import UpdateRecord
 from edge_server.board.watch import ClockState
 from edge_server.errors import InvalidRequest
 from edge_server.lanes.types import (

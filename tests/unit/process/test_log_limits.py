@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.process.logs import BURST_LINES, FOLD_S, LINES_PER_S, SAME_LINES, LineLimits
+from edge_server.process.logs import MOST_LINES, SAME_LINES, WINDOW_S, LineLimits
 
 
 class Lines(logging.Handler):
@@ -43,23 +43,16 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_repeated_line_is_logged_three_times_and_then_counted(bench: Bench) -> None:
-    for _ in range(1000):
-        bench.log("camera %s: no frames", "front")
-    assert bench.said() == ["camera front: no frames"] * SAME_LINES
-    bench.now_s += FOLD_S
-    bench.log("something else")
-    assert bench.said() == ["camera front: no frames [997 more of it]", "something else"]
-
-
-def test_a_line_that_repeats_for_ever_comes_with_a_count_in_each_time(bench: Bench) -> None:
-    for _ in range(10 * int(FOLD_S)):
-        bench.log("again")
-        bench.now_s += 1
-    said = bench.said()
-    assert len(said) == 39
-    assert said.count("again") == 30
-    assert said.count("again [7 more of it]") == 9
+def test_a_repeated_line_is_logged_three_times_in_each_window_and_then_counted(
+    bench: Bench,
+) -> None:
+    for _ in range(2):
+        for _ in range(1000):
+            bench.log("camera %s: no frames", "front")
+        assert bench.said() == ["camera front: no frames"] * SAME_LINES
+        bench.now_s += WINDOW_S
+        bench.log("something else")
+        assert bench.said() == ["camera front: no frames [997 more of it]", "something else"]
 
 
 def test_lines_that_differ_are_all_logged(bench: Bench) -> None:
@@ -72,19 +65,19 @@ def test_lines_that_differ_are_all_logged(bench: Bench) -> None:
 
 def test_a_line_without_repeats_has_no_count(bench: Bench) -> None:
     bench.log("once")
-    bench.now_s += FOLD_S
+    bench.now_s += WINDOW_S
     bench.log("twice")
     assert bench.said() == ["once", "twice"]
 
 
 def test_a_source_that_floods_is_cut_and_the_others_are_not(bench: Bench) -> None:
-    for number in range(BURST_LINES + 5000):
+    for number in range(MOST_LINES + 5000):
         bench.log("line %d", number)
     bench.log("of another", name="b")
     said = bench.said()
-    assert len(said) == BURST_LINES + 1
+    assert len(said) == MOST_LINES + 1
     assert said[-1] == "of another"
-    bench.now_s += BURST_LINES / LINES_PER_S
+    bench.now_s += WINDOW_S
     bench.log("calm")
     assert bench.said() == [
         "log: 5000 lines of this source were left out: too many at once",
@@ -92,24 +85,16 @@ def test_a_source_that_floods_is_cut_and_the_others_are_not(bench: Bench) -> Non
     ]
 
 
-def test_a_flood_that_goes_on_logs_no_more_than_its_rate(bench: Bench) -> None:
-    seconds = 100
-    for number in range(seconds * 1000):
-        bench.log("line %d", number)
-        bench.now_s += 0.001
-    assert len(bench.said()) <= BURST_LINES + seconds * LINES_PER_S + 1
-
-
 def test_debug_lines_have_no_limit(bench: Bench) -> None:
-    for _ in range(2 * BURST_LINES):
+    for _ in range(2 * MOST_LINES):
         bench.log("detail", level=logging.DEBUG)
-    assert len(bench.said()) == 2 * BURST_LINES
+    assert len(bench.said()) == 2 * MOST_LINES
 
 
 def test_counts_that_are_due_are_logged_at_the_end(bench: Bench) -> None:
     for _ in range(SAME_LINES + 1):
         bench.log("again")
-    for number in range(BURST_LINES + 1):
+    for number in range(MOST_LINES + 1):
         bench.log("line %d", number, name="b")
     bench.said()
     bench.limits.close()
@@ -124,7 +109,7 @@ def test_counts_that_are_due_are_logged_at_the_end(bench: Bench) -> None:
 def test_what_is_remembered_is_bounded(bench: Bench) -> None:
     for number in range(100_000):
         bench.log("line %d", number, name=f"source {number % 7}")
-    assert len(bench.limits._lines) < 1000
+    assert len(bench.limits._lines) == 7 * MOST_LINES
 
 
 def test_a_record_that_cannot_be_formatted_is_left_to_the_handler(bench: Bench) -> None:

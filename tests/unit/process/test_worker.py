@@ -22,34 +22,22 @@ class Hang:
         self.let_go.wait(LONG_S)
 
 
-def test_it_ticks_until_tick_returns_false() -> None:
+def test_it_ticks_until_tick_returns_false_on_a_thread_of_its_name() -> None:
     ticks: list[float] = []
+    names: set[str] = set()
     ended = threading.Event()
 
     def tick(now: float) -> bool:
         ticks.append(now)
+        names.add(threading.current_thread().name)
         return len(ticks) < 3
 
     worker = Worker("three", tick, on_end=ended.set)
     worker.start()
     assert ended.wait(LONG_S)
-    assert len(ticks) == 3
+    assert (len(ticks), names) == (3, {"three"})
     assert ticks == sorted(ticks)
     assert worker.failure is None
-
-
-def test_the_thread_has_the_worker_s_name() -> None:
-    names: list[str] = []
-    ended = threading.Event()
-
-    def on_end() -> None:
-        names.append(threading.current_thread().name)
-        ended.set()
-
-    worker = Worker("lanes-road", lambda _: False, on_end=on_end)
-    worker.start()
-    assert ended.wait(LONG_S)
-    assert names == ["lanes-road"]
 
 
 def test_stop_ends_a_wait_and_returns_when_the_thread_is_gone() -> None:

@@ -349,24 +349,6 @@ def test_what_is_of_other_repositories_makes_room_first(
     assert text(store.last_good()["n"]) == "same"
 
 
-def test_where_the_quarantine_is_full_nothing_new_is_taken(
-    reopened: Open, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "MOST_QUARANTINED", 2)
-    store = reopened()
-    good = store.stage(write({"a": b"good"}))
-    store.commit(good)
-    bad = store.stage(write({"a": b"bad"}))
-    store.quarantine(bad.digest, "bad", "m")
-    store.quarantine("0" * 64, "bad", "m")
-    with pytest.raises(ModelConfigError, match=r"/m: 2 models are in quarantine, .* release NAME"):
-        store.stage(write({"a": b"new"}))
-    assert store.quarantined(store.stage(write({"a": b"bad"})).digest) == "bad"
-    assert text(store.stage(write({"a": b"good"}))) == "good"
-    store.release("0" * 64)
-    assert text(store.stage(write({"a": b"new"}))) == "new"
-
-
 def test_a_disk_near_its_floor_gives_up_the_oldest_copy_that_nobody_needs(
     write: Write, reopened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

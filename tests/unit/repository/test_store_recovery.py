@@ -226,37 +226,6 @@ def test_a_damaged_state_costs_a_step_and_never_a_start(
     assert text(reopened().last_good()["m"]) == "next"
 
 
-@pytest.mark.parametrize("newer", [False, True])
-def test_a_state_that_cannot_be_read_costs_no_copy(
-    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, newer: bool
-) -> None:
-    store = reopened(most_bytes=40)
-    for content in (b"before", b"what serves"):
-        store.commit(store.stage(write({"a": content})))
-    copies = tmp_path / "store/copies"
-    kept = set(copies.iterdir())
-    for name in ("state.json", "state.before.json"):
-        path = tmp_path / "store" / name
-        if newer:
-            path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
-        else:
-            flip(path, 300)
-    # Not even at the start after the next, which reads what this one wrote.
-    for _ in range(3):
-        store = reopened(most_bytes=40)
-        assert store.last_good() == {}
-        assert set(copies.iterdir()) == kept
-    assert "its 2 copies of unknown models stay" in caplog.text
-    # They are as good as they were, and make room before anything that is known.
-    again = store.stage(write({"a": b"what serves"}))
-    store.commit(again)
-    assert again.directory.parent in kept
-    store.commit(store.stage(write({"a": b"x" * 25})))
-    assert [text(each) for each in store.history("m")] == ["x" * 25, "what serves"]
-    assert len(list(copies.iterdir())) == 2
-    assert [text(each) for each in reopened().history("m")] == ["x" * 25, "what serves"]
-
-
 def test_a_copy_that_cannot_be_read_now_is_there_when_it_can(
     reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:

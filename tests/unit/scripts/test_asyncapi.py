@@ -9,7 +9,7 @@ import asyncapi
 import pytest
 
 from edge_server.board.identity import Identity
-from edge_server.board.update_record import UpdateRecord
+from edge_server.board.update import UpdateRecord
 from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import payloads

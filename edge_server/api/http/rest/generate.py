@@ -13,11 +13,11 @@ import msgspec
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.admission import COUNTED_FROM_BYTES
+from edge_server.api.calls import http_status
 from edge_server.api.convert import to_infer_request
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.infer_request import set_parameter, to_json, to_raw_contents
-from edge_server.api.statuses import http_status
 from edge_server.errors import (
     EdgeServerError,
     InternalError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server.api.admission import PART_BYTES, WINDOW_BITS, decompress
-from edge_server.api.calls import HTTP, UnaryTrace
+from edge_server.api.calls import HTTP, traced
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import Classification, to_infer_request
 from edge_server.api.http.rest.api import JSON, Answer
@@ -64,16 +64,17 @@ def infer(api: RestApi, call: RestCall) -> Answer:
             message, raw, None, call.connection, api.shared_memory, config=config
         )
         request = api.forwarding.add(request, call.headers.items())
-        trace = None
-        if api.tracer.traces:
-            times = call.connection
-            trace = UnaryTrace(api.tracer, times.began_ns, HTTP, times.read_ns)
-            request = trace.begin(request, times.when_answered, call.headers.items)
+        if api.tracer.on:
+            times, headers = call.connection, call.headers.items
+            reading_ns = (times.began_ns, times.read_ns)
+            request = traced(
+                api.tracer, request, HTTP, reading_ns, headers, when_over=times.when_answered
+            )
         response = snapshot.run(loaded, request)
         api.requests.responded("http", config.name, call.connection.read_ns)
     answer = to_answer(response, forms, wanted, call.connection)
-    if trace is not None:
-        trace.send()
+    if request.trace is not None:
+        request.trace.mark(HTTP.send_start)
     return compressed(answer, call.headers.get("accept-encoding", ""))
 
 

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
+from edge_server.api.calls import http_status
 from edge_server.api.control_calls import loading
 from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.table import PATHS, document
-from edge_server.api.statuses import http_status
 from edge_server.errors import EdgeServerError, Unavailable, forget_frames
 from edge_server.process.utf8 import as_utf8
 

@@ -51,12 +51,6 @@ class DaemonLink:
         self._thread.start()
 
     def send(self, message: m.Message) -> None:
-        """Send a message.
-
-        Raises:
-            ChannelClosed: the daemon is gone.
-            MessageTooLong: the message was not sent.
-        """
         self._channel.send(message)
 
     def call(
@@ -107,13 +101,13 @@ class DaemonLink:
         try:
             while True:
                 for message in self._channel.receive():
-                    self.take(message)
+                    self.dispatch(message)
         except ChannelClosed:
             pass
         finally:
             os.killpg(0, signal.SIGKILL)
 
-    def take(self, message: m.FromDaemon) -> None:
+    def dispatch(self, message: m.FromDaemon) -> None:
         if isinstance(message, m.Cancel):
             if message.number in self.unfinished:
                 self.cancelled.add(message.number)
@@ -147,12 +141,8 @@ def daemon() -> DaemonLink:
 
 
 def replying_daemon() -> DaemonLink:
-    """Return the process's link, for what the daemon replies to.
-
-    Raises:
-        RuntimeError: outside a model's process, or in one that the model has started: it inherits
-            the link, and no reply reaches it.
-    """
+    """Return the process's link, for what the daemon replies to; a process that the model has
+    started inherits the link, and no reply reaches it."""
     link = daemon()
     if link.pid != os.getpid():
         raise RuntimeError(

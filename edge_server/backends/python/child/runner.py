@@ -151,7 +151,6 @@ class ModelRunner:
             link.send(m.Executed(message.batch, execute_ns, self._failure(error)))
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        """Start the coroutine on the model's event loop, which has its own thread."""
         import asyncio  # noqa: PLC0415 - a third of this process's start time
 
         if self._loop is None:
@@ -217,7 +216,6 @@ class ModelRunner:
     def _rescheduled(
         self, requests: Sequence[InferenceRequest], numbers: Sequence[int]
     ) -> list[int]:
-        """Return the numbers of the requests that shall run again, and keep their senders."""
         pairs = zip(requests, numbers, strict=True)
         again = {n: sender for request, n in pairs if (sender := request.runs_again) is not None}
         # A cancelled request does not run again.

@@ -224,24 +224,19 @@ def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) ->
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     memory = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog; native alignment puts the pointer where C does.
-    fprog = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(memory)))
+    fprog = struct.pack("@HP", len(program), ctypes.addressof(memory))
     return _seccomp(_SET_MODE_FILTER, flags, fprog)
 
 
 def decide(listener: int, session: int) -> None:
     """Allow or refuse the system call that waits at `listener`; the daemon calls this.
 
-    The kernel suspends a call that names a process other than the caller. The daemon allows the
-    call where it names a process that the model started: such a process is in the session that the
-    model's process leads, and cannot leave that session. The calls have numbers as arguments, so
-    the arguments cannot change after the decision.
-
-    Args:
-        listener: what `restrict_system_calls` returned.
-        session: session of the processes that the call may name.
+    The kernel suspends a call that names a process other than the caller. It is allowed where that
+    process is in `session`, which the model's process leads, and which what it starts cannot leave.
+    The arguments are numbers, so they cannot change after the decision.
     """
     memory = bytearray(_NOTIFICATION.size)
-    # The caller may have been killed meanwhile.
+    # The caller may have been killed.
     with suppress(OSError):
         fcntl.ioctl(listener, _RECEIVE, memory)
         number, _, _, nr, _, _, *arguments = _NOTIFICATION.unpack(memory)
@@ -268,13 +263,8 @@ def _session_of(pid: int) -> int | None:
 def filter_program(
     machine: str, own_pid: int, of_others: int = USER_NOTIF, *, unix_sockets: bool
 ) -> list[Instruction]:
-    """Return the program that the kernel runs at each system call, in classic BPF.
-
-    Args:
-        own_pid: the process whose calls name itself freely.
-        of_others: the action for a call that names another process.
-        unix_sockets: whether Unix stream sockets are allowed.
-    """
+    """Return the program that the kernel runs at each system call, in classic BPF; `of_others` is
+    the action for a call that names another process than `own_pid`."""
     audit, column = ARCHITECTURES[machine]
     program = [
         (_LD, 0, 0, _ARCH_AT),
@@ -325,7 +315,6 @@ def _no_unix_stream() -> list[Instruction]:
 
 
 def _of(number: int, body: list[Instruction]) -> list[Instruction]:
-    """Apply `body` to that call, which is allowed at the body's end; other calls skip the body."""
     return [(_JEQ, 0, len(body) + 1, number), *body, (_RET, 0, 0, _ALLOW)]
 
 
@@ -384,7 +373,6 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
 
 
 def rules_of(settings: Python) -> SandboxRules:
-    """Return the sandbox rules of a process on this kernel, as it is now."""
     if settings.sandbox == "off":
         return SandboxRules()
     return SandboxRules(
@@ -415,14 +403,8 @@ def lacking(rules: SandboxRules) -> list[str]:
 
 
 def close_off(rules: SandboxRules, model_directory: str) -> list[int]:
-    """Restrict this process to `rules`, as far as the kernel supports them.
-
-    Returns:
-        The descriptor on which the daemon decides system calls; empty where no filter refers calls.
-
-    Raises:
-        OSError: the kernel supports a rule but fails to apply it.
-    """
+    """Restrict this process to `rules`, as far as the kernel supports them; return the descriptor
+    on which the daemon decides system calls, empty where no filter refers calls."""
     if not rules.closed:
         return []
     if _libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) < 0:
@@ -470,7 +452,7 @@ def _around(path: str, private: list[str], rights: int) -> Iterator[tuple[str, i
     except OSError:
         return
     for entry in entries:
-        # A symlink opens its target, which has a rule of its own.
+        # A symlink opens its target, which has its own rule.
         if not entry.is_symlink():
             yield from _around(str(entry), private, rights)
 
@@ -498,22 +480,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-class _RulesetAttr(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneathAttr(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 without Landlock."""
     try:
         return _landlock(_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)
     except OSError:
@@ -521,19 +488,13 @@ def landlock_version() -> int:
 
 
 def _restrict_files(rules: Iterable[tuple[str, int]], abi: int) -> None:
-    """Restrict the files of this thread and all its children to `rules` from now on.
-
-    `PR_SET_NO_NEW_PRIVS` must be set.
-
-    Args:
-        rules: path → allowed accesses to the path and everything below; missing paths are skipped.
-        abi: the version to use.
-    """
+    """Restrict the files of this thread and all its children to `rules`: a path, and the accesses
+    to it and everything below; missing paths are skipped. `PR_SET_NO_NEW_PRIVS` must be set."""
     handled = (1 << _RIGHTS_OF.get(abi, _MOST_RIGHTS)) - 1
     scoped = _ALL_SCOPES if abi >= _SCOPES_FROM else 0
-    # An older kernel accepts unknown trailing fields that are 0.
-    attr = _RulesetAttr(handled, 0, scoped)
-    ruleset = _landlock(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
+    # struct landlock_ruleset_attr; an older kernel accepts unknown trailing fields that are 0.
+    attr = struct.pack("=QQQ", handled, 0, scoped)
+    ruleset = _landlock(_CREATE_RULESET, attr, len(attr), 0)
     try:
         for path, rights in rules:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -548,8 +509,9 @@ def _add(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _OF_A_FILE
-        beneath = _PathBeneathAttr(rights, fd)
         if rights:
-            _landlock(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
+            # struct landlock_path_beneath_attr
+            beneath = struct.pack("=Qi", rights, fd)
+            _landlock(_ADD_RULE, ruleset, _PATH_BENEATH, beneath, 0)
     finally:
         os.close(fd)

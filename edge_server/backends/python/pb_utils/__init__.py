@@ -13,59 +13,33 @@ import numpy as np
 
 from edge_server.backends.python.child.link import here
 from edge_server.backends.python.messages import SEQUENCE_END, SEQUENCE_START
-from edge_server.backends.python.pb_utils.requests import (
-    COMPLETE_FINAL,
-    RELEASE_ALL,
-)
-from edge_server.backends.python.pb_utils.requests import (
-    InferenceRequest as InferenceRequest,
-)
-from edge_server.backends.python.pb_utils.requests import (
-    InferenceResponse as InferenceResponse,
-)
-from edge_server.backends.python.pb_utils.requests import (
-    InferenceResponseSender as InferenceResponseSender,
-)
-from edge_server.backends.python.pb_utils.requests import (
-    ResponseIterator as ResponseIterator,
-)
-from edge_server.backends.python.pb_utils.server import (
-    AutoCompleteConfig as ModelConfig,  # noqa: F401 - Triton's name
-)
-from edge_server.backends.python.pb_utils.server import (
-    Logger as Logger,
-)
-from edge_server.backends.python.pb_utils.server import (
-    Metric as Metric,
-)
-from edge_server.backends.python.pb_utils.server import (
-    MetricFamily as MetricFamily,
-)
-from edge_server.backends.python.pb_utils.server import (
-    is_model_ready as is_model_ready,
-)
-from edge_server.backends.python.pb_utils.server import (
-    load_model as load_model,
-)
-from edge_server.backends.python.pb_utils.server import (
-    unload_model as unload_model,
-)
+from edge_server.backends.python.pb_utils import requests, server, tensor
 from edge_server.backends.python.pb_utils.tensor import DATA_TYPES, type_of
-from edge_server.backends.python.pb_utils.tensor import PbTensor as Tensor
-from edge_server.backends.python.pb_utils.tensor import TritonError as TritonError
-from edge_server.backends.python.pb_utils.tensor import (
-    TritonModelException as TritonModelException,
-)
 from edge_server.backends.python.shared_memory import bytes_elements, encode_bytes
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+InferenceRequest = requests.InferenceRequest
+InferenceResponse = requests.InferenceResponse
+InferenceResponseSender = requests.InferenceResponseSender
+ResponseIterator = requests.ResponseIterator
+Tensor = tensor.PbTensor
+TritonError = tensor.TritonError
+TritonModelException = tensor.TritonModelException
+ModelConfig = server.AutoCompleteConfig
+Logger = server.Logger
+Metric = server.Metric
+MetricFamily = server.MetricFamily
+is_model_ready = server.is_model_ready
+load_model = server.load_model
+unload_model = server.unload_model
+
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = SEQUENCE_END
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = COMPLETE_FINAL
-TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = requests.COMPLETE_FINAL
+TRITONSERVER_REQUEST_RELEASE_ALL = requests.RELEASE_ALL
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2

@@ -41,8 +41,6 @@ COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """One response: tensors, or an error."""
-
     def __init__(
         self,
         output_tensors: Sequence[PbTensor] = (),
@@ -143,13 +141,7 @@ class InferenceResponseSender:
             return self._message(response, COMPLETE_FINAL)
 
     def _message(self, response: InferenceResponse | None, flags: int) -> m.Responded:
-        if flags not in (0, COMPLETE_FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        if flags == 0 and response is None:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
-        self._check(response)
+        self._check(response, flags)
         message = None if response is None else response.message(self._link.outbox, self._outputs)
         self._sent += 1
         if flags == COMPLETE_FINAL:
@@ -161,22 +153,22 @@ class InferenceResponseSender:
         self._link.forget(self._number)
         return m.Responded(self._number, message, final=True)
 
-    def _check(self, response: InferenceResponse | None) -> None:
-        if not self._decoupled:
-            self._check_one(response)
-        if self.closed:
-            raise TritonModelException("Unable to send response. Response sender has been closed.")
-
-    def _check_one(self, response: InferenceResponse | None) -> None:
-        if response is not None and self._sent:
+    def _check(self, response: InferenceResponse | None, flags: int) -> None:
+        if flags == 0 and response is None:
             raise TritonModelException(
-                "Unable to send response. Non-decoupled model cannot send more than one response."
+                "Inference Response object must be provided when the response flags is set to zero."
             )
-        if response is None and not self._sent:
-            raise TritonModelException(
-                "Unable to send response. Non-decoupled model cannot send complete final before "
-                "sending a response."
-            )
+        why = ""
+        if flags not in (0, COMPLETE_FINAL):
+            why = "Unsupported flag provided."
+        elif not self._decoupled and response is not None and self._sent:
+            why = "Non-decoupled model cannot send more than one response."
+        elif not self._decoupled and response is None and not self._sent:
+            why = "Non-decoupled model cannot send complete final before sending a response."
+        elif self.closed:
+            why = "Response sender has been closed."
+        if why:
+            raise TritonModelException(f"Unable to send response. {why}")
 
 
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -243,7 +235,6 @@ class InferenceRequest:
         *,
         decoupled: bool,
     ) -> InferenceRequest:
-        """Return the daemon's request; its inputs lie in the daemon's arena."""
         request = cls(
             inputs=_tensors(message.inputs, link), requested_output_names=(), model_name=""
         )
@@ -272,7 +263,6 @@ class InferenceRequest:
         self._message = replace(self._message, flags=whole(flags, "flags"))
 
     def timeout(self) -> int:
-        """The timeout in µs; 0 without a timeout."""
         return self._message.timeout_us
 
     def parameters(self) -> str:
@@ -340,7 +330,7 @@ class InferenceRequest:
         return iterator if decoupled else next(iterator)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Like `exec`, up to the first response; other coroutines run meanwhile."""
+        """Like `exec`, up to the first response, and let other coroutines run."""
         import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
 
         responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
@@ -395,8 +385,8 @@ class ResponseIterator:
     """Iterates over the responses of another model as they arrive; the last may be empty and
     only marks the end.
 
-    A loop goes on where the last one ended. After the last response it begins again with the first,
-    unless there were too many responses to keep: the memory of their tensors is limited.
+    A loop continues where the last one ended. After the last response it begins again with the
+    first, unless there were too many to keep: the memory of their tensors is limited.
     """
 
     def __init__(

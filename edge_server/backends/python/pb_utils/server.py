@@ -34,8 +34,6 @@ _NO_FAMILY = (
 
 
 class LogLevel(IntEnum):
-    """The levels of `pb_utils.Logger`, with the numbers of `logging`."""
-
     INFO = logging.INFO
     WARNING = logging.WARNING
     ERROR = logging.ERROR
@@ -49,8 +47,6 @@ def _log(message: str, level: LogLevel = LogLevel.INFO) -> None:
 
 
 class Logger:
-    """`pb_utils.Logger`: lines for the daemon's log."""
-
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
@@ -65,11 +61,7 @@ class Logger:
 
 class MetricFamily:
     """Metrics of one name that differ in their labels. The daemon keeps the values, which survive
-    this process.
-
-    Raises:
-        TritonModelException: the name belongs to metrics of another kind or to the server.
-    """
+    this process."""
 
     COUNTER: Kind = "counter"
     GAUGE: Kind = "gauge"
@@ -108,8 +100,6 @@ class MetricFamily:
 
 
 class Metric:
-    """One value, or one histogram."""
-
     def __init__(self, number: int, kind: Kind, family: weakref.ref[MetricFamily]) -> None:
         self._number = number
         self._kind = kind
@@ -146,24 +136,16 @@ class Metric:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether that model, or its highest version, is ready."""
     name, version = text(model_name, "model_name"), text(model_version, "model_version")
     _check_may_load("is_model_ready")
     return bool(_query(m.IsModelReady(name, version)))
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model; return when the load is complete.
-
-    The duration counts towards the time limit of `initialize` or `execute`.
-
-    Args:
-        config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
-        files: `file:<version>/<name>` → content, instead of the model's directory; with `config`.
+    """Load or reload a model; return when the load is complete. See `ServerContext.load`.
 
     Raises:
-        TritonModelException: the load failed, or the caller is `auto_complete_config` or
-            `finalize`.
+        TritonModelException: the load failed, or is not possible here.
     """
     name, override = text(model_name, "model_name"), text(config, "config")
     link = replying_daemon()
@@ -187,12 +169,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Stop new requests to a model; return at once, requests in flight finish.
-
-    Raises:
-        TritonModelException: the server does not allow unloading, or the caller is
-            `auto_complete_config` or `finalize`.
-    """
+    """Stop new requests to a model; return at once, requests in flight finish."""
     name = text(model_name, "model_name")
     _check_may_load("unload_model")
     _query(m.UnloadModel(name, bool(unload_dependents)))

@@ -56,12 +56,7 @@ class TritonError:
 
 def text(value: Any, what: str) -> str:
     """Return a `str`, or UTF-8 in `bytes` decoded: models also pass elements of BYTES tensors as
-    model names.
-
-    Raises:
-        TypeError: the value is neither `str` nor `bytes`.
-        UnicodeError: the text cannot be encoded as UTF-8.
-    """
+    model names."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -83,12 +78,7 @@ def whole(value: Any, what: str) -> int:
 
 def plain_parameters(parameters: Mapping[Any, Any] | None) -> dict[str, Value]:
     """Convert parameters to Python's own types: subclasses, like numpy's float64, cannot be
-    encoded.
-
-    Raises:
-        TritonModelException: they are no dict, or a key or a value has a type that cannot be
-            encoded.
-    """
+    encoded."""
     if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):
@@ -151,7 +141,6 @@ class PbTensor:
 
     @classmethod
     def over(cls, name: str, datatype: DataType, array: np.ndarray[Any, Any]) -> PbTensor:
-        """Return a tensor of any type; the array has that type's form in numpy."""
         if datatype is not DataType.BF16:
             return cls(name, array)
         # numpy lacks BF16, so a model cannot pass it to the constructor; the tensor is otherwise
@@ -172,7 +161,6 @@ class PbTensor:
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """Return the number of the type in Triton's C API."""
         return DATA_TYPES.index(self._datatype) + 1
 
     def is_cpu(self) -> bool:
@@ -269,7 +257,6 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _element_type(capsule: Any) -> Any:
-    """Return the element type in the capsule's memory, for reading and writing."""
     try:
         address = _capsule_pointer(capsule, b"dltensor")
     except ValueError:

@@ -105,7 +105,7 @@ def test_a_missing_framework_is_named_with_the_command_that_installs_it(
             'backend: "openvino" parameters { key: "execution_timeout_s" value { '
             'string_value: "-1" } }' + TENSORS,
             ("model.xml",),
-            "execution_timeout_s is -1; it must be above 0",
+            'execution_timeout_s: expected a number > 0.0; got "-1"',
         ),
     ],
 )

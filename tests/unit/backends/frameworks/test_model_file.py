@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.frameworks.runner import ModelFile, model_file
-from edge_server.model_config.parse import config_json
+from edge_server.backends.frameworks.backend import model_file
+from edge_server.backends.frameworks.runner import ModelFile
+from edge_server.model_config.config import ModelConfig
 from edge_server.tensors import DataType, TensorSpec
 
 IO = (
@@ -18,8 +20,9 @@ IO = (
 
 
 def file_of(text: str) -> ModelFile:
-    config = config_json(text_format.Parse(IO + text, pb.ModelConfig()))
-    return model_file(Path("model.pt"), config, "CPU")
+    config = ModelConfig.of(text_format.Parse(IO + text, pb.ModelConfig()))
+    sent = msgspec.json.encode(model_file(Path("model.pt"), config))
+    return msgspec.json.decode(sent, type=ModelFile)
 
 
 def test_shapes_are_the_models_own() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -23,7 +22,7 @@ def test_an_input_of_the_last_request_is_not_used_again(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "paddle", SimpleNamespace(inference=inference))
     name = "edge_server.backends.frameworks.paddle"
     x, y, z = (TensorSpec(each, DataType.FP32, (2,), each == "y") for each in "xyz")
-    file = ModelFile(Path("model.pdmodel"), "", (x, y), (z,), 0, {}, {}, "CPU", 1)
+    file = ModelFile("model.pdmodel", "", (x, y), (z,), 0, {}, {}, 1)
     model = importlib.import_module(name).open_model(file)
     del sys.modules[name]
     array = np.zeros(2, np.float32)

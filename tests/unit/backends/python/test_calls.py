@@ -322,28 +322,6 @@ def running(name: str) -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith(f"calls of {name}")]
 
 
-def test_each_piece_of_work_that_waits_has_a_thread() -> None:
-    threads = NestedCallThreads("meeting")
-    meeting = threading.Barrier(4)
-    over = threading.Semaphore(0)
-
-    def meet() -> None:
-        meeting.wait(TIMEOUT_S)
-        over.release()
-
-    for _ in range(3):
-        threads.run(meet)
-    meeting.wait(TIMEOUT_S)
-    for _ in range(3):
-        assert over.acquire(timeout=TIMEOUT_S)
-    there = running("meeting")
-    assert len(there) == 3
-    threads.close()
-    for thread in there:
-        thread.join(TIMEOUT_S)
-        assert not thread.is_alive()
-
-
 def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> None:
     threads = NestedCallThreads("sixteen")
     go_on, done = threading.Event(), threading.Semaphore(0)
@@ -358,7 +336,7 @@ def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> 
     go_on.set()
     for _ in range(20):
         assert done.acquire(timeout=TIMEOUT_S)
-    threads.close()
+    threads.shutdown()
 
 
 def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
@@ -376,26 +354,7 @@ def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
         assert done.acquire(timeout=TIMEOUT_S)
     wait_until(lambda: threads.run(done.release))
     assert done.acquire(timeout=TIMEOUT_S)
-    threads.close()
-
-
-def test_after_the_end_nothing_is_begun() -> None:
-    threads, begun, go_on = NestedCallThreads("end"), threading.Semaphore(0), threading.Event()
-
-    def work() -> None:
-        begun.release()
-        go_on.wait(TIMEOUT_S)
-
-    for _ in range(17):
-        threads.run(work)
-    for _ in range(16):
-        assert begun.acquire(timeout=TIMEOUT_S)
-    there = running("end")
-    threads.close()
-    go_on.set()
-    for thread in there:
-        thread.join(TIMEOUT_S)
-    assert not begun.acquire(blocking=False)
+    threads.shutdown()
 
 
 def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:
@@ -408,4 +367,4 @@ def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_t
     went_on.set()
     for _ in range(2):
         assert over.acquire(timeout=TIMEOUT_S)
-    threads.close()
+    threads.shutdown()

@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.plan_options import (
     full_version,
     version_of,
 )
-from edge_server.board.jetson import read_l4t
+from edge_server.board.board import read_l4t
 from edge_server.errors import InvalidRequest
 
 

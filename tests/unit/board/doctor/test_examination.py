@@ -128,7 +128,6 @@ def test_jetpack_5_1_has_too_old_a_python(fake_board: FakeBoard) -> None:
 
 def test_jetpack_7_2_has_no_nvdla_for_orin(fake_board: FakeBoard) -> None:
     fake_board.jetson("NVIDIA Jetson AGX Orin", "p3701-0005", "39.2.0")
-    (fake_board.root / "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so").unlink()
     tensorrt = {**_HEALTHY["tensorrt"], "version": "10.16.2"}
     known = evidence(fake_board, tensorrt=tensorrt, nvdla={"cores": 0})
     known = replace(known, python="3.12.3")
@@ -187,7 +186,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
     fake_board.write("etc/group", f"video:x:{fake_board.video}:somebody\n")
     fake_board.node("video0", label="vi-output, imx219 9-0010")
     fake_board.power_modes("MAXN", "10W", "15W", "25W", current=2)
-    (fake_board.root / "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so").unlink()
     (fake_board.root / "run/systemd/timesync/synchronized").unlink()
     lost = "libnvdla_compiler.so: cannot open shared object file"
     known = evidence(
@@ -210,7 +208,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         "pycuda": WARNING,
         "tensorrt": FAULT,
         "nvdla": WARNING,
-        "nvdla_compiler": FAULT,
         "cameras": FAULT,
         "argus": WARNING,
         "unit": FAULT,
@@ -222,7 +219,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         "gpu_nodes": joins,
         "driver": joins,
         "tensorrt": "nvidia-l4t-dla-compiler",
-        "nvdla_compiler": "nvidia-l4t-dla-compiler",
         "cameras": joins,
         "argus": "systemctl restart nvargus-daemon",
         "unit": "edge-server check",

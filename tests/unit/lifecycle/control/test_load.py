@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from edge_server.errors import (
 from tests.unit.lifecycle.control.world import (
     BOTH,
     COUNTED,
-    NEVER,
     READY,
     TIMEOUT_S,
     UNLOADED,
@@ -27,8 +25,6 @@ from tests.unit.lifecycle.control.world import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.counted_backend import CountedBackend
     from support.model_folders import WriteModel
 
@@ -45,36 +41,6 @@ def test_a_load_is_done_when_it_returns_and_does_nothing_where_no_file_has_chang
     assert world.ask("m") == 5
     assert world.registry.wait_closed(TIMEOUT_S)
     assert [made.closed for made in counted.made] == [1, 0]
-
-
-def test_an_older_file_put_in_place_is_a_change(
-    world: World, write_model: WriteModel, counted: CountedBackend, tmp_path: Path
-) -> None:
-    model = write_model("m", COUNTED)
-    (older := tmp_path / "older").write_text("7")
-    set_number(model, 1)
-    world.control.load("m")
-    os.utime(older, ns=(1, 1))
-    older.rename(model / "1" / "add")
-    world.control.load("m")
-    assert world.ask("m") == 7
-
-
-def test_content_exchanged_in_place_with_its_time_set_back_is_a_change(
-    world: World, write_model: WriteModel, counted: CountedBackend
-) -> None:
-    model = write_model("m", COUNTED)
-    set_number(model, 1)
-    world.control.load("m")
-    file = model / "1" / "add"
-    old = file.stat()
-    while file.stat().st_ctime_ns == old.st_ctime_ns:
-        set_number(model, 2)
-        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
-    new = file.stat()
-    assert (new.st_size, new.st_mtime_ns, new.st_ino) == (old.st_size, old.st_mtime_ns, old.st_ino)
-    world.control.load("m")
-    assert world.ask("m") == 2
 
 
 def test_errors_name_the_repository_and_not_the_copy(
@@ -214,18 +180,3 @@ def test_a_version_that_goes_is_unloaded_and_the_others_serve(
     with pytest.raises(Unavailable, match="version 1 is not at ready state"):
         world.ask("m", "1")
     assert world.door.server_ready()
-
-
-def test_a_model_in_two_repositories_is_unavailable(
-    tmp_path: Path, counted: CountedBackend
-) -> None:
-    for directory in ("one/m", "two/m", "two/other"):
-        (tmp_path / directory / "1").mkdir(parents=True)
-        (tmp_path / directory / "config.pbtxt").write_text(COUNTED)
-    world = World(tmp_path / "one", tmp_path / "two").start()
-    twice = "model appears in two or more repositories"
-    assert world.states() == {("m", 0): ("UNAVAILABLE", twice), ("other", 0): NEVER}
-    with pytest.raises(InternalError, match=twice):
-        world.control.load("m")
-    world.control.load("other")
-    assert world.ask("other") == 0

@@ -10,6 +10,7 @@ import pytest
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import RepositoryControl
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.content import PrivateCopies, PrivateDirectory
@@ -65,7 +66,9 @@ class World:
         self.registry = ModelRegistry()
         private = PrivateDirectory()
         source = Repositories(repositories, PrivateCopies(private).copy)
-        self.loader = RepositoryLoader(ModelTable(self.registry), source, take_down=take_down)
+        self.loader = RepositoryLoader(
+            ModelLifecycle(ModelTable(self.registry), take_down=take_down), source
+        )
         options = {"explicit": True, "private": private, **options}
         self.control = RepositoryControl(self.loader, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)

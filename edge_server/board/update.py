@@ -1,17 +1,22 @@
-"""Boot slots: the two root file systems of a Jetson, and which of them the firmware boots.
+"""The boot slots of a Jetson, between which an update switches, and the record of the last one.
 
-NVIDIA's UEFI (L4T R35 and later) keeps a status for each slot, and its tries in a register that is
-lost with the power. Every boot takes a try, `nvbootctrl verify` gives them back; a slot without
-tries becomes unbootable, and a board without a bootable slot ends in the recovery kernel. So every
-boot that is not a trial is verified (`jetpack/update/guard`). The status alone gives a slot that
-burnt its tries none back before the power is cut: `tries` tells.
+The slots are the two root file systems of a Jetson. NVIDIA's UEFI (L4T R35 and later) keeps a
+status for each, and its tries in a register that is lost with the power. Every boot takes a try,
+`nvbootctrl verify` gives them back; a slot without tries becomes unbootable, and a board without a
+bootable slot ends in the recovery kernel. So every boot that is not a trial is verified
+(`jetpack/update/guard`). The status alone gives a slot that burnt its tries none back before the
+power is cut: `tries` tells. This was tried against a simulation of that firmware, not yet on a
+board.
 
-What is here was tried against a simulation of that firmware, not yet on a board.
+The record lies on the data partition, so both slots read and write it, and either may be older than
+the one that wrote it. Later versions only add fields, and old ones ignore those; what an old one
+cannot read at all has another `format`, and is left alone.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -20,10 +25,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.errors import Unavailable, Unsupported
+import msgspec
+
+from edge_server.errors import SettingsError, Unavailable, Unsupported
+from edge_server.process.disk import atomic_write, installed_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
 
 Slot = Literal["A", "B"]
 SLOTS: tuple[Slot, Slot] = ("A", "B")
@@ -66,12 +76,7 @@ def _nvbootctrl(arguments: Sequence[str]) -> str:
 
 
 class BootSlots:
-    """The slots of this board.
-
-    Args:
-        root: the directory above `sys` and `dev`.
-        nvbootctrl: runs NVIDIA's tool with arguments, and returns its output.
-    """
+    """The slots of this board; `nvbootctrl` runs NVIDIA's tool, and returns its output."""
 
     def __init__(
         self, root: Path = Path("/"), nvbootctrl: Callable[[Sequence[str]], str] = _nvbootctrl
@@ -80,11 +85,9 @@ class BootSlots:
         self._nvbootctrl = nvbootctrl
 
     def current(self) -> Slot:
-        """Return the slot that this system was booted from."""
         return _slot_number(self._nvbootctrl(["-t", "rootfs", "get-current-slot"]).strip())
 
     def primary(self) -> Slot:
-        """Return the slot that boots next."""
         found = re.search(
             r"^Active \w+ slot: ([AB])\s*$", self._nvbootctrl(["dump-slots-info"]), re.MULTILINE
         )
@@ -93,7 +96,6 @@ class BootSlots:
         return SLOTS["AB".index(found[1])]
 
     def is_good(self, slot: Slot) -> bool:
-        """Return whether the firmware would boot the slot."""
         return self._read(_status_of(slot)) != _UNBOOTABLE
 
     def set_primary(self, slot: Slot) -> None:
@@ -125,21 +127,15 @@ class BootSlots:
         return int(found[1])
 
     def set_good(self, slot: Slot) -> None:
-        """Give the slot that runs all its tries back: this boot was a good one.
-
-        Raises:
-            Unsupported: it is the other slot, of which nothing is known.
-        """
+        """Give the slot that runs all its tries back; Unsupported for the other slot, of which
+        nothing is known."""
         if slot != (current := self.current()):
             raise Unsupported(f"slot {slot} does not run, {current} does: only that can be good")
         self._nvbootctrl(["verify"])
 
     def set_bad(self, slot: Slot) -> None:
-        """Keep the firmware from booting a slot that does not run, until `set_primary`.
-
-        Raises:
-            Unsupported: it runs now: with both slots bad the board would boot no more.
-        """
+        """Keep the firmware from booting a slot until `set_primary`; Unsupported for the slot that
+        runs: with both slots bad the board would boot no more."""
         self.require_redundancy()
         if slot == self.current():
             raise Unsupported(f"slot {slot} runs: choose the other one, it need not be bad")
@@ -216,7 +212,6 @@ def _slot_number(text: str) -> Slot:
 
 
 def _make_mutable(path: Path) -> None:
-    """The kernel protects existing variables like `chattr +i` does."""
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -229,3 +224,101 @@ def _make_mutable(path: Path) -> None:
                     fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("q", present & ~_IMMUTABLE))
         finally:
             os.close(descriptor)
+
+
+FORMAT = 1
+# The state directory of the unit; on an image, a directory of the data partition.
+_LONGEST_BYTES = 65536
+
+
+class UpdateRecord(msgspec.Struct, frozen=True):
+    """The fields, in the order that `jetpack/update/guard` reads them.
+
+    Attributes:
+        state: none; pending, from the switch of slots to the verdict on the new system; committed;
+            rolled_back; failed, where no new system was tried; cancelled.
+        target: the slot of the new system; empty where the update has no slots.
+        before: the slot that the update was made from.
+        slot: the slot that ran when this was written.
+        version: of edge-server in that slot.
+        result: one sentence for people.
+        fault: why the new system was not healthy, which the old one reports.
+        engine: rauc, mender or the like.
+        boot_id: of the boot that this was written in.
+        changed_s: when the state changed, by this device's clock; seconds since 1970.
+    """
+
+    state: str = "none"
+    target: str = ""
+    before: str = ""
+    slot: str = ""
+    version: str = ""
+    result: str = ""
+    fault: str = ""
+    engine: str = ""
+    boot_id: str = ""
+    changed_s: int = 0
+    format: int = FORMAT
+
+    def is_trial(self, slot: str) -> bool:
+        """Return whether the system in `slot` is the new one, without a verdict so far."""
+        return self.state == "pending" and self.target == slot
+
+
+class RecordFile:
+    """`update/record.json` in the state directory, by default of the installed daemon or of this
+    user; written by root, read by the daemon."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.path = (directory or installed_state()) / "update" / "record.json"
+        self._stamp: tuple[int, int, int] | None = None
+        self._last = UpdateRecord()
+        self._logged = ""
+
+    def read(self) -> UpdateRecord:
+        """Return the record; an empty one where there is none, or none that can be read.
+
+        Cheap when the file has not changed.
+        """
+        try:
+            status = self.path.stat()
+            stamp = status.st_ino, status.st_mtime_ns, status.st_size
+            if stamp != self._stamp:
+                self._last = _decode(self.path)
+                self._stamp = stamp
+        except FileNotFoundError:
+            self._stamp, self._last = None, UpdateRecord()
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self._stamp, self._last = None, UpdateRecord()
+            if str(error) != self._logged:
+                self._logged = str(error)
+                log.warning("update: %s is not used: %s", self.path, error)
+        return self._last
+
+    def write(self, record: UpdateRecord) -> None:
+        """Return when `record` is durable; until then the one before is.
+
+        Raises:
+            SettingsError: the directory belongs to somebody else, or is a link.
+            Unavailable: the disk is full, or not there.
+        """
+        directory = self.path.parent
+        try:
+            directory.mkdir(mode=0o755, exist_ok=True)
+            status = directory.lstat()
+            # The daemon owns the directory above: what it may have put here is not followed.
+            if not directory.is_dir() or directory.is_symlink() or status.st_uid != os.geteuid():
+                raise SettingsError(f"{directory}: is no directory of this user; remove it")
+            beside = directory / "record.json.new"
+            atomic_write(self.path, msgspec.json.encode(record), mode=0o644, beside=beside)
+        except OSError as error:
+            raise Unavailable(f"{self.path}: {error.strerror}") from error
+
+
+def _decode(path: Path) -> UpdateRecord:
+    with path.open("rb") as file:
+        data = file.read(_LONGEST_BYTES)
+    record = msgspec.json.decode(data, type=UpdateRecord)
+    if record.format != FORMAT:
+        raise ValueError(f"it is of format {record.format}, this is {FORMAT}")
+    return record
