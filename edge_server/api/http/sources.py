@@ -72,23 +72,14 @@ class SettingsState(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """The parts of the daemon that the metrics read at each scrape.
+    """The parts of the daemon that the metrics read at each scrape; None is off, without metrics.
 
     Attributes:
         models: every known model version at this moment.
         pipelines: of the present cameras; elements come and go.
-        broker: None if nothing is published.
-        processors: None if their metrics are off.
-        repository: None if no repository is polled.
-        board: None if nothing watches the board.
         free_bytes: returns directory → free space of those that the daemon writes to.
         gpu: Triton's metrics of the GPU are on.
-        settings: None if settings are never read again.
-        recorder: None if it is off.
-        requests: of clients; None if nobody serves them.
         events: returns (kind, cause) → number of events.
-        ready: returns whether the server is ready; None where nobody asks for that.
-        spans: None if none are sent.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 class Path(NamedTuple):
-    """One path.
+    """One path, as OpenAPI writes it.
 
     Attributes:
-        method: GET or POST.
-        path: as in OpenAPI.
         operation: the same call of gRPC, by which the access rules know it.
         function: runs on a thread, and its docstring begins with what the path does; None is
             generate, whose responses come one by one.
