@@ -613,7 +613,6 @@ def test_a_revoked_token_ends_the_streams_that_it_opened(tmp_path: Path) -> None
             with pytest.raises(grpc.RpcError):
                 next(call)
             assert call.code() is grpc.StatusCode.CANCELLED
-            assert call.details() == "the token is not valid"
         file.write_text(TOKENS)
         connection = http.client.HTTPConnection("127.0.0.1", daemon.http_port, timeout=TIMEOUT_S)
         body = json.dumps({"N": 2**30})

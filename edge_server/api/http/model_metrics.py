@@ -68,7 +68,7 @@ COUNTERS = {
 }
 _LATENCIES = frozenset(name for name in COUNTERS if "duration" in name)
 _OF_CACHE = "nv_cache_"
-# Name → help text, and the summary of `RequestSummaries`.
+# Name → help text, and the summary of the statistics.
 _SUMMARIES = {
     **{
         f"nv_inference_{key}_summary_us": (

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from edge_server.board.installation import remedy
 from edge_server.board.resources import BoardMemory
 
 if TYPE_CHECKING:
@@ -215,28 +214,6 @@ def cuda_runtime(evidence: Evidence) -> Finding:
             "use the CUDA of this JetPack" if board.is_jetson else "update NVIDIA's driver",
         )
     return ok(found)
-
-
-def pycuda(evidence: Evidence) -> Finding:
-    """pycuda can run edge-server's own kernels."""
-    result = evidence.result("pycuda")
-    facts = result.facts
-    needed = evidence.board.is_jetson or evidence.driver_works
-    if result.problem:
-        found = f"pycuda cannot be imported: {result.problem}"
-        if not needed:
-            return ok(f"{found}; none needed on the CPU")
-        if not evidence.driver_works:
-            return warning(found, "fix the driver first")
-        return fault(found, remedy("pycuda"))
-    if facts.get("missing"):
-        if not needed:
-            return ok("none, and none needed on the CPU")
-        return warning(
-            "pycuda is not installed: images are preprocessed on the CPU",
-            remedy("pycuda"),
-        )
-    return ok(f"pycuda {facts['version']}")
 
 
 def _major(version: str) -> int:

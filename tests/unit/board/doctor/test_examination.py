@@ -31,7 +31,6 @@ _GPU = {"name": "Orin", "compute_capability": "8.7", "memory_bytes": 1 << 34, "i
 _HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "driver": {"init": 0, "version": "12.6", "devices": [_GPU]},
     "cuda_runtime": {"version": "12.6", "library": "libcudart.so.12"},
-    "pycuda": {"version": "2026.1"},
     "tensorrt": {"version": "10.3.0", "file": f"{APT}/tensorrt/__init__.py"},
     "nvdla": {"cores": 2},
     "opencv": {"version": "4.8.0", "file": f"{APT}/cv2/__init__.py", "gstreamer": True},
@@ -51,7 +50,6 @@ _HEALTHY: Mapping[str, Mapping[str, Any]] = {
 _DESKTOP: Mapping[str, Mapping[str, Any]] = {
     "driver": {"missing": True, "error": "libcuda.so.1: cannot open shared object file"},
     "cuda_runtime": {"missing": True},
-    "pycuda": {"missing": True},
     "tensorrt": {"missing": True},
     "nvdla": {"error": "no CUDA driver: libcuda.so.1: cannot open shared object file"},
     "opencv": {"version": "5.0.0", "file": f"{WHEEL}/cv2/__init__.py", "gstreamer": False},
@@ -173,7 +171,6 @@ def test_a_jetson_that_has_lost_its_gpu_is_at_fault(fake_board: FakeBoard) -> No
     assert worse(known) == {
         "driver": FAULT,
         "cuda_runtime": WARNING,
-        "pycuda": WARNING,
         "tensorrt": FAULT,
         "nvdla": WARNING,
     }
@@ -192,7 +189,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         fake_board,
         driver={"init": 999, "error": "CUDA_ERROR_UNKNOWN"},
         tensorrt={"error": f"ImportError: {lost}"},
-        pycuda="the process that tried was ended by SIGSEGV",
         kernel_clock={"synchronized": False},
         nvdla={"error": "no CUDA driver: CUDA_ERROR_UNKNOWN"},
         unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "78"},
@@ -205,7 +201,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         "clock": FAULT,
         "gpu_nodes": FAULT,
         "driver": FAULT,
-        "pycuda": WARNING,
         "tensorrt": FAULT,
         "nvdla": WARNING,
         "cameras": FAULT,
@@ -225,7 +220,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
     }.items():
         assert remedy in told(known, name).remedy, name
     assert "1970-01-01" in told(known, "clock").found
-    assert "SIGSEGV" in told(known, "pycuda").found
 
 
 @pytest.mark.parametrize(
@@ -251,8 +245,6 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         ({"driver": {"init": 0, "version": "12.2", "devices": []}}, {"driver": FAULT}),
         ({"cuda_runtime": {"version": "13.0", "library": "x"}}, {"cuda_runtime": FAULT}),
         ({"cuda_runtime": {"missing": True}}, {"cuda_runtime": WARNING}),
-        ({"pycuda": {"missing": True}}, {"pycuda": WARNING}),
-        ({"pycuda": {"version": "1", "error": "ImportError"}}, {"pycuda": FAULT}),
         ({"onnxruntime": {"missing": True}}, {"onnxruntime": WARNING}),
         ({"onnxruntime": {"error": "ImportError: numpy"}}, {"onnxruntime": FAULT}),
         ({"grpc_port": {"free": False, "name": "triton", "version": "1"}}, {}),
